@@ -1,14 +1,16 @@
-"""Answers about a plan: why a component is where it is and when, what uses an accelerator, how two ranks connect."""
+"""Answers about a plan: place and residency of a component, users of an accelerator, the way between two ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from rlplace.placement.flow import DeviceDelivery, transport_between
+from rlplace.placement.flow import Delivery, DeviceDelivery, transport_between
 from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.slots import Slot
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges, show_range
-from rlplace.placement.memory.ledger import MemoryLedger
+from rlplace.placement.memory.demands import Part
+from rlplace.placement.memory.ledger import Load, MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.placement.show.text import EMULATED
@@ -22,114 +24,135 @@ from rlplace.placement.transfers import (
 from rlplace.tables import chapter, table
 from rlplace.units import clipped, counted, plural, show_bytes, verb
 
-Rank = tuple[str, int]  # of a component
+_MOST_RANKS = 8  # that are written one by one
+_LONGEST_TEXT = 60  # of the placement as it was written
+
+Rank = tuple[str, int]  # component and number
 
 
 def explain_component(view: PlanView, component: str) -> str:
-    """Write where it is and why, what it holds when and why, its partners, and its memory."""
+    """Write place, residency, partners and memory of a component, each with its reason."""
     spec = view.plan.placement.spec(component)
-    ranks = spec.world_size
-    written = (
-        f", written {clipped(spec.text, 60)!r}"
-        if spec.text and spec.text != spec.render()
-        else ""
-    )
-    counts = [
-        (count.count, count.why)
-        for count in view.counts
-        if component in count.subject.split(" : ")
-    ]
-    talks = [
-        (f"{verb} {t.name}", f"{side} {partner}", t.amount, t.by_transport)
-        for t in view.transfers
-        for one, verb, side, partner in (
-            (t.source, "sends", "to", t.target),
-            (t.target, "gets", "from", t.source),
-        )
-        if one == component
-    ]
-    parts = [
-        f"{component}: {counted(ranks, 'rank')}, {spec.render()}{written}",
-        chapter("where", _where(view.plan.placement, spec)),
-        *([chapter("how many", table(counts))] if counts else []),
-        chapter(
-            "when", table([("stage", "holds", "because"), *_when(view, component)])
-        ),
-        chapter("talks to", table(talks) if talks else ["no other component"]),
-        chapter(
-            "memory of a rank on each of its accelerators",
-            _weighs(view.ledger, component),
-        ),
-    ]
-    if seconds := list(_takes(view, component)):
-        parts.append(
-            chapter(
-                "takes at least, at the rates that cluster.nodes declares",
-                table(seconds),
-            )
-        )
+    title = f"{component}: {counted(spec.world_size, 'rank')}, {spec.render()}"
+    if spec.text and spec.text != spec.render():
+        title += f", written {clipped(spec.text, _LONGEST_TEXT)!r}"
+    parts = [title, chapter("where", _where(view.plan.placement, spec))]
+
+    counts = []
+    for count in view.counts:
+        if component in count.subject.split(" : "):
+            counts.append((count.count, count.why))
+    if counts:
+        parts.append(chapter("how many", table(counts)))
+
+    stages = [("stage", "holds", "because"), *_when(view, component)]
+    parts.append(chapter("when", table(stages)))
+
+    talks = ["no other component"]
+    partners = list(_partners(view, component))
+    if partners:
+        talks = table(partners)
+    parts.append(chapter("talks to", talks))
+
+    weighs = _weighs(view.ledger, component)
+    parts.append(chapter("memory of a rank on each of its accelerators", weighs))
+    seconds = list(_takes(view, component))
+    if seconds:
+        title = "takes at least, at the rates that cluster.nodes declares"
+        parts.append(chapter(title, table(seconds)))
     return "\n\n".join(parts)
 
 
+def _partners(view: PlanView, component: str) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each transfer that begins or ends at the component."""
+    for transfer in view.transfers:
+        size = (transfer.amount, transfer.by_transport)
+        if transfer.source == component:
+            yield f"sends {transfer.name}", f"to {transfer.target}", *size
+        if transfer.target == component:
+            yield f"gets {transfer.name}", f"from {transfer.source}", *size
+
+
 def explain_accelerator(view: PlanView, number: int) -> str:
-    """Write which ranks are on it, what each holds in each stage, and how full that makes it."""
-    topology = view.plan.topology
-    placement = view.plan.placement
-    node = topology.node_of(number)
-    size = f", {show_bytes(node.memory_bytes)}" if node.memory_bytes else ""
+    """Write the ranks on an accelerator, and what each component holds there by stage.
+
+    number: over the cluster; it must exist.
+    """
+    node = view.plan.topology.node_of(number)
     kind = node.product or node.kind
-    title = f"accelerator {number}: number {number - node.first} of node {node.rank} ({kind}{size})"
-    residents: dict[str, str] = {}
-    for component in placement.components:
-        ranks = [
-            slot.rank
-            for slot in placement.slots(component)
-            if number in slot.accelerators
-        ]
-        if ranks:
-            more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-            residents[component] = (
-                f"{plural(len(ranks), 'rank')} " + ", ".join(map(str, ranks[:8])) + more
-            )
+    if node.memory_bytes:
+        kind += f", {show_bytes(node.memory_bytes)}"
+    local = number - node.first
+    title = f"accelerator {number}: number {local} of node {node.rank} ({kind})"
+    residents = _residents(view.plan.placement, number)
     if not residents:
         return f"{title}\n\nno component uses it"
+
+    # A row for each stage; the moments on entry are in the ledger only.
     account = view.ledger.account(number)
     rows = [("", *residents, "sum", "free")]
-    for load in (load for load in account.loads if not load.moment.entering):
-        held = view.plan.schedule.residency[load.moment.stage]
-        free = (
-            show_bytes(account.room_bytes - load.total_bytes)
-            if account.capacity_bytes
-            else "?"
-        )
-        cells = (f"{held[c].word}, {show_bytes(load.of(c))}" for c in residents)
+    for load in account.loads:
+        if load.moment.entering:
+            continue
+        free = "?"
+        if account.capacity_bytes:
+            free = show_bytes(account.room_bytes - load.total_bytes)
+        cells = [_held(view, load, component) for component in residents]
         rows.append((load.moment.stage, *cells, show_bytes(load.total_bytes), free))
     used_by = chapter("used by", table(list(residents.items())))
     return "\n\n".join([title, used_by, chapter("what each holds", table(rows))])
 
 
+def _residents(placement: HybridComponentPlacement, number: int) -> dict[str, str]:
+    """Return by component its ranks on an accelerator, in words."""
+    residents: dict[str, str] = {}
+    for component in placement.components:
+        slots = placement.slots(component)
+        ranks = [slot.rank for slot in slots if number in slot.accelerators]
+        if not ranks:
+            continue
+        shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
+        if len(ranks) > _MOST_RANKS:
+            shown += f" and {len(ranks) - _MOST_RANKS} more"
+        residents[component] = f"{plural(len(ranks), 'rank')} {shown}"
+    return residents
+
+
+def _held(view: PlanView, load: Load, component: str) -> str:
+    """Write residency and bytes of a component in a stage: `full, 2 GiB`."""
+    residency = view.plan.schedule.residency[load.moment.stage][component]
+    return f"{residency.word}, {show_bytes(load.of(component))}"
+
+
 def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str]:
+    """Return lines about accelerators, copies of the model, and partners at the same place."""
     if not spec.accelerators:
         return [f"on {spec.pool.noun}s: it holds no accelerators"]
     lines: list[str] = []
-    for ranks, each in sorted(
-        {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in spec.segments}
-    ):
-        one = f"each rank has {counted(each, 'accelerator')} of one node"
-        lines.append(f"{ranks} ranks share an accelerator" if ranks > 1 else one)
-    if spec.parallel.tensor_parallel_size > 1:
+
+    # How many accelerators a rank has; segments of the same size are one line.
+    sizes = {(s.ranks_per_accelerator, s.accelerators_per_rank) for s in spec.segments}
+    for ranks, each in sorted(sizes):
+        if ranks > 1:
+            lines.append(f"{ranks} ranks share an accelerator")
+        else:
+            accelerators = counted(each, "accelerator")
+            lines.append(f"each rank has {accelerators} of one node")
+
+    tensor = spec.parallel.tensor_parallel_size
+    context = spec.parallel.context_parallel_size
+    if tensor > 1:
+        lines.append(f"{spec.num_copies} copies of the model, each over {tensor}")
+    if context > 1:
         lines.append(
-            f"{spec.num_copies} copies of the model, each over {spec.parallel.tensor_parallel_size}"
+            f"{context} copies have the tokens of the same samples between them"
         )
-    if spec.parallel.context_parallel_size > 1:
-        lines.append(
-            f"{spec.parallel.context_parallel_size} copies have the tokens of the same samples between them"
-        )
+
     sharers = placement.sharers(spec.name)
-    lines += [
-        f"shares {placement.shared(spec.name, c)} with {c} ({placement.relation(spec.name, c)})"
-        for c in sharers
-    ]
+    for other in sharers:
+        shared = placement.shared(spec.name, other)
+        relation = placement.relation(spec.name, other)
+        lines.append(f"shares {shared} with {other} ({relation})")
     if not sharers:
         lines.append("shares nothing: no other component uses its accelerators")
     if spec.process:
@@ -141,149 +164,179 @@ def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str
 
 
 def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
+    """Yield stage, residency and its reason."""
+    schedule = view.plan.schedule
+    for stage in schedule.stages:
+        held = schedule.residency[stage][component]
+        yield stage, held.word, _because(view, component, stage)
+
+
+def _because(view: PlanView, component: str, stage: str) -> str:
+    """Write why a component has its residency in a stage."""
     plan = view.plan
+    held = plan.schedule.residency[stage][component]
+    need = plan.schedule.needs.of(stage, component)
     sharers = plan.placement.sharers(component)
-    for stage in plan.schedule.stages:
-        held = plan.schedule.residency[stage][component]
-        need = plan.schedule.needs.of(stage, component)
-        busy = [c for c in sharers if plan.schedule.needs.of(stage, c) > Residency.OFF]
-        asked = (
-            "not needed" if need is Residency.OFF else f"{stage} needs only its weights"
-        )
-        if held == need > Residency.OFF:
-            because = (
-                f"{stage} needs its weights"
-                if need is Residency.WEIGHTS
-                else f"it works in {stage}"
-            )
-        elif held is Residency.OFF:
-            because = "not needed"
-            if busy:
-                use = verb(len(busy), "use")
-                because += f"; {', '.join(busy)} {use} its accelerators"
-        elif not plan.placement.accelerators(component):
-            because = f"{asked}; it stays, on no accelerator"
-        elif not sharers:
-            because = f"{asked}; it stays, its accelerators are its own"
-        elif not view.case.offload.get(component, False):
-            because = f"{asked}; it stays, enable_offload is not set"
-        else:
-            because = f"{asked}; it stays, no other component needs the room"
-        yield stage, held.word, because
+
+    # The component holds exactly what the stage needs.
+    if held == need == Residency.WEIGHTS:
+        return f"{stage} needs its weights"
+    if held == need == Residency.FULL:
+        return f"it works in {stage}"
+    if held is Residency.OFF:
+        needs = plan.schedule.needs
+        busy = [c for c in sharers if needs.of(stage, c) > Residency.OFF]
+        if not busy:
+            return "not needed"
+        use = verb(len(busy), "use")
+        return f"not needed; {', '.join(busy)} {use} its accelerators"
+
+    # It holds more than the stage needs.
+    asked = f"{stage} needs only its weights"
+    if need is Residency.OFF:
+        asked = "not needed"
+    if not plan.placement.accelerators(component):
+        return f"{asked}; it stays, on no accelerator"
+    if not sharers:
+        return f"{asked}; it stays, its accelerators are its own"
+    if not view.case.offload.get(component, False):
+        return f"{asked}; it stays, enable_offload is not set"
+    return f"{asked}; it stays, no other component needs the room"
 
 
 def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
-    """What moves of it and, of those between which weights are synced, one sync cost."""
+    """Yield the least time of each move, and of one weight sync."""
     for stage, seconds in least_move_seconds(view.plan, view.ledger, component):
-        yield (
-            f"enter {stage}",
-            f"{seconds:.2g} s",
-            "copies between accelerators and hosts",
-        )
-    if component in ("actor", "rollout"):
-        for transport, size in view.traffic.weights_bytes.items():
-            if transport.value in view.traffic.least_s:
-                least = f"{view.traffic.least_s[transport.value]:.2g} s"
-                yield "sync", least, f"{show_bytes(size)} of weights, {transport.value}"
+        least = f"{seconds:.2g} s"
+        yield f"enter {stage}", least, "copies between accelerators and hosts"
+    if component not in ("actor", "rollout"):
+        return
+    for transport, size in view.traffic.weights_bytes.items():
+        if transport.value in view.traffic.least_s:
+            least = f"{view.traffic.least_s[transport.value]:.2g} s"
+            yield "sync", least, f"{show_bytes(size)} of weights, {transport.value}"
 
 
 def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
-    sizes = {
-        level: (ledger.bytes(component, level), ledger.host_bytes(component, level))
-        for level in Residency
-    }
-    if not any(size for pair in sizes.values() for size in pair):
+    """Return a table of bytes on accelerator and host by residency, and of working memory."""
+    rows = []
+    known = 0
+    for level in Residency:
+        size = ledger.bytes(component, level)
+        host = ledger.host_bytes(component, level)
+        known += size + host
+        rows.append((level.word, show_bytes(size), f"host {show_bytes(host)}"))
+    if not known:
         return ["not known"]
-    rows = [
-        (level.word, show_bytes(size), f"host {show_bytes(host)}")
-        for level, (size, host) in sizes.items()
-    ]
-    working = {
-        stage: parts
-        for f in ledger.footprints[component]
-        for stage, parts in f.working.items()
-    }
-    rows += [
-        (
-            f"working in {stage}",
-            f"+ {show_bytes(sum(parts.values()))}",
-            ", ".join(p.value for p in parts),
-        )
-        for stage, parts in working.items()
-    ]
+
+    # Working memory comes on top of what a component holds in full.
+    working: dict[str, Mapping[Part, int]] = {}
+    for footprint in ledger.footprints[component]:
+        working |= footprint.working
+    for stage, parts in working.items():
+        names = ", ".join(part.value for part in parts)
+        extra = show_bytes(sum(parts.values()))
+        rows.append((f"working in {stage}", f"+ {extra}", names))
     return table(rows)
 
 
 def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
-    """Write where two ranks are, the transport between them, its reason, and what passes. Both must exist."""
+    """Write the places of two ranks, the transport between them, and what passes.
+
+    Both ranks must exist.
+    """
     placement = plan.placement
-    places = []
-    for slot in (placement.slots(component)[rank] for component, rank in (one, other)):
-        numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
-        held = (
-            f"{plural(len(numbers), 'accelerator')} {numbers}"
-            if numbers
-            else "no accelerator"
-        )
-        process = f"process {slot.process}" if slot.process else "a process of its own"
-        places.append((slot.owner, f"node {slot.node}, {held}", process))
+    slots = [placement.slots(component)[rank] for component, rank in (one, other)]
     transport = transport_between(
-        placement.locations(one[0]), one[1], placement.locations(other[0]), other[1]
+        placement.locations(one[0]),
+        one[1],
+        placement.locations(other[0]),
+        other[1],
     )
+
+    # Tensors on emulated accelerators are in host memory, whatever the transport.
     details = details_of(transport, plan)
-    tensors = (
-        EMULATED
-        if emulated(plan.topology)
-        else f"tensors on accelerators go by {details.tensors}"
-    )
+    tensors = f"tensors on accelerators go by {details.tensors}"
+    if emulated(plan.topology):
+        tensors = EMULATED
+    why = [f"they are {details.because}: items go by {details.items}", tensors]
+
     passing = [*_passing(plan, one, other), *_passing(plan, other, one)]
-    parts = [
-        f"{places[0][0]} and {places[1][0]}: {transport.value}",
-        chapter("where", table(places)),
-        chapter(
-            "why", [f"they are {details.because}: items go by {details.items}", tensors]
-        ),
-        chapter(
-            "what passes",
-            table(passing) if passing else ["nothing: no route joins these two"],
-        ),
-    ]
-    return "\n\n".join(parts)
+    passes = ["nothing: no route joins these two"]
+    if passing:
+        passes = table(passing)
+    return "\n\n".join(
+        [
+            f"{slots[0].owner} and {slots[1].owner}: {transport.value}",
+            chapter("where", table([_place(slot) for slot in slots])),
+            chapter("why", why),
+            chapter("what passes", passes),
+        ]
+    )
+
+
+def _place(slot: Slot) -> tuple[str, str, str]:
+    """Return rank, node with accelerators, and process of a slot, in words."""
+    held = "no accelerator"
+    if slot.accelerators:
+        numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
+        held = f"{plural(len(numbers), 'accelerator')} {numbers}"
+    process = "a process of its own"
+    if slot.process:
+        process = f"process {slot.process}"
+    return slot.owner, f"node {slot.node}, {held}", process
 
 
 def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
+    """Yield name, ends and content of all that goes from one rank to another."""
     between = f"{source[0]} rank {source[1]} -> {target[0]} rank {target[1]}"
     for transfer in transfers(plan):
         if (transfer.source, transfer.target) != (source[0], target[0]):
             continue
         weights = transfer.name == "weights"
         if transfer.route is None:
-            yield (
-                transfer.name,
-                between,
-                _delivered(plan, source[1], target[1]) if weights else transfer.amount,
-            )
+            content = transfer.amount
+            if weights:
+                content = _delivered(plan, source[1], target[1])
+            yield transfer.name, between, content
             continue
         for share in transfer.route.shares:
-            if (share.source, share.target) == (source[1], target[1]):
-                rows = f"rows {show_range(range(share.start, share.stop))} of {transfer.route.rows}"
-                yield transfer.name, between, "its copy" if weights else rows
+            if (share.source, share.target) != (source[1], target[1]):
+                continue
+            rows = show_range(range(share.start, share.stop))
+            content = f"rows {rows} of {transfer.route.rows}"
+            if weights:
+                content = "its copy"
+            yield transfer.name, between, content
 
 
 def _delivered(plan: Plan, writer: int, reader: int) -> str:
-    """Write how the part of the weights that one actor rank holds comes to one rollout rank."""
-    delivery = next(d for d in plan.deliveries if reader in d.readers)
+    """Write how the weights of one actor rank come to one rollout rank."""
+    delivery = _delivery(plan, reader)
     if isinstance(delivery, DeviceDelivery):
+        # Between devices; None among the owners stands for a broadcast.
         owners = [delivery.owner(taker) for taker in delivery.takers_of(reader)]
         if writer in owners:
             return "all parts, shared on the accelerator"
-        ways = [
-            f"by way of actor rank {owner}" for owner in owners if owner is not None
-        ]
-        return ", ".join(["its part", *ways, *["broadcast to all"][: None in owners]])
+        ways = ["its part"]
+        for owner in owners:
+            if owner is not None:
+                ways.append(f"by way of actor rank {owner}")
+        if None in owners:
+            ways.append("broadcast to all")
+        return ", ".join(ways)
+
+    # Through the copy in the host memory of the reader's node.
     node = plan.placement.locations("rollout").node[reader]
     if writer in delivery.near:
         return f"its part, written into the copy of node {node}"
     if reader == delivery.lead:
         return f"its part, sent to be written into the copy of node {node}"
     return f"its part, sent to rollout rank {delivery.lead} for the copy of node {node}"
+
+
+def _delivery(plan: Plan, reader: int) -> Delivery:
+    for delivery in plan.deliveries:
+        if reader in delivery.readers:
+            return delivery
+    raise AssertionError(f"rollout rank {reader} gets no weights")

@@ -9,111 +9,79 @@ from typing import Any, NamedTuple
 
 from rlplace.placement.flow import Transport
 from rlplace.placement.language.hybrid import HybridComponentPlacement
+from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import show_range
 from rlplace.placement.memory.records import render_ledger, verdict
 from rlplace.placement.schedule import Move
 from rlplace.placement.show.view import NodeFold, PlanView
 from rlplace.placement.transfers import emulated
-from rlplace.tables import chapter, table
+from rlplace.tables import GAP, chapter, table
 from rlplace.units import clipped, counted, show_bytes
 
+# Widths in characters.
 WIDTH = 100
 _SCREEN = 80
-_WIDEST_MAP = 16  # accelerators of a node that still get a column each
-_MOST_FOLDS = 8
+_INDENT = 2  # of the lines of a chapter
 _LONGEST_CELL = 48
+_LEAST_LAST = 30  # of the last column of a wrapped table
+_WIDEST_MAP = 16  # accelerators of a node that still get a column each
+_MOST_FOLDS = 8  # kinds of node that are drawn
+_MOVES = "on entry: release first, wait for all, then acquire"
 EMULATED = "tensors on emulated accelerators are in host memory and go as items do"
+
+Rows = list[tuple[str, ...]]
 
 
 def render_text(view: PlanView) -> str:
-    """Write every section that has something to show."""
+    """Write all chapters that have something to show, with an empty line between two."""
     topology = view.plan.topology
     placement = view.plan.placement
-    order = f"\nnodes are numbered {topology.order}" if len(topology.nodes) > 1 else ""
+    heading = f"plan: {placement.mode}, {view.machines}"
+    if len(topology.nodes) > 1:
+        heading += f"\nnodes are numbered {topology.order}"
+    # Where and when, then what moves and how large, then memory and warnings.
     sections = [
-        f"plan: {placement.mode}, {view.machines}{order}",
+        heading,
         _places(view),
         *_pairs(placement),
         _stages(view),
+        *_transfers(view),
+        *_transports(view),
+        *_channels(view),
+        *_counts(view),
+        *_savings(view),
+        *_traffic(view),
+        _memory(view),
+        *_warnings(view),
     ]
-    sections += [*_transfers(view), *_transports(view)]
-    if view.channels:
-        rows = [
-            (c.name, f"{c.capacity_items} items", at, c.why) for c, at in view.channels
-        ]
-        sections.append(
-            chapter(
-                "channels", _wrapped([("name", "capacity", "on", "because"), *rows])
-            )
-        )
-    if view.counts:
-        lines = _wrapped([(c.subject, c.count, c.why) for c in view.counts])
-        sections.append(chapter("counts: what each number follows from", lines))
-    sections += [*_savings(view), *_traffic(view)]
-    notes = [
-        line for note in view.ledger.notes for line in textwrap.wrap(note, WIDTH - 2)
-    ]
-    sections.append(
-        chapter("memory: not known", notes)
-        if view.ledger.empty
-        else render_ledger(view.ledger)
-    )
-    if view.plan.warnings:
-        sections.append(
-            "\n".join(
-                [
-                    "warnings",
-                    *(textwrap.indent(w.render(), "  ") for w in view.plan.warnings),
-                ]
-            )
-        )
     return "\n\n".join(sections)
 
 
 def render_short(view: PlanView) -> str:
-    """Write what matters before a run, in a dozen lines of 80 columns: who is where, whether it fits, what it saves."""
-    rows = [("component", "ranks", "placement")]
-    rows += [
-        (c.name, str(c.world_size), clipped(c.render(), _LONGEST_CELL))
-        for c in view.components
-    ]
-    lines = [
-        f"plan: {view.plan.placement.mode}, {view.machines}",
-        *(f"  {line}" for line in table(rows)),
-    ]
+    """Write a dozen lines of 80 columns: places, whether memory suffices, savings, warnings."""
+    rows: Rows = [("component", "ranks", "placement")]
+    for spec in view.components:
+        place = clipped(spec.render(), _LONGEST_CELL)
+        rows.append((spec.name, str(spec.world_size), place))
+    texts = [chapter(f"plan: {view.plan.placement.mode}, {view.machines}", table(rows))]
     if not view.ledger.empty:
-        lines.append(verdict(view.ledger))
+        texts.append(verdict(view.ledger))
     if view.comparison is not None and view.comparison.savings.saved:
-        savings = view.comparison.savings
-        lines.append(f"savings: {savings.text}")
-    wrapped = (
-        textwrap.wrap(line, _SCREEN, subsequent_indent="    ")
-        for text in lines
-        for line in text.splitlines()
-    )
-    return "\n".join(
-        [*itertools.chain(*wrapped), *(w.render() for w in view.plan.warnings)]
-    )
+        texts.append(f"savings: {view.comparison.savings.text}")
+
+    lines: list[str] = []
+    for text in texts:
+        for line in text.splitlines():
+            lines += textwrap.wrap(line, _SCREEN, subsequent_indent="    ")
+    lines += [warning.render() for warning in view.plan.warnings]
+    return "\n".join(lines)
 
 
 def _places(view: PlanView) -> str:
-    rows = [("component", "ranks", "each rank has", "placement")]
-    for c in view.components:
-        shapes = {
-            (s.ranks_per_accelerator, s.accelerators_per_rank) for s in c.segments
-        }
-        words = {
-            f"1/{n} of an accelerator" if n > 1 else counted(each, "accelerator")
-            for n, each in shapes
-        }
-        rows.append(
-            (
-                c.name,
-                str(c.world_size),
-                " or ".join(sorted(words)) or "no accelerator",
-                c.render(),
-            )
-        )
+    """Write a row for each component, and a map of each kind of node that is narrow enough."""
+    rows: Rows = [("component", "ranks", "each rank has", "placement")]
+    for spec in view.components:
+        rows.append((spec.name, str(spec.world_size), _rank_sizes(spec), spec.render()))
     lines = _wrapped(rows)
     for fold in view.folds[:_MOST_FOLDS]:
         if 0 < fold.accelerators <= _WIDEST_MAP:
@@ -123,93 +91,121 @@ def _places(view: PlanView) -> str:
     return chapter("where each component is", lines)
 
 
+def _rank_sizes(spec: ComponentSpec) -> str:
+    """Write how many accelerators a rank has: `2 accelerators`, `1/4 of an accelerator`."""
+    words = set()
+    for segment in spec.segments:
+        if segment.ranks_per_accelerator > 1:
+            words.add(f"1/{segment.ranks_per_accelerator} of an accelerator")
+        else:
+            words.add(counted(segment.accelerators_per_rank, "accelerator"))
+    return " or ".join(sorted(words)) or "no accelerator"
+
+
 def _map(fold: NodeFold) -> list[str]:
-    """Draw a column per accelerator, a row per component; a cell names the ranks that are there."""
+    """Draw a column per accelerator, a row per component; a cell names the ranks on it."""
+    # The numbers are global for a single node, those of the first node for several.
     single = len(fold.nodes) == 1
-    offset = fold.first if single else 0
+    heading = f"{fold.label}: each number is a rank"
+    offset = 0
+    if single:
+        offset = fold.first
+    else:
+        heading += ", counted from the first of the node"
+
     rows = [[str(offset + i) for i in range(fold.accelerators)]]
-    for component, segments in fold.local.items():
-        cells = ["."] * fold.accelerators
-        base = fold.first_rank[component] if single else 0
-        for segment in segments:
-            for accelerator in segment.accelerators:
-                at = (
-                    accelerator - segment.accelerators.start
-                ) // segment.accelerators_per_rank
-                first = base + segment.ranks.start + at * segment.ranks_per_accelerator
-                cells[accelerator] = show_range(
-                    range(first, first + segment.ranks_per_accelerator)
-                )
-        rows.append(cells)
-    width = max(len(cell) for row in rows for cell in row) + 1
+    for component in fold.local:
+        base = 0
+        if single:
+            base = fold.first_rank[component]
+        rows.append(_cells(fold, component, base))
+
+    # Numbers are set to the right, as wide as the widest of all.
+    width = 1 + max(len(cell) for row in rows for cell in row)
     names = ["accelerator", *fold.local]
     left = max(map(len, names))
-    lines = [
-        f"{name:<{left}} " + "".join(f"{c:>{width}}" for c in row)
-        for name, row in zip(names, rows, strict=True)
-    ]
-    return [
-        f"{fold.label}: each number is a rank{'' if single else ', counted from the first of the node'}",
-        *lines,
-    ]
+    lines = [heading]
+    for name, row in zip(names, rows, strict=True):
+        cells = "".join(cell.rjust(width) for cell in row)
+        lines.append(f"{name:<{left}} {cells}")
+    return lines
+
+
+def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
+    """Return the ranks of a component on each accelerator of a node, "." for none.
+
+    base: the number of the component's first rank on the node.
+    """
+    cells = ["."] * fold.accelerators
+    for segment in fold.local[component]:
+        shared = segment.ranks_per_accelerator
+        for accelerator in segment.accelerators:
+            before = accelerator - segment.accelerators.start
+            groups = before // segment.accelerators_per_rank
+            first = base + segment.ranks.start + groups * shared
+            cells[accelerator] = show_range(range(first, first + shared))
+    return cells
 
 
 def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
-    rows = []
+    """Write which accelerators each two components share, where there are two."""
+    rows: Rows = []
     for a, b in itertools.combinations(placement.components, 2):
         shared = placement.shared(a, b)
-        share = f"share {shared}" if shared else "share nothing"
-        rows.append(
-            (f"{a} + {b}", placement.relation(a, b), clipped(share, _LONGEST_CELL))
-        )
+        share = "share nothing"
+        if shared:
+            share = clipped(f"share {shared}", _LONGEST_CELL)
+        rows.append((f"{a} + {b}", placement.relation(a, b), share))
     if rows:
         yield chapter("pairs", table(rows))
 
 
 def _stages(view: PlanView) -> str:
-    rows = [
-        (
-            "stage",
-            *(c.name for c in view.components),
-            "on entry: release first, wait for all, then acquire",
-        )
-    ]
+    """Write the residency of each component in each stage, and the moves on entry."""
+    rows: Rows = [("stage", *(spec.name for spec in view.components), _MOVES)]
     for stage in view.stages:
-        sides = (
-            ", ".join(map(_move, side)) or "-"
-            for side in (stage.releases, stage.acquires)
-        )
-        moves = (
-            " | ".join(sides) if stage.releases or stage.acquires else "nothing moves"
-        )
-        rows.append((stage.name, *map(stage.word, stage.held), moves))
+        words = [stage.word(component) for component in stage.held]
+        moves = "nothing moves"
+        if stage.releases or stage.acquires:
+            moves = f"{_moves(stage.releases)} | {_moves(stage.acquires)}"
+        rows.append((stage.name, *words, moves))
+
+    # Where there are too many components, the moves have a table of their own.
     grid = table([row[:-1] for row in rows])
-    if (
-        max(map(len, grid)) + 4 + len(rows[0][-1]) > WIDTH
-    ):  # too many components for both beside each other
-        lines = [
-            *grid,
-            rows[0][-1],
-            *_wrapped([(row[0], row[-1]) for row in rows[1:]], gap=4),
-        ]
+    if max(map(len, grid)) + 4 + len(_MOVES) > WIDTH:
+        moves_only = [(row[0], row[-1]) for row in rows[1:]]
+        lines = [*grid, _MOVES, *_wrapped(moves_only, gap=4)]
     else:
         lines = _wrapped(rows, gap=4)
-    first = view.plan.schedule.first
-    notes = (
-        [f"rollout || learn: rollout continues in every stage, {view.ahead}"]
-        if view.ahead
-        else []
-    )
+
+    notes = []
+    if view.ahead:
+        notes.append(
+            f"rollout || learn: rollout continues in every stage, {view.ahead}"
+        )
     if any(stage.waiting for stage in view.stages):
         notes.append(
             "(full): not needed in this stage, and no other component needs the room"
         )
-    start = ", ".join(map(_move, first.acquires)) or "nothing"
+    first = view.plan.schedule.first
+    acquired = ", ".join(map(_move, first.acquires)) or "nothing"
     notes.append(
-        f"at the start everything is off; the first {first.stage} acquires {start}"
+        f"at the start everything is off; the first {first.stage} acquires {acquired}"
     )
-    lines += [line for note in notes for line in textwrap.wrap(note, WIDTH - 2)]
+    lines += _paragraphs(notes)
     return chapter("stages: what each component holds on its accelerators", lines)
+
+
+def _paragraphs(notes: Sequence[str]) -> list[str]:
+    """Wrap each note at the edge of the page."""
+    lines: list[str] = []
+    for note in notes:
+        lines += textwrap.wrap(note, WIDTH - _INDENT)
+    return lines
+
+
+def _moves(moves: Sequence[Move]) -> str:
+    return ", ".join(map(_move, moves)) or "-"
 
 
 def _move(move: Move) -> str:
@@ -217,139 +213,173 @@ def _move(move: Move) -> str:
 
 
 def _transfers(view: PlanView) -> Iterator[str]:
+    """Write which component sends what to which, and by which transports."""
     if not view.transfers:
         return
     heading = "transport: pairs of ranks"
-    rows: list[tuple[str, ...]] = [("what", "from -> to", "ranks", "how much", heading)]
-    for t in view.transfers:
-        sizes = (str(view.plan.placement.world_size(c)) for c in (t.source, t.target))
+    rows: Rows = [("what", "from -> to", "ranks", "how much", heading)]
+    for transfer in view.transfers:
+        sources = view.plan.placement.world_size(transfer.source)
+        targets = view.plan.placement.world_size(transfer.target)
         rows.append(
             (
-                t.name,
-                f"{t.source} -> {t.target}",
-                " -> ".join(sizes),
-                t.amount,
-                t.by_transport,
+                transfer.name,
+                f"{transfer.source} -> {transfer.target}",
+                f"{sources} -> {targets}",
+                transfer.amount,
+                transfer.by_transport,
             )
         )
-    if (
-        max(map(len, table([row[:-1] for row in rows]))) + 3 + len(heading) > WIDTH - 2
-    ):  # long names
+    # Long names leave no room: the last two columns become one, which is wrapped.
+    before_last = max(map(len, table([row[:-1] for row in rows])))
+    if before_last + GAP + len(heading) > WIDTH - _INDENT:
         rows = [(*row[:-2], f"{row[-2]}; {row[-1]}") for row in rows]
     yield chapter("routes: which component sends to which", _wrapped(rows))
 
 
 def _transports(view: PlanView) -> Iterator[str]:
+    """Write the transports that occur, why, and what carries items and tensors."""
     if not view.transports:
         return
-    rows: list[tuple[str, ...]] = [
-        ("transport", "because", "items go by", "device tensors by")
-    ]
-    rows += [
-        (name, clipped(t.because, _LONGEST_CELL), t.items, t.tensors)
-        for name, t in view.transports.items()
-    ]
-    lines = (
-        [*table([row[:3] for row in rows]), EMULATED]
-        if emulated(view.plan.topology)
-        else table(rows)
+    rows: Rows = [("transport", "because", "items go by", "device tensors by")]
+    for name, details in view.transports.items():
+        because = clipped(details.because, _LONGEST_CELL)
+        rows.append((name, because, details.items, details.tensors))
+    lines = table(rows)
+    if emulated(view.plan.topology):
+        # No tensors on devices: a sentence in place of the last column.
+        lines = [*table([row[:3] for row in rows]), EMULATED]
+    title = (
+        "transports: how far apart two ranks are, and what carries data between them"
     )
-    yield chapter(
-        "transports: how far apart two ranks are, and what carries data between them",
-        lines,
-    )
+    yield chapter(title, lines)
 
 
-def _wrapped(rows: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
-    """Write a table whose last column is wrapped at the edge of the page."""
+def _channels(view: PlanView) -> Iterator[str]:
+    if not view.channels:
+        return
+    rows: Rows = [("name", "capacity", "on", "because")]
+    for channel, location in view.channels:
+        capacity = f"{channel.capacity_items} items"
+        rows.append((channel.name, capacity, location, channel.why))
+    yield chapter("channels", _wrapped(rows))
+
+
+def _counts(view: PlanView) -> Iterator[str]:
+    if not view.counts:
+        return
+    rows = [(count.subject, count.count, count.why) for count in view.counts]
+    yield chapter("counts: what each number follows from", _wrapped(rows))
+
+
+def _memory(view: PlanView) -> str:
+    """Write the ledger; where nothing is known, why not."""
+    if view.ledger.empty:
+        return chapter("memory: not known", _paragraphs(view.ledger.notes))
+    return render_ledger(view.ledger)
+
+
+def _warnings(view: PlanView) -> Iterator[str]:
+    if view.plan.warnings:
+        texts = [textwrap.indent(w.render(), "  ") for w in view.plan.warnings]
+        yield "\n".join(["warnings", *texts])
+
+
+def _wrapped(rows: Sequence[Sequence[str]], gap: int = GAP) -> list[str]:
+    """Write a table whose last column is wrapped at the edge of the page.
+
+    gap: spaces before the last column.
+    """
     texts = table([row[:-1] for row in rows])
     left = max(map(len, texts)) + gap
+    room = max(_LEAST_LAST, WIDTH - _INDENT - left)
     lines: list[str] = []
     for text, row in zip(texts, rows, strict=True):
-        first, *more = textwrap.wrap(row[-1], max(30, WIDTH - 2 - left)) or [""]
-        lines += [f"{text:<{left}}{first}", *(" " * left + line for line in more)]
+        first, *more = textwrap.wrap(row[-1], room) or [""]
+        lines.append(f"{text:<{left}}{first}")
+        lines += [" " * left + line for line in more]
     return lines
 
 
 def _savings(view: PlanView) -> Iterator[str]:
-    """Compare both placements by stage: the same work, on how many accelerators."""
+    """Compare with the dedicated placement by stage: the same work on more accelerators."""
     if view.comparison is None:
         return
     savings = view.comparison.savings
     here = view.comparison.here
     apart = view.comparison.apart
     if not savings.saved:
-        yield f"savings: none, every component has accelerators of its own ({savings.sizes} = {savings.used})"
+        sizes = f"{savings.sizes} = {savings.used}"
+        yield f"savings: none, every component has accelerators of its own ({sizes})"
         return
-    rows: list[tuple[str, ...]] = [
+
+    rows: Rows = [
         ("", "here", "each component on its own"),
         ("accelerators", str(savings.used), str(savings.dedicated)),
     ]
     for stage in dict.fromkeys((*here, *apart)):
-        work = (
-            show_work(here.get(stage), savings.used),
-            show_work(apart.get(stage), savings.dedicated),
-        )
-        rows.append((f"at work in {stage}", *work))
-    sides = view.comparison.here_bytes, view.comparison.apart_bytes
-    if any(sides):
-        rows.append(("fullest holds", *map(show_bytes, sides)))
+        left = show_work(here.get(stage), savings.used)
+        right = show_work(apart.get(stage), savings.dedicated)
+        rows.append((f"at work in {stage}", left, right))
+    here_bytes = view.comparison.here_bytes
+    apart_bytes = view.comparison.apart_bytes
+    if here_bytes or apart_bytes:
+        rows.append(("fullest holds", show_bytes(here_bytes), show_bytes(apart_bytes)))
+
+    sum_of_sizes = f"{savings.dedicated} = {savings.sizes}"
     title = f"savings: {savings.text}, {savings.saved} fewer"
-    yield chapter(
-        title,
-        [
-            *table(rows),
-            *textwrap.wrap(f"{savings.dedicated} = {savings.sizes}", WIDTH - 2),
-        ],
-    )
+    yield chapter(title, [*table(rows), *_paragraphs([sum_of_sizes])])
 
 
 def show_work(count: int | None, used: int) -> str:
-    """Write accelerators at work, of those used; "-" where this placement has no such stage."""
+    """Write accelerators at work and their share of those used, `4 (50%)`.
+
+    count: None where the placement has no such stage, written "-".
+    """
     if count is None:
         return "-"
     return f"{count} ({count / used:.0%})"
 
 
 def _traffic(view: PlanView) -> Iterator[str]:
-    """Write what moving and syncing costs in each iteration, where anything is known to move."""
+    """Write the bytes that moves and syncs copy in each iteration, where any are known."""
     traffic = view.traffic
-    if traffic.total_bytes:
-
-        def why(text: str, of: str) -> str:
-            least = traffic.least_s.get(of)
-            if least is None:
-                return text
-            return f"{text}, at least {least:.2g} s"
-
-        rows = [
-            (
-                "to the hosts",
-                show_bytes(traffic.to_host_bytes),
-                why("releases copy it away", "to_host"),
-            ),
-            (
-                "from the hosts",
-                show_bytes(traffic.from_host_bytes),
-                why("acquires copy it back", "from_host"),
-            ),
-        ]
-        for by, size in traffic.weights_bytes.items():
-            rows.append(
-                ("weights", show_bytes(size), why(f"one sync, {by.value}", by.value))
-            )
-        yield chapter("bytes in each iteration, samples not counted", table(rows))
+    if not traffic.total_bytes:
+        return
+    rows: Rows = []
+    for what, size, why, least in (
+        ("to the hosts", traffic.to_host_bytes, "releases copy it away", "to_host"),
+        (
+            "from the hosts",
+            traffic.from_host_bytes,
+            "acquires copy it back",
+            "from_host",
+        ),
+    ):
+        rows.append((what, show_bytes(size), why + _least(view, least)))
+    for transport, size in traffic.weights_bytes.items():
+        why = f"one sync, {transport.value}"
+        rows.append(("weights", show_bytes(size), why + _least(view, transport.value)))
+    yield chapter("bytes in each iteration, samples not counted", table(rows))
 
 
-# ── Two plans side by side ────────────────────────────────────────────────────────────────────────────────────────────
+def _least(view: PlanView, what: str) -> str:
+    """Write the least seconds that copying takes, where the rates are declared."""
+    seconds = view.traffic.least_s.get(what)
+    if seconds is None:
+        return ""
+    return f", at least {seconds:.2g} s"
+
+
+# ── Two plans side by side ───────────────────────────────────────────────────────────
 
 _NONE = "-"
 _ZERO = show_bytes(0)  # a line with this on both sides is left out
-_LONGEST_SIDE = 31
+_LONGEST_SIDE = 31  # characters of a cell
 
 
 class Fact(NamedTuple):
-    """One thing that both placements have, or one of them lacks."""
+    """One line of a comparison: what is compared, its value in the left and right plan."""
 
     what: str
     left: str
@@ -361,55 +391,49 @@ class Fact(NamedTuple):
 
 
 def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
-    """Put two plans side by side, fact by fact in each chapter that has any."""
+    """Return by chapter the facts of two plans; chapters without a fact are left out."""
     chapters: dict[str, list[Fact]] = {}
-    for (title, here), there in zip(
-        _facts(left).items(), _facts(right).values(), strict=True
-    ):
+    right_facts = _facts(right)
+    for title, here in _facts(left).items():
+        there = right_facts[title]
         for what in dict.fromkeys((*here, *there)):
-            if {here.get(what, _ZERO), there.get(what, _ZERO)} != {_ZERO}:
-                chapters.setdefault(title, []).append(
-                    Fact(what, here.get(what, _NONE), there.get(what, _NONE))
-                )
+            if here.get(what, _ZERO) == there.get(what, _ZERO) == _ZERO:
+                continue
+            fact = Fact(what, here.get(what, _NONE), there.get(what, _NONE))
+            chapters.setdefault(title, []).append(fact)
     return chapters
 
 
 def render_diff(left: PlanView, right: PlanView) -> str:
-    """Write both in columns, `*` before differences; 100 columns wide."""
+    """Write two plans in columns, 100 characters wide, with `*` before each difference."""
     chapters = compare(left, right)
-    facts = [fact for chapter in chapters.values() for fact in chapter]
-    rows = [
-        ("", "", left.name, right.name),
-        *(("*" * fact.differs, *fact) for fact in facts),
-    ]
-    heading, *texts = (
-        f"  {text}"
-        for text in table(
-            [tuple(clipped(c, _LONGEST_SIDE) for c in row) for row in rows]
-        )
-    )
+    facts = [fact for found in chapters.values() for fact in found]
+
+    # One table for all chapters, so that their columns are alike.
+    rows: Rows = [("", "", left.name, right.name)]
+    for fact in facts:
+        mark = "*" if fact.differs else ""
+        rows.append((mark, *fact))
+    cut = [[clipped(cell, _LONGEST_SIDE) for cell in row] for row in rows]
+    heading, *lines = (f"  {line}" for line in table(cut))
+
     count = sum(fact.differs for fact in facts)
-    title = (
-        f"{count} {'line' if count == 1 else 'lines'} differ, marked *"
-        if count
-        else "the same placement twice"
-    )
+    title = "the same placement twice"
+    if count:
+        title = f"{counted(count, 'line')} differ, marked *"
     parts = [f"diff: {title}", heading]
-    following = iter(texts)
+    following = iter(lines)
     for name, found in chapters.items():
         parts += ["", f"  {name}", *itertools.islice(following, len(found))]
     return "\n".join(parts)
 
 
 def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
-    """Return the same as plain values, ready for JSON."""
-    chapters = [
-        {
-            "title": title,
-            "lines": [fact._asdict() | {"differs": fact.differs} for fact in facts],
-        }
-        for title, facts in compare(left, right).items()
-    ]
+    """Return the comparison as plain values, ready for JSON."""
+    chapters = []
+    for title, facts in compare(left, right).items():
+        lines = [fact._asdict() | {"differs": fact.differs} for fact in facts]
+        chapters.append({"title": title, "lines": lines})
     return {
         "left": left.name,
         "right": right.name,
@@ -419,57 +443,72 @@ def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
 
 
 def _facts(view: PlanView) -> dict[str, dict[str, str]]:
-    """Map each chapter to its facts, of every plan the same chapters: what is compared, and how it is in this plan."""
-    placement = view.plan.placement
-    comparison = view.comparison
+    """Return the facts of a plan by chapter; the chapters are the same for all plans."""
     traffic = view.traffic
-    tightest = view.ledger.tightest
-    machines = {
-        "accelerators in use": f"{len(placement.used)} of {view.plan.topology.num_accelerators}",
-        "nodes": str(view.plan.topology.num_nodes),
-        "mode": placement.mode,
-    }
-    if comparison is not None:
-        machines["fewer than each on its own"] = str(comparison.savings.saved)
-        machines |= {
-            f"at work in {s}": show_work(n, comparison.savings.used)
-            for s, n in comparison.here.items()
-        }
+    placed = {}
+    residency = {}
+    for spec in view.components:
+        ranks = counted(spec.world_size, "rank")
+        placed[spec.name] = f"{spec.render()} ({ranks})"
+        # `weights, off, full`: in the order of the stages
+        words = [stage.held[spec.name].word for stage in view.stages]
+        residency[spec.name] = ", ".join(words)
+
     moves = {
         "moves": str(view.moves),
         "copied to hosts": show_bytes(traffic.to_host_bytes),
         "copied from hosts": show_bytes(traffic.from_host_bytes),
     }
-    memory = {
-        "fits": "NO" if not view.fits else "yes" if view.ledger.known else "not known"
+    for transport in Transport:
+        size = traffic.weights_bytes.get(transport, 0)
+        moves[f"weights, {transport.value}"] = show_bytes(size)
+
+    pairs = {}
+    for transfer in view.transfers:
+        what = f"{transfer.name} to {transfer.target}"
+        pairs[what] = transfer.by_transport.replace(":", "")
+    return {
+        "machines": _machine_facts(view),
+        "placement": placed,
+        "residency": residency,
+        "moves in each iteration": moves,
+        "pairs of ranks by transport": pairs,
+        "memory": _memory_facts(view),
     }
+
+
+def _machine_facts(view: PlanView) -> dict[str, str]:
+    """Return accelerators and nodes, and the accelerators at work in each stage."""
+    placement = view.plan.placement
+    topology = view.plan.topology
+    facts = {
+        "accelerators in use": f"{len(placement.used)} of {topology.num_accelerators}",
+        "nodes": str(topology.num_nodes),
+        "mode": placement.mode,
+    }
+    if view.comparison is not None:
+        savings = view.comparison.savings
+        facts["fewer than each on its own"] = str(savings.saved)
+        for stage, count in view.comparison.here.items():
+            facts[f"at work in {stage}"] = show_work(count, savings.used)
+    return facts
+
+
+def _memory_facts(view: PlanView) -> dict[str, str]:
+    """Return whether memory suffices, the fullest accelerator, and the shared memory."""
+    fits = "not known"
+    if not view.fits:
+        fits = "NO"
+    elif view.ledger.known:
+        fits = "yes"
+    facts = {"fits": fits}
+    tightest = view.ledger.tightest
     if tightest is not None:
         worst = tightest.worst
-        memory["fullest accelerator holds"] = (
-            f"{show_bytes(worst.total_bytes)} in {worst.moment}"
-        )
+        held = show_bytes(worst.total_bytes)
+        facts["fullest accelerator holds"] = f"{held} in {worst.moment}"
         if tightest.margin_bytes is not None:
-            memory["margin there"] = show_bytes(tightest.margin_bytes)
-    shared = max((account.shared_bytes for account in view.ledger.hosts), default=0)
-    return {
-        "machines": machines,
-        "placement": {
-            c.name: f"{c.render()} ({counted(c.world_size, 'rank')})"
-            for c in view.components
-        },
-        # `weights, off, full`: in the order of the stages
-        "residency": {
-            c.name: ", ".join(s.held[c.name].word for s in view.stages)
-            for c in view.components
-        },
-        "moves in each iteration": moves
-        | {
-            f"weights, {t.value}": show_bytes(traffic.weights_bytes.get(t, 0))
-            for t in Transport
-        },
-        "pairs of ranks by transport": {
-            f"{t.name} to {t.target}": t.by_transport.replace(":", "")
-            for t in view.transfers
-        },
-        "memory": memory | {"shared memory per node": show_bytes(shared)},
-    }
+            facts["margin there"] = show_bytes(tightest.margin_bytes)
+    shared = max((host.shared_bytes for host in view.ledger.hosts), default=0)
+    facts["shared memory per node"] = show_bytes(shared)
+    return facts

@@ -1,4 +1,4 @@
-"""One record of everything that is shown of a plan; every renderer reads it, none computes. Also as values for JSON."""
+"""One record of everything that is shown of a plan, also as values for JSON. Renderers read it and compute nothing."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class StageView:
     acquires: tuple[Move, ...]
 
     def word(self, component: str) -> str:
-        """Write `full`, or `(full)` for a component that waits."""
+        """Write `full`, or `(full)` for a component that is not needed."""
         word = self.held[component].word
         if component in self.waiting:
             return f"({word})"
         return word
 
     def look(self, component: str) -> str:
-        """Return how pictures show it: off, weights, full or waits."""
+        """Return the look of a component in pictures: off, weights, full or waits."""
         if component in self.waiting:
             return "waits"
         return self.held[component].word
@@ -64,10 +64,11 @@ class NodeFold:
     nodes: range
     accelerators: int  # of one node
     first: int  # global number of the first node's first accelerator
-    first_rank: Mapping[str, int]  # component -> its lowest rank on the first node
-    local: Mapping[
-        str, tuple[Segment, ...]
-    ]  # component -> segments, numbered within the node and from its lowest rank
+    # Component -> its lowest rank on the first node.
+    first_rank: Mapping[str, int]
+    # Component -> its segments; accelerators are numbered within the node, ranks from the
+    # lowest one on it.
+    local: Mapping[str, tuple[Segment, ...]]
 
     @property
     def label(self) -> str:
@@ -77,17 +78,19 @@ class NodeFold:
 
     def bands(self) -> list[tuple[range, tuple[str, ...]]]:
         """Return neighbouring accelerators, numbered within the node, with the components that use them."""
-        used = {
-            c: Ranges.of(s.accelerators for s in segments)
-            for c, segments in self.local.items()
-        }
-        edges = {0, self.accelerators} | {
-            e for r in used.values() for p in r.pieces for e in (p.start, p.stop)
-        }
-        return [
-            (range(a, b), tuple(c for c in used if a in used[c]))
-            for a, b in itertools.pairwise(sorted(edges))
-        ]
+        used: dict[str, Ranges] = {}
+        for component, segments in self.local.items():
+            used[component] = Ranges.of(segment.accelerators for segment in segments)
+        # A band ends where any component begins or ends.
+        edges = {0, self.accelerators}
+        for numbers in used.values():
+            for piece in numbers.pieces:
+                edges |= {piece.start, piece.stop}
+        bands = []
+        for start, stop in itertools.pairwise(sorted(edges)):
+            users = tuple(c for c, numbers in used.items() if start in numbers)
+            bands.append((range(start, stop), users))
+        return bands
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,97 +150,113 @@ def view_plan(
 ) -> PlanView:
     """Collect what is shown of a plan. `case` has the same placement, needs and offloads."""
     placement = plan.placement
-    schedule = plan.schedule
     ledger = case.ledger()
-    stages = []
-    for stage in schedule.stages:
-        held = schedule.residency[stage]
-        entry = schedule.entries[stage]
-        needless = (c for c in held if schedule.needs.of(stage, c) is Residency.OFF)
-        waiting = frozenset(c for c in needless if held[c] > Residency.OFF)
-        stages.append(
-            StageView(
-                name=stage,
-                held=held,
-                waiting=waiting,
-                releases=entry.releases,
-                acquires=entry.acquires,
-            )
-        )
+    ahead = ""
+    if plan.needs.ahead:
+        ahead = apart(plan.needs)
+    transports = {}
+    for transport, details in transports_of(plan).items():
+        transports[transport.value] = details
+    # Remedies are searched only where something does not fit: that takes a while.
+    shortages: tuple[Problem, ...] = ()
+    if not ledger.fits:
+        shortages = find_shortages(case)
     return PlanView(
         name=name,
         plan=plan,
         case=case,
         machines=f"{plan.topology.describe()}, {_products(plan.topology)}",
-        ahead=apart(plan.needs) if plan.needs.ahead else "",
+        ahead=ahead,
         components=tuple(placement.spec(c) for c in placement.components),
-        stages=tuple(stages),
+        stages=tuple(_view_stage(plan, stage) for stage in plan.schedule.stages),
         transfers=transfers(plan),
-        transports={
-            transport.value: details
-            for transport, details in transports_of(plan).items()
-        },
-        channels=tuple((c, locate(c)) for c in plan.channels),
+        transports=transports,
+        channels=tuple((channel, locate(channel)) for channel in plan.channels),
         folds=fold_nodes(placement),
         counts=counts,
         ledger=ledger,
-        shortages=() if ledger.fits else find_shortages(case),
+        shortages=shortages,
         traffic=count_traffic(plan, ledger),
         comparison=_compare(plan, case, ledger),
     )
 
 
+def _view_stage(plan: Plan, stage: str) -> StageView:
+    """Collect residencies and moves of one stage."""
+    schedule = plan.schedule
+    held = schedule.residency[stage]
+    waiting = set()
+    for component, residency in held.items():
+        needed = schedule.needs.of(stage, component)
+        if needed is Residency.OFF and residency > Residency.OFF:
+            waiting.add(component)
+    entry = schedule.entries[stage]
+    return StageView(
+        name=stage,
+        held=held,
+        waiting=frozenset(waiting),
+        releases=entry.releases,
+        acquires=entry.acquires,
+    )
+
+
 def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison | None:
+    """Compare with the dedicated placement; None where no component has accelerators."""
     dedicated = dedicate(plan.placement)
     if dedicated is None:
         return None
     alone = dataclasses.replace(case, placement=dedicated)
-    here_bytes, apart_bytes = (
-        max((account.worst.total_bytes for account in held.accelerators), default=0)
-        for held in (ledger, alone.ledger())
-    )
     return Comparison(
         savings=plan.savings,
         here=count_active(plan.placement, plan.schedule.needs),
         apart=count_active(dedicated, alone.schedule().needs),
-        here_bytes=here_bytes,
-        apart_bytes=apart_bytes,
+        here_bytes=_fullest_bytes(ledger),
+        apart_bytes=_fullest_bytes(alone.ledger()),
     )
+
+
+def _fullest_bytes(ledger: MemoryLedger) -> int:
+    """Return the bytes on the fullest accelerator at its worst moment."""
+    worst = (account.worst.total_bytes for account in ledger.accelerators)
+    return max(worst, default=0)
 
 
 def _products(topology: Topology) -> str:
     """Write `H100, 80 GiB each`; every product where there are several."""
-    kinds = dict.fromkeys(
-        (run.product or node.kind, run.memory_bytes)
-        for node in topology.nodes
-        for run in node.alike
-    )
-    each = [
-        f"{name}, {show_bytes(memory)} each" if memory else name
-        for name, memory in kinds
-    ]
-    return " + ".join(each) or "no accelerators"
+    # A dict keeps the order of the nodes.
+    words: dict[str, None] = {}
+    for node in topology.nodes:
+        for run in node.alike:
+            product = run.product or node.kind
+            if run.memory_bytes:
+                product += f", {show_bytes(run.memory_bytes)} each"
+            words[product] = None
+    return " + ".join(words) or "no accelerators"
 
 
 def locate(channel: ChannelPlan) -> str:
     """Write where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
     locations = channel.locations()
-    nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
     processes = [h.process for h in locations if h.process]
-    places = [
-        f"{len(processes)} processes" if len(processes) > 1 else f"process {p}"
-        for p in processes[:1]
-    ]
-    places += (
-        [f"{plural(len(nodes), 'node')} {clipped(str(nodes), 20)}"] if nodes else []
-    )
-    sizes = {h.capacity_items for h in locations}
+    nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
+    places = []
+    if len(processes) > 1:
+        places.append(f"{len(processes)} processes")
+    elif processes:
+        places.append(f"process {processes[0]}")
+    if nodes:
+        places.append(f"{plural(len(nodes), 'node')} {clipped(str(nodes), 20)}")
+    text = " and ".join(places)
+    if len(locations) == 1:
+        return text
+
+    # Several locations: how many items each has room for.
+    sizes = [h.capacity_items for h in locations]
     least = min(sizes)
     most = max(sizes)
-    each = (
-        f", {least} items each" if least == most else f", {least} to {most} items each"
-    )
-    return " and ".join(places) + (each if len(locations) > 1 else "")
+    if least == most:
+        return f"{text}, {least} items each"
+    return f"{text}, {least} to {most} items each"
 
 
 def show_move(move: Move) -> str:
@@ -248,119 +267,119 @@ def show_move(move: Move) -> str:
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
     """Fold all nodes, in order. Linear in nodes x components and in segments."""
     topology = placement.topology
+    # What each component has on each node; a node never cuts a rank.
     held = defaultdict[tuple[str, int], list[Segment]](list)
     for component in placement.components:
         for segment in placement.spec(component).segments:
             for node, part in topology.parts(segment.accelerators):
-                held[component, node.rank].append(
-                    segment.cut_to(part)
-                )  # nodes never cut a rank
+                held[component, node.rank].append(segment.cut_to(part))
+
     folds: list[NodeFold] = []
     for node in topology.nodes:
-        here = {c: held[c, node.rank] for c in placement.components}
-        first_rank = {
-            c: min((s.ranks.start for s in found), default=0)
-            for c, found in here.items()
-        }
-        local = {
-            c: tuple(s.moved(-node.first, -first_rank[c]) for s in found)
-            for c, found in here.items()
-        }
+        # Numbers within the node: nodes with the same components are then equal.
+        first_rank = {}
+        local = {}
+        for component in placement.components:
+            segments = held[component, node.rank]
+            first = min((s.ranks.start for s in segments), default=0)
+            first_rank[component] = first
+            moved = tuple(s.moved(-node.first, -first) for s in segments)
+            local[component] = moved
         last = folds[-1] if folds else None
-        if last is not None and (last.accelerators, last.local) == (
-            node.accelerators,
-            local,
-        ):
-            folds[-1] = dataclasses.replace(
-                last, nodes=range(last.nodes.start, node.rank + 1)
-            )
+        if last and (last.accelerators, last.local) == (node.accelerators, local):
+            nodes = range(last.nodes.start, node.rank + 1)
+            folds[-1] = dataclasses.replace(last, nodes=nodes)
         else:
             nodes = range(node.rank, node.rank + 1)
-            folds.append(
-                NodeFold(nodes, node.accelerators, node.first, first_rank, local)
-            )
+            fold = NodeFold(nodes, node.accelerators, node.first, first_rank, local)
+            folds.append(fold)
     return tuple(folds)
 
 
-# ── Plain values in a fixed order: the same plan gives the same dict ──────────────────────────────────────────────────
+# ── Plain values in a fixed order: the same plan gives the same dict ─────────────────
 
 _ROUTE = ("source", "target", "rows", "shares")
 
 
 def render_json(view: PlanView) -> dict[str, Any]:
     """Return the plan as plain values; linear in ranks and shares."""
-    plan, placement, topology, schedule = (
-        view.plan,
-        view.plan.placement,
-        view.plan.topology,
-        view.plan.schedule,
-    )
-    nodes = [
-        _fields(n, "rank", "accelerators", "first", "kind", "memory_bytes")
-        for n in topology.nodes
-    ]
-    comparison = view.comparison
-    savings = None
-    if comparison is not None:
-        savings = _fields(
-            comparison.savings, "used", "dedicated", "saved", "by_component"
-        ) | {
-            "at_work": _plain(comparison.here),
-            "dedicated_at_work": _plain(comparison.apart),
-            "fullest_bytes": comparison.here_bytes,
-            "dedicated_fullest_bytes": comparison.apart_bytes,
-        }
+    plan = view.plan
+    placement = plan.placement
+    topology = plan.topology
+    nodes = []
+    for node in topology.nodes:
+        nodes.append(
+            _fields(node, "rank", "accelerators", "first", "kind", "memory_bytes")
+        )
+    schedule: dict[str, Any] = {"stages": list(plan.schedule.stages)}
+    if plan.needs.ahead:
+        schedule["ahead"] = plan.needs.ahead  # versions, of rollout before learn
+    schedule |= _fields(plan.schedule, "active", "residency", "first", "entries")
+    components = {c.name: _component_record(view, c) for c in view.components}
     return {
         "config": view.name,
         "fits": view.fits,
         "mode": placement.mode,
         "topology": {"accelerators": topology.num_accelerators, "nodes": nodes},
-        "components": {
-            c.name: {
-                "placement": c.render(),
-                "world_size": c.world_size,
-                "accelerators": str(c.accelerators),
-                "ranks": [
-                    _fields(s, "rank", "node", "local_rank", "accelerators")
-                    for s in placement.slots(c.name)
-                ],
-            }
-            for c in view.components
-        },
-        "pairs": [
-            {
-                "a": a,
-                "b": b,
-                "relation": placement.relation(a, b),
-                "shared": str(placement.shared(a, b)),
-            }
-            for a, b in itertools.combinations(placement.components, 2)
-        ],
-        "schedule": {
-            "stages": list(schedule.stages),
-            **(
-                {"ahead": plan.needs.ahead} if plan.needs.ahead else {}
-            ),  # versions, of rollout before learn
-            **_fields(schedule, "active", "residency", "first", "entries"),
-        },
+        "components": components,
+        "pairs": _pairs_record(placement),
+        "schedule": schedule,
         "routes": _routes(plan),
-        "channels": [
-            _fields(c, "name", "source", "target", "keys", "capacity_items")
-            | {
-                "locations": [
-                    _fields(h, "node", "keys", "capacity_items")
-                    | {"process": h.process or None}
-                    for h in c.locations()
-                ]
-            }
-            for c in plan.channels
-        ],
+        "channels": [_channel_record(channel) for channel in plan.channels],
         "warnings": _problems(plan.warnings),
-        "savings": savings,
+        "savings": _savings_record(view.comparison),
         "counts": _plain(view.counts),
         "traffic": _plain(view.traffic),
         "memory": ledger_record(view.ledger),
         "shortages": _problems(view.shortages),
+    }
+
+
+def _component_record(view: PlanView, spec: ComponentSpec) -> dict[str, Any]:
+    """Return the placement of a component with the place of each rank."""
+    ranks = []
+    for slot in view.plan.placement.slots(spec.name):
+        ranks.append(_fields(slot, "rank", "node", "local_rank", "accelerators"))
+    return {
+        "placement": spec.render(),
+        "world_size": spec.world_size,
+        "accelerators": str(spec.accelerators),
+        "ranks": ranks,
+    }
+
+
+def _pairs_record(placement: HybridComponentPlacement) -> list[dict[str, str]]:
+    """Return the relation of each two components, and the accelerators they share."""
+    pairs = []
+    for a, b in itertools.combinations(placement.components, 2):
+        relation = placement.relation(a, b)
+        shared = str(placement.shared(a, b))
+        pairs.append({"a": a, "b": b, "relation": relation, "shared": shared})
+    return pairs
+
+
+def _channel_record(channel: ChannelPlan) -> dict[str, Any]:
+    """Return the sizes and locations of a channel."""
+    locations = []
+    for location in channel.locations():
+        record = _fields(location, "node", "keys", "capacity_items")
+        record["process"] = location.process or None
+        locations.append(record)
+    record = _fields(channel, "name", "source", "target", "keys", "capacity_items")
+    record["locations"] = locations
+    return record
+
+
+def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
+    """Return the comparison with the dedicated placement, where there is one."""
+    if comparison is None:
+        return None
+    record = _fields(comparison.savings, "used", "dedicated", "saved", "by_component")
+    return record | {
+        "at_work": _plain(comparison.here),
+        "dedicated_at_work": _plain(comparison.apart),
+        "fullest_bytes": comparison.here_bytes,
+        "dedicated_fullest_bytes": comparison.apart_bytes,
     }
 
 
@@ -378,33 +397,28 @@ def _plain(value: object) -> Any:
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes as plain values, in the order of their names."""
     return {name: _plain(getattr(value, name)) for name in names}
 
 
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the routes, by name where each has one."""
+    """Return the routes as a list; by name, with the weights, where weights have deliveries."""
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
-    copies = [
-        _fields(
-            d,
-            "readers",
-            *(
-                ("owners", "parts")[: 1 + d.cut]
-                if isinstance(d, DeviceDelivery)
-                else ("near",)
-            ),
-        )
-        for d in plan.deliveries
-    ]
+    copies = []
+    for delivery in plan.deliveries:
+        names = ["readers", "near"]
+        if isinstance(delivery, DeviceDelivery):
+            names = ["readers", "owners"]
+            if delivery.cut:
+                names.append("parts")
+        copies.append(_fields(delivery, *names))
+    routes = {route.name: _fields(route, *_ROUTE) for route in plan.routes}
     weights = {"source": "actor", "target": "rollout", "copies": copies}
-    return {route.name: _fields(route, *_ROUTE) for route in plan.routes} | {
-        "weights": weights
-    }
+    return routes | {"weights": weights}
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
     """Return problems or warnings without their sources."""
-    return [
-        _fields(problem, "code", "key", "what", "why", "fix") for problem in problems
-    ]
+    names = ("code", "key", "what", "why", "fix")
+    return [_fields(problem, *names) for problem in problems]

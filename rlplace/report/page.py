@@ -47,6 +47,20 @@ _CURVES: Mapping[str, Sequence[str]] = {
     "KL": ("/approx_kl", "/kl_reference", "/mismatch", "/mismatch_max", "/mismatch_kl"),
     "Speed": ("/steps_per_s", "/tokens_per_s", "time/iteration_s"),
 }
+# Looks of the states that are not as good as finished.
+_LOOKS = {FAILED: "tight", STOPPED: "unknown", "ended early": "unknown"}
+# Headings of tables; `>` sets a column to the right.
+_USE = ("stage", ">seconds", ">moves into it", ">accelerators at work", ">planned")
+_ACCELERATOR = (
+    "accelerators",
+    "components",
+    "stage",
+    ">at work",
+    ">idle",
+    ">share at work",
+)
+_PART = ("part", ">whole run", ">one iteration")
+_FAULT = ("iteration", "stage", "what", "why", ">lost")
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
 _TRANSFER = ("what", "from → to", ">one iteration", ">whole run", ">rate")
 _TRANSFERS = (
@@ -68,140 +82,133 @@ _SHOWN = 1200  # characters of a text
 _MOST_ROWS = 64
 
 Rows = Iterable[Sequence[str]]
+Numbers = Mapping[str, float]
 
 
 def render_report(run: RunRecord) -> str:
     """Return the page of one run."""
     summary = run.summary
     state = _state(run)
-    look = {FAILED: "tight", STOPPED: "unknown", "ended early": "unknown"}.get(
-        state, "fits"
+    heading = (
+        f'{escape(run.name)}<span class="verdict {_LOOKS.get(state, "fits")}">{state}'
     )
-    config, plan_text = (
-        f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>"
-        for name, text in (("config.yaml", run.config), ("plan.txt", run.plan_text))
-    )
-    return document(
-        f"{run.name}: report",
-        [
-            _LOOK,
-            f'<h1>{escape(run.name)}<span class="verdict {look}">{state}</span></h1>',
-            f"<p>{escape(_machines(run))}</p>",
-            tiles(_tiles(run)),
-            *(f"<p>{escape(line)}</p>" for line in _lines(run)),
-            f'<h2>Timeline</h2>\n<div class="plan">{run.timeline}</div>',
-            *_section(
-                "Accelerators by stage",
-                (
-                    "stage",
-                    ">seconds",
-                    ">moves into it",
-                    ">accelerators at work",
-                    ">planned",
-                ),
-                _uses(run),
-            ),
-            *_accelerators(run),
-            *_section(
-                "Seconds by part", ("part", ">whole run", ">one iteration"), _parts(run)
-            ),
-            *_section(
-                "Seconds of an iteration, predicted and measured",
-                _AGAINST,
-                _against(summary.get("predicted", {}).get("seconds", {}), _seconds),
-                f"From {escape(summary.get('predicted', {}).get('from', ''))}; measured is a median.",
-            ),
-            *_section(
-                "Memory of one accelerator",
-                _AGAINST,
-                _against(_memory(summary), lambda size: show_bytes(int(size))),
-            ),
-            *_curves({run.name: run}),
-            '<div class="samples">',
-            *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
-            "</div>",
-            *_section(
-                "Transfers",
-                _TRANSFER,
-                [*_weights(run), *_channel_bytes(summary)],
-                _TRANSFERS,
-            ),
-            *_section("Channels", _CHANNEL, _channels(summary)),
-            *_section(
-                "Faults",
-                ("iteration", "stage", "what", "why", ">lost"),
-                _faults(summary),
-            ),
-            *_section(
-                "Left out, for it was not finite",
-                ("metric", ">count"),
-                _skipped(summary),
-            ),
-            f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>{plan_text}',
-            f"<h2>Config</h2>\n{config}",
-            *_section("Machine and versions", ("what", "is"), _made_with(summary)),
-        ],
-    )
+    predicted = summary.get("predicted", {})
+    source = escape(predicted.get("from", ""))
+    parts = [
+        _LOOK,
+        f"<h1>{heading}</span></h1>",
+        f"<p>{escape(_machines(run))}</p>",
+        tiles(_tiles(run)),
+        *(f"<p>{escape(line)}</p>" for line in _lines(run)),
+        # The time of the run, from the picture to the parts.
+        f'<h2>Timeline</h2>\n<div class="plan">{run.timeline}</div>',
+        *_section("Accelerators by stage", _USE, _uses(run)),
+        *_accelerators(run),
+        *_section("Seconds by part", _PART, _parts(run)),
+        *_section(
+            "Seconds of an iteration, predicted and measured",
+            _AGAINST,
+            _against(predicted.get("seconds", {}), _seconds),
+            f"From {source}; measured is a median.",
+        ),
+        *_section(
+            "Memory of one accelerator",
+            _AGAINST,
+            _against(_memory(summary), _bytes),
+        ),
+        # Its results.
+        *_curves({run.name: run}),
+        '<div class="samples">',
+        *_section("Samples", _SAMPLE, _samples(run), _SAMPLES),
+        "</div>",
+        # Data that was moved.
+        *_section(
+            "Transfers",
+            _TRANSFER,
+            [*_weights(run), *_channel_bytes(summary)],
+            _TRANSFERS,
+        ),
+        *_section("Channels", _CHANNEL, _channels(summary)),
+        # What went wrong.
+        *_section("Faults", _FAULT, _faults(summary)),
+        *_section(
+            "Left out, for it was not finite",
+            ("metric", ">count"),
+            _skipped(summary),
+        ),
+        # How the run was set up.
+        f'<h2>Plan</h2>\n<div class="plan">{run.plan_picture}</div>'
+        + _folded("plan.txt", run.plan_text),
+        f"<h2>Config</h2>\n{_folded('config.yaml', run.config)}",
+        *_section("Machine and versions", ("what", "is"), _made_with(summary)),
+    ]
+    return document(f"{run.name}: report", parts)
 
 
 def render_comparison(left: RunRecord, right: RunRecord) -> str:
     """Return the page of two runs: numbers side by side, changed keys of the config, curves of both in one chart."""
-    names = [
-        run.name if left.name != right.name else run.folder.name
-        for run in (left, right)
-    ]
-    if names[0] == names[1]:
-        names = [str(run.folder) for run in (left, right)]
-    head = ("", *(f">{name}" for name in names), ">ratio")
-    keys = [left.keys, right.keys]
-    changed = [
-        (key, *(of.get(key, "not set") for of in keys))
-        for key in dict.fromkeys([*keys[0], *keys[1]])
-        if keys[0].get(key) != keys[1].get(key)
-    ]
-    pictures = "".join(
-        f"<h3>{escape(n)}</h3>{run.timeline}"
-        for n, run in zip(names, (left, right), strict=True)
-    )
-    return document(
-        f"{names[0]} and {names[1]}",
-        [
-            _LOOK,
-            f"<h1>{escape(names[0])} and {escape(names[1])}</h1>",
-            *(
-                f"<p>{escape(f'{run.folder}: {_state(run)}; {_machines(run)}')}</p>"
-                for run in (left, right)
-            ),
-            *_section("Numbers", head, _side_by_side(left, right)),
-            *(
-                _section("Changed keys of the config", ("key", *names), changed)
-                or ["<p>The same config.</p>"]
-            ),
-            *_curves(dict(zip(names, (left, right), strict=True))),
-            f'<h2>Timeline</h2>\n<div class="plan">{pictures}</div>',
-        ],
-    )
+    names = _distinct_names(left, right)
+    runs = dict(zip(names, (left, right), strict=True))
+    title = f"{names[0]} and {names[1]}"
+    parts = [_LOOK, f"<h1>{escape(title)}</h1>"]
+    for run in (left, right):
+        line = f"{run.folder}: {_state(run)}; {_machines(run)}"
+        parts.append(f"<p>{escape(line)}</p>")
+    heading = ("", *(f">{name}" for name in names), ">ratio")
+    parts += _section("Numbers", heading, _side_by_side(left, right))
+
+    changed = []
+    for key in dict.fromkeys([*left.keys, *right.keys]):
+        values = [run.keys.get(key) for run in (left, right)]
+        if values[0] != values[1]:
+            shown = ["not set" if value is None else value for value in values]
+            changed.append((key, *shown))
+    if changed:
+        parts += _section("Changed keys of the config", ("key", *names), changed)
+    else:
+        parts.append("<p>The same config.</p>")
+
+    parts += _curves(runs)
+    pictures = ""
+    for name, run in runs.items():
+        pictures += f"<h3>{escape(name)}</h3>{run.timeline}"
+    parts.append(f'<h2>Timeline</h2>\n<div class="plan">{pictures}</div>')
+    return document(title, parts)
+
+
+def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
+    """Return the names of two runs: config, else folder, else path, until they differ."""
+    if left.name != right.name:
+        return [left.name, right.name]
+    if left.folder.name != right.folder.name:
+        return [left.folder.name, right.folder.name]
+    return [str(left.folder), str(right.folder)]
+
+
+def _folded(name: str, content: str) -> str:
+    """Write a text that is shown after a click on its name."""
+    inside = f"<summary>{name}</summary><pre>{escape(content)}</pre>"
+    return f"<details>{inside}</details>"
 
 
 def _section(
     title: str, header: Sequence[str], rows: Rows, note: str = ""
 ) -> list[str]:
-    """Return a heading and a table; nothing without rows."""
+    """Return a heading, a note in HTML and a table of the first rows; nothing without rows."""
     found = list(rows)
     if not found:
         return []
-    more = (
-        f"<p>and {len(found) - _MOST_ROWS} more</p>" if len(found) > _MOST_ROWS else ""
-    )
-    return [
-        f"<h2>{title}</h2>\n"
-        + f"<p>{note}</p>\n" * bool(note)
-        + table(header, found[:_MOST_ROWS])
-        + more
-    ]
+    part = f"<h2>{title}</h2>\n"
+    if note:
+        part += f"<p>{note}</p>\n"
+    part += table(header, found[:_MOST_ROWS])
+    if len(found) > _MOST_ROWS:
+        part += f"<p>and {len(found) - _MOST_ROWS} more</p>"
+    return [part]
 
 
 def _seconds(value: float) -> str:
+    """Write seconds with three digits, or microseconds below a millisecond."""
     if 0 < value < 1e-3:
         return f"{1e6 * value:.3g} µs"
     if value >= 1000:
@@ -209,16 +216,20 @@ def _seconds(value: float) -> str:
     return f"{value:.3g} s"
 
 
+def _bytes(size: float) -> str:
+    return show_bytes(int(size))
+
+
 def _state(run: RunRecord) -> str:
+    """Return how the run ended: finished, goal reached, stopped, failed, ended early."""
     summary = run.summary
     keys = run.keys
     if summary.get("state") == STOPPED:
         return STOPPED
     if not summary.get("policy"):
         return FAILED
-    if summary["iterations"] >= int(
-        keys.get("runner.total_iterations", RunnerConfig().total_iterations)
-    ):
+    total = keys.get("runner.total_iterations", RunnerConfig().total_iterations)
+    if summary["iterations"] >= int(total):
         return "finished"
     goal = keys.get("runner.stop_at_return", "null")
     reached = summary.get("return_last")
@@ -228,6 +239,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _machines(run: RunRecord) -> str:
+    """Return the first line of the plan: placement and machines."""
     return run.plan_text.partition("\n")[0].removeprefix("plan: ")
 
 
@@ -238,196 +250,171 @@ def _score(summary: Mapping[str, Any]) -> str:
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
-    summary, usage = run.summary, run.summary.get("utilisation", {})
-    first, last = (summary.get(key) for key in ("return_first", "return_last"))
+    """Yield large and small text: score, held-out score, seconds, speed, use of accelerators."""
+    summary = run.summary
+    first = summary.get("return_first")
+    last = summary.get("return_last")
     if first is not None and last is not None:
-        yield (
-            number(last),
-            f"{_score(summary)}, from {number(first)} in the first iteration",
-        )
-    if (held_out := summary.get("eval_last")) is not None:
-        yield (
-            number(held_out),
-            f"reward of held-out prompts, from {number(summary['eval_first'])}",
-        )
-    yield (
-        _seconds(summary["wall_s"]),
-        f"start {_seconds(summary['start_s'])}, training {_seconds(summary['train_s'])}",
-    )
-    steps = "env_steps" if "env_steps" in summary else "answers"
-    made = f"{summary[steps]:,} in {summary['iterations']:,} {plural(summary['iterations'], 'iteration')}"
-    yield (
-        f"{number(summary[f'{steps}_per_s'])} / s",
-        f"{steps.replace('_', ' ')}: {made}",
-    )
+        score = f"{_score(summary)}, from {number(first)} in the first iteration"
+        yield number(last), score
+
+    held_out = summary.get("eval_last")
+    if held_out is not None:
+        before = number(summary["eval_first"])
+        yield number(held_out), f"reward of held-out prompts, from {before}"
+
+    start = _seconds(summary["start_s"])
+    training = _seconds(summary["train_s"])
+    yield _seconds(summary["wall_s"]), f"start {start}, training {training}"
+
+    steps = "answers"
+    if "env_steps" in summary:
+        steps = "env_steps"
+    iterations = summary["iterations"]
+    noun = plural(iterations, "iteration")
+    made = f"{summary[steps]:,} in {iterations:,} {noun}"
+    speed = number(summary[f"{steps}_per_s"])
+    yield f"{speed} / s", f"{steps.replace('_', ' ')}: {made}"
+
+    usage = summary.get("utilisation", {})
     if usage:
-        shares = ", ".join(
-            f"{name} {usage['shares'][key]:.0%}"
-            for key, name in _SHARES.items()
-            if key != "busy"
-        )
-        yield (
-            f"{usage['shares']['busy']:.0%} at work",
-            f"{shares}; {usage['accelerator_hours']:.3g} accelerator hours",
-        )
+        shares = []
+        for key, name in _SHARES.items():
+            if key != "busy":
+                shares.append(f"{name} {usage['shares'][key]:.0%}")
+        hours = f"{usage['accelerator_hours']:.3g} accelerator hours"
+        yield f"{usage['shares']['busy']:.0%} at work", f"{', '.join(shares)}; {hours}"
 
 
 def _lines(run: RunRecord) -> Iterator[str]:
-    """Say where the policy is, and what the latest iterations waited for."""
+    """Yield the files of the policy, and the bottleneck of the latest iterations."""
     for key in ("policy", "checkpoint"):
         if run.summary.get(key):
             yield f"{key}: {run.summary[key]}"
-    if whole := run.metrics.get("time/iteration_s"):
-        last = whole.iterations[-1]
-        latest = {
-            name: series.recent
-            for name, series in run.metrics.items()
-            if series.iterations[-1] == last
-        }
-        yield f"bottleneck of an iteration: {bottleneck(latest, run.plan['schedule']['active'])}"
+    whole = run.metrics.get("time/iteration_s")
+    if whole is None:
+        return
+    # Only metrics of the last iteration: others are of stages that it did not have.
+    last = whole.iterations[-1]
+    latest = {}
+    for name, series in run.metrics.items():
+        if series.iterations[-1] == last:
+            latest[name] = series.recent
+    longest = bottleneck(latest, run.plan["schedule"]["active"])
+    yield f"bottleneck of an iteration: {longest}"
 
 
 def _uses(run: RunRecord) -> Rows:
+    """Yield a row for each stage: its seconds, and the accelerators at work in it."""
     for stage, row in run.summary.get("utilisation", {}).get("stages", {}).items():
-        planned = row["planned_at_work"]
-        at_work = "" if stage == SYNC else f"{row['at_work']:.1f}"
-        yield (
-            stage,
-            _seconds(row["seconds"]),
-            _seconds(row["moves_s"]),
-            at_work,
-            "" if planned is None else str(planned),
-        )
+        at_work = ""
+        if stage != SYNC:
+            at_work = f"{row['at_work']:.1f}"
+        planned = ""
+        if row["planned_at_work"] is not None:
+            planned = str(row["planned_at_work"])
+        seconds = _seconds(row["seconds"])
+        yield stage, seconds, _seconds(row["moves_s"]), at_work, planned
 
 
 def _accelerators(run: RunRecord) -> list[str]:
-    """Fold accelerators with the same components into one row."""
+    """Write the stages of each accelerator; those with the same components are one."""
     by_number = run.summary.get("utilisation", {}).get("by_accelerator", {})
     users = defaultdict[int, list[str]](list)
     for component, row in run.plan["components"].items():
-        for a in {a for rank in row["ranks"] for a in rank["accelerators"]}:
-            users[a].append(component)
+        held = {number for rank in row["ranks"] for number in rank["accelerators"]}
+        for accelerator in held:
+            users[accelerator].append(component)
+
+    # Accelerators with the same components -> their numbers.
     folds = defaultdict[tuple[str, ...], list[int]](list)
     for text in by_number:
         folds[tuple(users[int(text)])].append(int(text))
     rows = list[tuple[str, ...]]()
     for names, numbers in folds.items():
-        whom = (str(Ranges.of(range(a, a + 1) for a in numbers)), ", ".join(names))
-        for stage in by_number[str(numbers[0])]:
-            busy = [by_number[str(a)][stage]["busy_s"] for a in numbers]
-            idle = [by_number[str(a)][stage]["idle_s"] for a in numbers]
-            shares = [
-                f"{b / ((b + i) or 1.0):.0%}"
-                for b, i in sorted(zip(busy, idle, strict=True))
-            ]
-            share = (
-                shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
-            )
-            rows.append(
-                (
-                    *whom,
-                    stage,
-                    *(_seconds(sum(each) / len(numbers)) for each in (busy, idle)),
-                    share,
-                )
-            )
-            whom = ("", "")
+        of_fold = [by_number[str(accelerator)] for accelerator in numbers]
+        places = str(Ranges.of(range(a, a + 1) for a in numbers))
+        head = (places, ", ".join(names))
+        for stage in of_fold[0]:
+            rows.append((*head, stage, *_use(of_fold, stage)))
+            head = ("", "")  # only the first of its rows names the accelerators
     note = "Of one accelerator, on average; the share is from the least to the most busy. Moves and sync are above."
-    header = (
-        "accelerators",
-        "components",
-        "stage",
-        ">at work",
-        ">idle",
-        ">share at work",
-    )
-    return _section("Accelerators", header, rows, note)
+    return _section("Accelerators", _ACCELERATOR, rows, note)
+
+
+def _use(
+    accelerators: Sequence[Mapping[str, Numbers]], stage: str
+) -> tuple[str, str, str]:
+    """Return mean seconds at work and idle of alike accelerators, and the range of shares."""
+    count = len(accelerators)
+    busy_s = 0.0
+    idle_s = 0.0
+    pairs = []
+    for uses in accelerators:
+        use = uses[stage]
+        busy_s += use["busy_s"]
+        idle_s += use["idle_s"]
+        pairs.append((use["busy_s"], use["idle_s"]))
+    shares = []
+    for busy, idle in sorted(pairs):
+        shares.append(f"{busy / ((busy + idle) or 1.0):.0%}")
+    share = shares[0]
+    if shares[0] != shares[-1]:
+        share = f"{shares[0]} to {shares[-1]}"
+    return _seconds(busy_s / count), _seconds(idle_s / count), share
 
 
 def _parts(run: RunRecord) -> Rows:
-    for part, seconds in sorted(
-        run.summary["seconds"].items(),
-        key=lambda item: (item[0].startswith("start_"), -item[1]),
-    ):
-        series = (
-            None if part.startswith("start_") else run.metrics.get(f"time/{part}_s")
-        )
-        yield (
-            part.replace("_", " ", 1),
-            _seconds(seconds),
-            _seconds(series.recent) if series else "",
-        )
+    """Yield seconds by part, the longest first; the parts of the start come last."""
+    iterated = []
+    started = []
+    longest_first = sorted(run.summary["seconds"].items(), key=lambda item: -item[1])
+    for part, seconds in longest_first:
+        name = part.replace("_", " ", 1)
+        if part.startswith("start_"):
+            started.append((name, _seconds(seconds), ""))
+            continue
+        each = ""
+        series = run.metrics.get(f"time/{part}_s")
+        if series is not None:
+            each = _seconds(series.recent)
+        iterated.append((name, _seconds(seconds), each))
+    return [*iterated, *started]
 
 
-def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    held = summary.get("memory", {})
-    return {
-        f"{component} {word}": of
-        for component, row in held.items()
-        for word, of in row.items()
-        if any(of.values())
-    }
+def _memory(summary: Mapping[str, Any]) -> dict[str, Numbers]:
+    """Return bytes, predicted and measured, by component and residency; without zeros."""
+    found = {}
+    for component, row in summary.get("memory", {}).items():
+        for word, sizes in row.items():
+            if any(sizes.values()):
+                found[f"{component} {word}"] = sizes
+    return found
 
 
-def _against(
-    rows: Mapping[str, Mapping[str, float]], show: Callable[[float], str]
-) -> Rows:
-    for name, of in rows.items():
-        predicted = of["predicted"]
-        measured = of["measured"]
-        yield (
-            name,
-            show(predicted),
-            show(measured),
-            f"{measured / predicted:.2f}" if predicted else "",
-        )
+def _against(rows: Mapping[str, Numbers], show: Callable[[float], str]) -> Rows:
+    """Yield name, predicted, measured, and their ratio."""
+    for name, numbers in rows.items():
+        predicted = numbers["predicted"]
+        measured = numbers["measured"]
+        ratio = ""
+        if predicted:
+            ratio = f"{measured / predicted:.2f}"
+        yield name, show(predicted), show(measured), ratio
 
 
 def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
     """Draw a chart for each metric, with a line for each run; of one run also its stages and shares together."""
     metrics = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
-    together = list[str]()
-    if len(runs) == 1:
-        (run,) = runs.values()
-        for title, names in (
-            (
-                "seconds of an iteration",
-                {f"time/{stage}_s": stage for stage in _STAGES},
-            ),
-            (
-                "shares of the accelerators' time",
-                {f"util/{key}_share": name for key, name in _SHARES.items()},
-            ),
-        ):
-            there = [
-                (label, run.metrics[name])
-                for name, label in names.items()
-                if name in run.metrics
-            ]
-            if there:
-                together.append(
-                    chart(
-                        title,
-                        [
-                            Line(label, at, series)
-                            for at, (label, series) in enumerate(there)
-                        ],
-                    )
-                )
     for title, ends in _CURVES.items():
-        found = [name for end in ends for name in metrics if name.endswith(end)]
-        charts = [
-            chart(
-                name,
-                [
-                    Line(label, at, r.metrics[name])
-                    for at, (label, r) in enumerate(runs.items())
-                    if name in r.metrics
-                ],
-            )
-            for name in dict.fromkeys(found)
-        ]
-        charts += together if title == "Speed" else []
+        # In the order of the ends; a dict keeps each name once.
+        names: dict[str, None] = {}
+        for end in ends:
+            names |= dict.fromkeys(name for name in metrics if name.endswith(end))
+        charts = [_curve(name, runs) for name in names]
+        if title == "Speed" and len(runs) == 1:
+            (run,) = runs.values()
+            charts += _together(run)
         if charts:
             yield f'<h2>{title}</h2>\n<div class="charts">{"".join(charts)}</div>'
     for label, run in runs.items():
@@ -435,58 +422,87 @@ def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
             yield f"<p>{escape(label)} has no curves: its runner.sinks have no jsonl.</p>"
 
 
+def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
+    """Draw one metric of all runs that have it."""
+    lines = []
+    for at, (label, run) in enumerate(runs.items()):
+        if metric in run.metrics:
+            lines.append(Line(label, at, run.metrics[metric]))
+    return chart(metric, lines)
+
+
+def _together(run: RunRecord) -> Iterator[str]:
+    """Draw the seconds of all stages in one chart, and all shares in another."""
+    stages = {f"time/{stage}_s": stage for stage in _STAGES}
+    shares = {f"util/{key}_share": name for key, name in _SHARES.items()}
+    for title, labels in (
+        ("seconds of an iteration", stages),
+        ("shares of the accelerators' time", shares),
+    ):
+        lines: list[Line] = []
+        for metric, label in labels.items():
+            if metric in run.metrics:
+                lines.append(Line(label, len(lines), run.metrics[metric]))
+        if lines:
+            yield chart(title, lines)
+
+
 def _samples(run: RunRecord) -> Rows:
+    """Yield iteration, reward, tokens, prompt and answer of each sample."""
     for sample in run.samples:
-        numbers = (
-            f"{sample.get('iteration', '')}",
-            *(number(sample[n]) if n in sample else "" for n in ("reward", "tokens")),
-        )
-        texts = (str(sample.get(name, "")) for name in ("prompt", "answer"))
-        yield (
-            *numbers,
-            *(text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …" for text in texts),
-        )
+        row = [str(sample.get("iteration", ""))]
+        for key in ("reward", "tokens"):
+            shown = ""
+            if key in sample:
+                shown = number(sample[key])
+            row.append(shown)
+        for key in ("prompt", "answer"):
+            shown = str(sample.get(key, ""))
+            if len(shown) > _SHOWN:
+                shown = f"{shown[:_SHOWN]} …"
+            row.append(shown)
+        yield row
 
 
 def _weights(run: RunRecord) -> Rows:
-    """Yield what the actor writes and the rollout reads, by transport; a rate is of all transports together."""
-    for verb, sizes in (
-        ("actor/push", "actor/pushed_"),
-        ("rollout/pull", "rollout/pulled_"),
+    """Yield the bytes of weights that are written and read, by transport.
+
+    The rate is of all transports together and stands in the first row.
+    """
+    for what, verb, sizes in (
+        ("weights, written", "actor/push", "actor/pushed_"),
+        ("weights, read", "rollout/pull", "rollout/pulled_"),
     ):
-        what = "weights, written" if verb == "actor/push" else "weights, read"
-        rate = run.metrics.get(f"{verb}_gb_per_s")
-        shown = "" if rate is None else _rate(1e9 * rate.recent)
+        rate = ""
+        rates = run.metrics.get(f"{verb}_gb_per_s")
+        if rates is not None:
+            rate = _rate(1e9 * rates.recent)
         for name, series in run.metrics.items():
-            transport = name[len(sizes) : -len("_bytes")].replace(
-                "_", " "
-            )  # none in the name of their sum
-            if (
-                name.startswith(sizes)
-                and name.endswith("_bytes")
-                and transport
-                and any(series.values)
-            ):
-                sent = (
-                    show_bytes(int(series.recent)),
-                    show_bytes(int(sum(series.values))),
-                )
-                yield f"{what}: {transport}", "actor → rollout", *sent, shown
-                shown = ""
+            if not name.startswith(sizes) or not name.endswith("_bytes"):
+                continue
+            # The sum of all transports names none.
+            transport = name[len(sizes) : -len("_bytes")].replace("_", " ")
+            if transport and any(series.values):
+                each = _bytes(series.recent)
+                whole = _bytes(sum(series.values))
+                yield f"{what}: {transport}", "actor → rollout", each, whole, rate
+                rate = ""
 
 
 def _channel_bytes(summary: Mapping[str, Any]) -> Rows:
     """Yield channels between processes: between threads items pass by reference."""
-    earlier = summary.get(
-        "before_resume", {}
-    )  # channels are new where a run is resumed, and count from zero
-    iterations, train_s = (
-        summary[name] - earlier.get(name, 0) for name in ("iterations", "train_s")
-    )
+    # Channels are new where a run is resumed, and count from zero.
+    earlier = summary.get("before_resume", {})
+    iterations = summary["iterations"] - earlier.get("iterations", 0)
+    train_s = summary["train_s"] - earlier.get("train_s", 0)
+    if iterations <= 0 or train_s <= 0.0:
+        return
     for name, seen in summary.get("waits", {}).items():
-        if (size := seen.get("bytes", 0)) and iterations > 0 and train_s > 0.0:
-            sent = (show_bytes(size // iterations), show_bytes(size))
-            yield f"channel {name}", _ends(seen), *sent, _rate(size / train_s)
+        size = seen.get("bytes", 0)
+        if size:
+            each = show_bytes(size // iterations)
+            rate = _rate(size / train_s)
+            yield f"channel {name}", _ends(seen), each, show_bytes(size), rate
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -494,14 +510,22 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _channels(summary: Mapping[str, Any]) -> Rows:
+    """Yield items, fullest moment, waiting and age of each channel."""
     for name, seen in summary.get("waits", {}).items():
-        counts = (f"{seen['items']:,}", f"{seen['high_water_items']:,}")
-        waits = (_seconds(seen["consumer_wait_s"]), _seconds(seen["producer_wait_s"]))
-        yield name, _ends(seen), *counts, *waits, str(seen["staleness_max"])
+        yield (
+            name,
+            _ends(seen),
+            f"{seen['items']:,}",
+            f"{seen['high_water_items']:,}",
+            _seconds(seen["consumer_wait_s"]),
+            _seconds(seen["producer_wait_s"]),
+            str(seen["staleness_max"]),
+        )
 
 
 def _ends(seen: Mapping[str, Any]) -> str:
-    return " → ".join("+".join(seen[side]) for side in ("producers", "consumers"))
+    """Write the components at both ends of a channel."""
+    return f"{'+'.join(seen['producers'])} → {'+'.join(seen['consumers'])}"
 
 
 def _faults(summary: Mapping[str, Any]) -> Rows:
@@ -516,49 +540,49 @@ def _skipped(summary: Mapping[str, Any]) -> Rows:
 
 
 def _made_with(summary: Mapping[str, Any]) -> Rows:
-    for name, value in (
-        *summary.get("machine", {}).items(),
-        *summary.get("versions", {}).items(),
-    ):
-        yield name, str(value)
+    for part in ("machine", "versions"):
+        for name, value in summary.get(part, {}).items():
+            yield name, str(value)
 
 
 def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
-    of = [_numbers(run) for run in (left, right)]
-    for name in dict.fromkeys([*of[0], *of[1]]):
-        values = [numbers.get(name) for numbers in of]
+    """Yield each number of two runs, and right / left where both have it."""
+    ours = _numbers(left)
+    theirs = _numbers(right)
+    for name in dict.fromkeys([*ours, *theirs]):
+        values = [ours.get(name), theirs.get(name)]
         shown = ["" if value is None else number(value) for value in values]
-        ratio = (
-            f"{values[1] / values[0]:.2f}"
-            if values[0] and values[1] is not None
-            else ""
-        )
+        ratio = ""
+        if values[0] and values[1] is not None:
+            ratio = f"{values[1] / values[0]:.2f}"
         yield name, *shown, ratio
 
 
 def _numbers(run: RunRecord) -> dict[str, float]:
-    summary, usage = run.summary, run.summary.get("utilisation", {})
-    found = {
+    """Return the numbers of a run that can be compared, by their names in words."""
+    summary = run.summary
+    found: dict[str, float | None] = {
         f"{_score(summary)}, last": summary.get("return_last"),
         "held out, last": summary.get("eval_last"),
     }
-    found |= {
-        name.replace("_", " "): summary[name]
-        for name in ("iterations", "wall_s", "start_s", "train_s")
-    }
-    found |= {
-        name.replace("_", " "): value
-        for name, value in summary.items()
-        if name.endswith("_per_s")
-    }
-    found |= {
-        f"share {name}": usage["shares"][key] for key, name in _SHARES.items() if usage
-    }
+    for key in ("iterations", "wall_s", "start_s", "train_s"):
+        found[key.replace("_", " ")] = summary[key]
+    for key, value in summary.items():
+        if key.endswith("_per_s"):
+            found[key.replace("_", " ")] = value
+
+    usage = summary.get("utilisation", {})
+    if usage:
+        for key, name in _SHARES.items():
+            found[f"share {name}"] = usage["shares"][key]
+
+    # Parts of the start happen once, all others in each iteration.
     for part, seconds in summary["seconds"].items():
         name = part.replace("_", " ", 1)
-        once = part.startswith("start_")
-        found[f"{name} s" if once else f"{name} s, mean"] = (
-            seconds if once else seconds / summary["iterations"]
-        )
-    found |= {f"{name} bytes": of["measured"] for name, of in _memory(summary).items()}
+        if part.startswith("start_"):
+            found[f"{name} s"] = seconds
+        else:
+            found[f"{name} s, mean"] = seconds / summary["iterations"]
+    for name, sizes in _memory(summary).items():
+        found[f"{name} bytes"] = sizes["measured"]
     return {name: value for name, value in found.items() if value is not None}

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlplace.report.utilisation import usage_rows
 from rlplace.units import show_bytes
 
 HELD_OUT = "eval/reward"
+# Attributes of a Progress that go into a checkpoint as they are.
 _KEPT = (
     "start_s",
     "steps",
@@ -30,13 +31,13 @@ _KEPT = (
     "evaluations",
     "skipped",
     "named",
-)  # of a Progress
-_SKIPPED = (
-    "/poisoned",
-    "/skipped_steps",
-)  # ends of metrics that count what faults.on_poison: skip left out
-_NAMED = 100  # things that were skipped and are named, the first of a run
-_LEAST_WAIT_S = 0.05  # less is shown as no time at all
+)
+# Ends of the metrics that count what `faults.on_poison: skip` left out.
+_SKIPPED = ("/poisoned", "/skipped_steps")
+_NAMED = 100  # of the things that were skipped, the first ones are named
+_LEAST_WAIT_S = 0.05  # seconds; a channel with less waiting is not shown
+_STAGES = ("rollout", "infer", "learn", "sync", "moves", "evaluate")
+_HEAD = 11  # width of the first column
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +45,12 @@ class Measures:
     """The metrics that a kind of run is summed up by."""
 
     score: str  # metric of an iteration's mean return
-    episodes: str | None = (
-        None  # metric with the number of episodes behind it; None: an iteration is one episode
-    )
+    # Metric with the number of episodes behind the score; None: an iteration counts as one.
+    episodes: str | None = None
     window: int = 1  # episodes behind the mean return, rounded up to whole iterations
-    steps: str  # what the steps of a run are, as summary.json calls them
-    counts: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # key of summary.json -> metric to be summed
+    steps: str  # the name that summary.json has for the steps of a run
+    # Key of summary.json -> metric to be summed.
+    counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 SIMULATED = Measures(
@@ -80,28 +79,23 @@ class Progress:
     first_return: float | None = None
     counts: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    episodes: deque[tuple[float, float]] = dataclasses.field(
-        default_factory=deque
-    )  # (mean return, episodes)
-    evaluations: dict[int, float] = dataclasses.field(
-        default_factory=dict
-    )  # policy version -> mean reward
-    skipped: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # metric -> things
-    named: list[dict[str, Any]] = dataclasses.field(
-        default_factory=list
-    )  # the first of these, as summary.json has them
-    earlier_s: float = (
-        0.0  # wall time of the commands whose checkpoint this one goes on with
-    )
+    # (mean return, episodes) of the last iterations, as many as the window needs.
+    episodes: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)
+    # Policy version -> mean reward of held-out prompts.
+    evaluations: dict[int, float] = dataclasses.field(default_factory=dict)
+    # Metric -> number of things that were skipped.
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    # The first of the skipped things, as summary.json has them.
+    named: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Wall time of the earlier commands of a run that was resumed.
+    earlier_s: float = 0.0
 
     @property
     def wall_s(self) -> float:
         return self.earlier_s + time.perf_counter() - self.began
 
     def state(self) -> dict[str, Any]:
-        """Return what a later command needs to go on, as JSON has it."""
+        """Return the values that `resume` takes, ready for JSON."""
         kept = {name: copy.copy(getattr(self, name)) for name in _KEPT}
         return kept | {
             "episodes": [list(pair) for pair in self.episodes],
@@ -109,19 +103,17 @@ class Progress:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from the values that `state` returned, in an earlier command."""
         for name in _KEPT:
             setattr(self, name, copy.copy(state.get(name, getattr(self, name))))
-        self.evaluations = {
-            int(version): value for version, value in self.evaluations.items()
-        }
-        self.episodes = deque(
-            (score, episodes) for score, episodes in state["episodes"]
-        )
+        # JSON has texts as keys, and lists for pairs.
+        evaluations = {int(at): value for at, value in self.evaluations.items()}
+        self.evaluations = evaluations
+        self.episodes = deque((score, count) for score, count in state["episodes"])
         self.earlier_s = state["earlier_s"]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Return to what `state` returned in this run; its clock goes on."""
+        """Return to the values that `state` returned in this run; the clock continues."""
         earlier_s = self.earlier_s
         self.resume(state)
         self.earlier_s = earlier_s
@@ -137,20 +129,15 @@ class Progress:
         self.iterations += 1
         for name, metric in self.measures.counts.items():
             self.counts[name] = self.counts.get(name, 0.0) + numbers.get(metric, 0.0)
-        if (score := numbers.get(self.measures.score)) is None:
+        score = numbers.get(self.measures.score)
+        if score is None:
             return
-        self.episodes.append(
-            (
-                score,
-                1.0
-                if self.measures.episodes is None
-                else numbers[self.measures.episodes],
-            )
-        )
-        while (
-            sum(n for _, n in self.episodes) - self.episodes[0][1]
-            >= self.measures.window
-        ):
+        episodes = 1.0
+        if self.measures.episodes is not None:
+            episodes = numbers[self.measures.episodes]
+        self.episodes.append((score, episodes))
+        # Drop the oldest iterations while the others fill the window.
+        while self._finished - self.episodes[0][1] >= self.measures.window:
             self.episodes.popleft()
         if self.first_return is None:
             self.first_return = score
@@ -171,72 +158,90 @@ class Progress:
         iteration: int,
     ) -> None:
         """Count what an iteration left out because it was not finite; `notes` name it, by metric."""
-        for name in (name for name in numbers if name.endswith(_SKIPPED)):
-            self.skipped[name] = self.skipped.get(name, 0) + int(numbers[name])
-            named = [
-                {"iteration": iteration, "metric": name, "what": note}
-                for note in notes.get(name, ())
-            ]
-            self.named += named[: _NAMED - len(self.named)]
+        for name, count in numbers.items():
+            if not name.endswith(_SKIPPED):
+                continue
+            self.skipped[name] = self.skipped.get(name, 0) + int(count)
+            for note in notes.get(name, ()):
+                if len(self.named) < _NAMED:
+                    event = {"iteration": iteration, "metric": name, "what": note}
+                    self.named.append(event)
+
+    @property
+    def _finished(self) -> float:
+        """Return the number of episodes in the window."""
+        return sum(count for _, count in self.episodes)
 
     @property
     def mean_return(self) -> float | None:
         """Mean over the last finished episodes of the window; None before the first has finished."""
-        total = sum(n for _, n in self.episodes)
+        total = self._finished
         if total:
-            return sum(r * n for r, n in self.episodes) / total
+            return sum(score * count for score, count in self.episodes) / total
         return None
 
     @property
     def score(self) -> float | None:
-        """What checkpoints are compared by: the last reward of held-out prompts, if any, else the mean return."""
+        """Return the number by which checkpoints are compared.
+
+        That is the last reward of held-out prompts, if there is any, else the mean return.
+        """
         if self.evaluations:
             return self.evaluations[max(self.evaluations)]
         return self.mean_return
 
     def reached(self, goal: float | None) -> bool:
         """Whether a full window of episodes has a mean return of `goal` or more."""
-        full = sum(n for _, n in self.episodes) >= self.measures.window
-        return (
-            goal is not None
-            and full
-            and self.mean_return is not None
-            and self.mean_return >= goal
-        )
+        if goal is None or self._finished < self.measures.window:
+            return False
+        return self.mean_return is not None and self.mean_return >= goal
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     """Return the run in numbers, as summary.json has them; seconds are summed over iterations."""
-    stages = progress.seconds
     steps = progress.measures.steps
     total = progress.train_s
-    evaluations = {
-        str(version): value for version, value in sorted(progress.evaluations.items())
-    }
-    ends: Sequence[float | None] = [*evaluations.values()] or [None]
-    held_out = {
-        "eval_first": ends[0],
-        "eval_last": ends[-1],
-        "evaluations": evaluations,
-    }
-    return {
+    speed = 0.0
+    overhead = 0.0
+    if total:
+        speed = progress.steps / total
+        overhead = progress.seconds.get("time/overhead_s", 0.0) / total
+    record: dict[str, Any] = {
         "iterations": progress.iterations,
         steps: progress.steps,
         "return_first": progress.first_return,
         "return_last": progress.mean_return,
-        **(held_out if progress.measures.episodes is None else {}),
-        **{name: int(value) for name, value in progress.counts.items()},
+    }
+    # Only language-model runs have held-out prompts.
+    if progress.measures.episodes is None:
+        record |= _held_out(progress)
+    for name, value in progress.counts.items():
+        record[name] = int(value)
+    seconds = {}
+    for name, value in progress.seconds.items():
+        seconds[name.removeprefix("time/").removesuffix("_s")] = value
+    return record | {
         "wall_s": progress.wall_s,
         "start_s": progress.start_s,
         "train_s": total,
-        f"{steps}_per_s": progress.steps / total if total else 0.0,
-        "seconds": {
-            name.removeprefix("time/").removesuffix("_s"): value
-            for name, value in stages.items()
-        },
+        f"{steps}_per_s": speed,
+        "seconds": seconds,
         "skipped": {"counts": progress.skipped, "events": progress.named},
-        "overhead_share": stages.get("time/overhead_s", 0.0) / total if total else 0.0,
+        "overhead_share": overhead,
         "folder": str(folder),
+    }
+
+
+def _held_out(progress: Progress) -> dict[str, Any]:
+    """Return the rewards of held-out prompts by policy version, with the first and last."""
+    evaluations = {}
+    for version, value in sorted(progress.evaluations.items()):
+        evaluations[str(version)] = value
+    ends: Sequence[float | None] = list(evaluations.values()) or [None]
+    return {
+        "eval_first": ends[0],
+        "eval_last": ends[-1],
+        "evaluations": evaluations,
     }
 
 
@@ -244,29 +249,25 @@ def compare_memory(
     ledger: MemoryLedger, measured: Measurements
 ) -> dict[str, dict[str, dict[str, int]]]:
     """Return bytes per accelerator by component and residency, predicted and measured, of the states the run was in."""
-    return {
-        component: {
-            residency.word: {
-                "predicted": ledger.bytes(component, residency),
-                "measured": found[residency],
-            }
-            for residency in Residency
-            if residency in found
-        }
-        for component, found in measured.items()
-    }
+    compared: dict[str, dict[str, dict[str, int]]] = {}
+    for component, found in measured.items():
+        compared[component] = {}
+        for residency in Residency:
+            if residency in found:
+                compared[component][residency.word] = {
+                    "predicted": ledger.bytes(component, residency),
+                    "measured": found[residency],
+                }
+    return compared
 
 
 def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
-    """Return by channel which components put and took, and the summed seconds that their ranks waited."""
-    return {
-        name: {
-            "producers": list(
-                dict.fromkeys(component_of(owner) or owner for owner in seen.producers)
-            ),
-            "consumers": list(
-                dict.fromkeys(component_of(owner) or owner for owner in seen.consumers)
-            ),
+    """Return by channel its producers and consumers, and the summed seconds that their ranks waited."""
+    waits = {}
+    for name, seen in views.items():
+        waits[name] = {
+            "producers": _components(seen.producers),
+            "consumers": _components(seen.consumers),
             "producer_wait_s": seen.producer_wait_s,
             "consumer_wait_s": seen.consumer_wait_s,
             "items": seen.puts,
@@ -274,43 +275,47 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
             "high_water_items": seen.high_water_items,
             "staleness_max": seen.staleness_max,
         }
-        for name, seen in views.items()
-    }
+    return waits
+
+
+def _components(owners: Iterable[str]) -> list[str]:
+    """Return the components of ranks, each once; an owner that is no rank as it is."""
+    return list(dict.fromkeys(component_of(owner) or owner for owner in owners))
 
 
 _OVERHEAD = (
     "simulator, policy nor learning, of the slowest rank or of all on their cores"
 )
 
+Rows = Iterable[tuple[str, str]]  # head, text
+
 
 def summary_text(report: Mapping[str, Any]) -> str:
-    """Render what `summary` returned, with the run's `memory`, `waits` and `utilisation`, for the console.
+    """Render a run for the console. Lines that name a file are not broken.
 
-    Lines that name a file are whole.
+    report: the result of `summary`, with the run's `memory`, `waits` and `utilisation`.
     """
-    seconds = report["seconds"]
-    stages = ("rollout", "infer", "learn", "sync", "moves", "evaluate")
-    each = ", ".join(
-        f"{stage} {seconds[stage]:.1f}" for stage in stages if stage in seconds
-    )
-    parts = f"start {report['start_s']:.1f}, training {report['train_s']:.1f} ({each or 'no iteration'})"
-    rows = [
-        *(_simulated_rows(report) if SIMULATED.steps in report else _text_rows(report)),
-        ("seconds", f"{report['wall_s']:.1f} in all: {parts}"),
-        (
-            "overhead",
-            f"{report['overhead_share']:.0%} of training was neither {_OVERHEAD}",
-        ),
-        *_predicted_rows(report.get("predicted", {})),
-        *usage_rows(report.get("utilisation", {})),
-        *_fault_rows(report.get("faults", {})),
-        *_skipped_rows(report.get("skipped", {})),
-        *_wait_rows(report.get("waits", {})),
-        *_memory_rows(report.get("memory", {})),
-    ]
-    lines = [fitted(f"{head:<11}{text}", 11) for head, text in rows]
-    files = (*_checkpoint_rows(report), ("files", report["folder"]))
-    return "\n".join(["", *lines, *(f"{head:<11}{text}" for head, text in files)])
+    rows: list[tuple[str, str]] = []
+    if SIMULATED.steps in report:
+        rows += _simulated_rows(report)
+    else:
+        rows += _text_rows(report)
+    # Where the time went.
+    rows += _seconds_rows(report)
+    rows += _predicted_rows(report.get("predicted", {}))
+    rows += usage_rows(report.get("utilisation", {}))
+    # What did not go as planned.
+    rows += _fault_rows(report.get("faults", {}))
+    rows += _skipped_rows(report.get("skipped", {}))
+    rows += _wait_rows(report.get("waits", {}))
+    rows += _memory_rows(report.get("memory", {}))
+
+    lines = [""]
+    for head, text in rows:
+        lines.append(fitted(f"{head:<{_HEAD}}{text}", _HEAD))
+    for head, text in (*_checkpoint_rows(report), ("files", report["folder"])):
+        lines.append(f"{head:<{_HEAD}}{text}")
+    return "\n".join(lines)
 
 
 def fitted(line: str, indent: int = 2) -> str:
@@ -324,83 +329,109 @@ def fitted(line: str, indent: int = 2) -> str:
     return parts.fill(line)
 
 
-def _checkpoint_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if checkpoint := report.get("checkpoint"):
+def _seconds_rows(report: Mapping[str, Any]) -> Rows:
+    """Yield the seconds of start and training by stage, and the overhead."""
+    seconds = report["seconds"]
+    stages = [f"{stage} {seconds[stage]:.1f}" for stage in _STAGES if stage in seconds]
+    each = ", ".join(stages) or "no iteration"
+    parts = f"start {report['start_s']:.1f}, training {report['train_s']:.1f} ({each})"
+    yield "seconds", f"{report['wall_s']:.1f} in all: {parts}"
+    share = f"{report['overhead_share']:.0%}"
+    yield "overhead", f"{share} of training was neither {_OVERHEAD}"
+
+
+def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:
+    checkpoint = report.get("checkpoint")
+    if checkpoint:
         yield "checkpoint", str(checkpoint)
         yield "", f"saving took {report['save_s']:.1f} s; resume=auto goes on with it"
 
 
-def _simulated_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    ends = (report["return_first"], report["return_last"])
-    returns = " -> ".join(
-        "no episode finished" if value is None else f"{value:,.1f}" for value in ends
-    )
-    yield "return", f"{returns}   (first iteration, last {SIMULATED.window} episodes)"
+def _simulated_rows(report: Mapping[str, Any]) -> Rows:
+    """Yield the returns and env steps of a run on simulators."""
+    returns = []
+    for value in (report["return_first"], report["return_last"]):
+        if value is None:
+            returns.append("no episode finished")
+        else:
+            returns.append(f"{value:,.1f}")
+    window = f"(first iteration, last {SIMULATED.window} episodes)"
+    yield "return", f"{' -> '.join(returns)}   {window}"
     steps = f"{report['env_steps']:,}"
     rate = f"{report['env_steps_per_s']:,.0f} per second"
     yield "env steps", f"{steps} in {report['iterations']} iterations, {rate}"
 
 
-def _text_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    def number(value: float | None) -> str:
-        if value is None:
-            return "none"
-        return f"{value:,.3f}"
+def _text_rows(report: Mapping[str, Any]) -> Rows:
+    """Yield the rewards and tokens of a language-model run."""
+    first = _reward(report["return_first"])
+    last = _reward(report["return_last"])
+    yield "reward", f"{first} -> {last}   (first, last iteration)"
 
-    def rate(tokens: int, stage: str) -> str:
-        seconds = report["seconds"].get(stage)
-        if seconds:
-            return f"{tokens / seconds:,.0f} per second"
-        return "none per second"
-
-    yield (
-        "reward",
-        f"{number(report['return_first'])} -> {number(report['return_last'])}   (first, last iteration)",
-    )
-    if evaluations := list(report["evaluations"].items()):
+    evaluations = list(report["evaluations"].items())
+    if evaluations:
+        # A single evaluation is first and last.
         ends = dict([evaluations[0], evaluations[-1]])
-        values = " -> ".join(map(number, ends.values()))
+        values = " -> ".join(map(_reward, ends.values()))
         versions = " and ".join(ends)
-        yield (
-            "held out",
-            f"{values}   (mean reward of the answers, after {versions} iterations)",
-        )
+        note = f"(mean reward of the answers, after {versions} iterations)"
+        yield "held out", f"{values}   {note}"
+
     generated = report.get("tokens_generated", 0)
     learned = report.get("tokens_learned", 0)
-    texts = f"{generated:,} generated, {rate(generated, 'rollout')}; {learned:,} learned, {rate(learned, 'learn')}"
-    yield "tokens", f"{texts}; {report['iterations']} iterations"
+    texts = [
+        f"{generated:,} generated, {_rate(report, generated, 'rollout')}",
+        f"{learned:,} learned, {_rate(report, learned, 'learn')}",
+        f"{report['iterations']} iterations",
+    ]
+    yield "tokens", "; ".join(texts)
 
 
-def _predicted_rows(predicted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if seconds := predicted.get("seconds"):
-        each = ", ".join(
-            f"{stage} {row['predicted']:.3g} ({row['measured']:.3g})"
-            for stage, row in seconds.items()
-        )
-        yield "predicted", each
-        yield (
-            "",
-            f"seconds of an iteration, predicted (measured, median), from {predicted['from']}",
-        )
+def _reward(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,.3f}"
 
 
-def _fault_rows(faults: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if events := faults.get("events"):
-        counted = Counter(name for event in events for name in event["replaced"])
-        replaced = (
-            ", ".join(f"{name} ({times})" for name, times in sorted(counted.items()))
-            or "none"
-        )
-        lost = f"recovery {faults['recovery_s']:.1f} s, done again {faults['redone_s']:.1f} s"
-        yield "faults", f"{len(events)}; workers replaced: {replaced}; {lost}"
-        yield (
-            "",
-            f"{faults['effective_share']:.0%} of the time since all were ready went into work that counted",
-        )
+def _rate(report: Mapping[str, Any], tokens: int, stage: str) -> str:
+    """Write tokens per second of a stage."""
+    seconds = report["seconds"].get(stage)
+    if seconds:
+        return f"{tokens / seconds:,.0f} per second"
+    return "none per second"
 
 
-def _skipped_rows(skipped: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if counts := skipped.get("counts"):
+def _predicted_rows(predicted: Mapping[str, Any]) -> Rows:
+    seconds = predicted.get("seconds")
+    if not seconds:
+        return
+    each = []
+    for stage, row in seconds.items():
+        each.append(f"{stage} {row['predicted']:.3g} ({row['measured']:.3g})")
+    yield "predicted", ", ".join(each)
+    about = "seconds of an iteration, predicted (measured, median)"
+    yield "", f"{about}, from {predicted['from']}"
+
+
+def _fault_rows(faults: Mapping[str, Any]) -> Rows:
+    """Yield the number of faults, the workers that were replaced, and the time that was lost."""
+    events = faults.get("events")
+    if not events:
+        return
+    counts = Counter(name for event in events for name in event["replaced"])
+    each = [f"{name} ({times})" for name, times in sorted(counts.items())]
+    replaced = ", ".join(each) or "none"
+    recovery = f"recovery {faults['recovery_s']:.1f} s"
+    redone = f"done again {faults['redone_s']:.1f} s"
+    texts = [str(len(events)), f"workers replaced: {replaced}", f"{recovery}, {redone}"]
+    yield "faults", "; ".join(texts)
+    share = f"{faults['effective_share']:.0%}"
+    yield "", f"{share} of the time since all were ready went into work that counted"
+
+
+def _skipped_rows(skipped: Mapping[str, Any]) -> Rows:
+    counts = skipped.get("counts")
+    if counts:
         each = ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
         yield "skipped", f"{each}   (not finite; summary.json names the first {_NAMED})"
 
@@ -409,38 +440,38 @@ def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return a row for each channel in which ranks waited noticeably."""
     texts: list[str] = []
     for name, seen in waits.items():
-        putting, taking = ("+".join(seen[side]) for side in ("producers", "consumers"))
+        putting = "+".join(seen["producers"])
+        taking = "+".join(seen["consumers"])
         taken_s = seen["consumer_wait_s"]
         put_s = seen["producer_wait_s"]
         if putting and taking and max(taken_s, put_s) >= _LEAST_WAIT_S:
-            texts.append(
-                f"{name}: {taking} for {putting} {taken_s:.1f} s, {putting} for {taking} {put_s:.1f} s"
-            )
+            consumers = f"{taking} for {putting} {taken_s:.1f} s"
+            producers = f"{putting} for {taking} {put_s:.1f} s"
+            texts.append(f"{name}: {consumers}, {producers}")
     return _headed("waited", texts, "summed over ranks")
 
 
 def _memory_rows(
     memory: Mapping[str, Mapping[str, Mapping[str, int]]],
 ) -> list[tuple[str, str]]:
-    def sizes(states: Mapping[str, Mapping[str, int]]) -> str:
-        shown = (
-            (word, show_bytes(of["measured"]), show_bytes(of["predicted"]))
-            for word, of in states.items()
-        )
-        return ", ".join(
-            f"{word} {measured} ({predicted})"
-            for word, measured, predicted in shown
-            if word != "off"
-        )
-
-    texts = [f"{component}: {sizes(states)}" for component, states in memory.items()]
+    """Return a row for each component: its bytes by residency."""
+    texts = []
+    for component, states in memory.items():
+        sizes = []
+        for word, of in states.items():
+            if word != "off":
+                measured = show_bytes(of["measured"])
+                predicted = show_bytes(of["predicted"])
+                sizes.append(f"{word} {measured} ({predicted})")
+        texts.append(f"{component}: {', '.join(sizes)}")
     return _headed("memory", texts, "per accelerator, measured (predicted)")
 
 
 def _headed(head: str, texts: Sequence[str], note: str) -> list[tuple[str, str]]:
     """Head the first text, and end the last with a note."""
-    ends = [*[""] * (len(texts) - 1), f"   {note}"]
-    return [
-        ("" if at else head, text + end)
-        for at, (text, end) in enumerate(zip(texts, ends, strict=False))
-    ]
+    rows = [("", text) for text in texts]
+    if rows:
+        rows[0] = (head, texts[0])
+        last_head, last = rows[-1]
+        rows[-1] = (last_head, f"{last}   {note}")
+    return rows

@@ -15,10 +15,8 @@ from rlplace.stopwatch import CallRecord, Spans
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.group import Pending
 
-_GENERATING = (
-    "run",
-    "generate",
-)  # which may be awaited in a later stage than they are of
+# Methods of the rollout stage; where generation runs ahead, a later stage awaits them.
+_GENERATING = ("run", "generate")
 KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 
 
@@ -29,7 +27,8 @@ class RankCall(NamedTuple):
     slot: Slot
     name: str  # of the method; with the residency, of a move
     record: CallRecord
-    work: bool = True  # False: it went to its rank in one message with a call for which this is True
+    # False: it went to its rank in one message with another call, which has True.
+    work: bool = True
 
 
 class StageTime(NamedTuple):
@@ -46,7 +45,8 @@ class IterationCalls:
 
     index: int
     began_s: float  # since the epoch, by the driver's clock
-    driver_cpu_s: float  # processor time of the driver's process at the begin; once complete, what the iteration took
+    # Processor time of the driver's process: at the begin; once complete, of the iteration.
+    driver_cpu_s: float
     seconds: float = 0.0
     stages: list[StageTime] = dataclasses.field(default_factory=list)
     calls: list[RankCall] = dataclasses.field(default_factory=list)
@@ -58,26 +58,24 @@ class IterationCalls:
         return any(call.name == "learn" for call in self.calls)
 
     def on_cores(self) -> dict[str, float]:
-        """Return by stage the seconds that the work of all ranks of a node takes on its cores; of several, the most.
+        """Return by stage the seconds that the work of all ranks of a node takes on its cores; the most of all nodes.
 
-        That is the processor time of their threads. What a thread waits for, work of libraries' own threads and looking
-        whether other ranks have come as far are not in it.
+        That is the processor time of their threads. It leaves out waiting, threads of
+        libraries, and checks of the progress of other ranks.
         """
+        # A later call of the same name is the one of training; before it are evaluations.
+        last = {}
+        for call in self.calls:
+            last[call.stage, call.slot, call.name] = call
+
         cpu_s = defaultdict[tuple[str, int], float](float)
         cores = dict[int, int]()
-        last = {
-            (call.stage, call.slot, call.name): call for call in self.calls
-        }  # before it are evaluations
         for call in last.values():
             node = call.slot.node
-            parts = call.record.parts
-            work_s = sum(
-                part.cpu_s * ((part.name in WORKING) - (part.name == MEETING))
-                for part in parts
-            )
-            cpu_s["rollout" if call.name in _GENERATING else call.stage, node] += max(
-                0.0, work_s
-            )
+            stage = call.stage
+            if call.name in _GENERATING:
+                stage = "rollout"
+            cpu_s[stage, node] += max(0.0, _work_s(call.record))
             cores[node] = max(cores.get(node, 1), call.record.cores)
         found: dict[str, float] = {}
         for (stage, node), seconds in cpu_s.items():
@@ -89,6 +87,17 @@ class IterationCalls:
         if self.learned:
             return f"iteration {self.index + 1}"
         return "evaluation"
+
+
+def _work_s(record: CallRecord) -> float:
+    """Return the processor seconds of a call's work, less those of checks within it."""
+    seconds = 0.0
+    for part in record.parts:
+        if part.name in WORKING:
+            seconds += part.cpu_s
+        if part.name == MEETING:
+            seconds -= part.cpu_s
+    return seconds
 
 
 class CallLog:
@@ -109,14 +118,15 @@ class CallLog:
         self._open.stages.append(StageTime(stage, now - seconds, now))
 
     def took(self, stage: str, pending: Iterable[Pending], name: str = "") -> None:
-        """Note calls that were awaited in `stage`. `name`: what they are called, if not by their method."""
-        for call in (call for p in pending for call in p.calls):
-            if call.record is not None:
+        """Note calls that were awaited in `stage`. `name`: in place of the name of their method."""
+        for group_call in pending:
+            for call in group_call.calls:
+                if call.record is None:
+                    continue
                 named = name or call.method
-                work = call.work is None
-                self._open.calls.append(
-                    RankCall(stage, call.slot, named, call.record, work)
-                )
+                first = call.work is None
+                made = RankCall(stage, call.slot, named, call.record, first)
+                self._open.calls.append(made)
 
     def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
         """Complete the iteration that is under way. Calls until the next one begins are of no iteration."""
@@ -130,21 +140,28 @@ class CallLog:
 def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
     """Return by node the least seconds to add to its clock for every call to be within the stage that awaited it.
 
-    Where generation runs ahead a call begins before the stage that awaits it: then only the ends of calls count.
+    Where generation runs ahead, a call begins before the stage that awaits it: then only
+    the ends of calls count.
     """
+    # Node -> the least and the most seconds that its calls allow.
     bounds: dict[int, tuple[float, float]] = {}
     for iteration in iterations:
         stages = {stage.stage: stage for stage in iteration.stages}
         for call in iteration.calls:
             stage = stages[call.stage]
-            record = call.record
+            began_s = call.record.began_s
             least, most = bounds.get(call.slot.node, (-math.inf, math.inf))
-            most = min(most, stage.ended_s - record.began_s - record.seconds)
-            bounds[call.slot.node] = (max(least, stage.began_s - record.began_s), most)
-    return {
-        node: min(most, max(least, 0.0) if least <= most else 0.0)
-        for node, (least, most) in bounds.items()
-    }
+            least = max(least, stage.began_s - began_s)
+            most = min(most, stage.ended_s - began_s - call.record.seconds)
+            bounds[call.slot.node] = (least, most)
+
+    offsets = {}
+    for node, (least, most) in bounds.items():
+        offset = 0.0
+        if least <= most:
+            offset = max(least, 0.0)
+        offsets[node] = min(most, offset)
+    return offsets
 
 
 def laps(spans: Spans) -> Iterator[tuple[str, float, float]]:

@@ -1,4 +1,4 @@
-"""Show what a run is doing below its last lines on a terminal: a block that a thread redraws and that leaves no trace.
+"""Show the state of a run below its last lines on a terminal: a block that a thread redraws and erases at the end.
 
 ::
 
@@ -12,7 +12,7 @@
     queues     observations 0/8, actions 0/8, trajectories 3/4, weights 0/1
     bottleneck rollout in rollout, 0.18 of 0.42 s; accelerators idle 61% of it
 
-The thread reads what the loop and the channels say of themselves; nothing waits for it. In a pipe there is no thread.
+The thread reads the state of the loop and of the channels; nothing waits for the thread. In a pipe there is none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rlplace.comm.channel import Channel, ChannelStats
 from rlplace.comm.watchdog import view
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _REDRAW_S = 0.5
 _SHARE = 0.1  # of a processor that the thread may use, at most
-_END_S = 5.0  # how long a drawing may take that the end finds under way
+_END_S = 5.0  # seconds that the end of a run waits for a drawing under way
 _RECENT = 20  # iterations whose median is the expected time of the next
 _BAR = 24  # columns
 
@@ -49,15 +49,15 @@ Rows = Sequence[tuple[str, str]]
 
 
 class Watched(Protocol):
-    """What a loop says of itself at any time, to any thread."""
+    """The state of a loop, which any thread may read at any time."""
 
     @property
     def began_s(self) -> float | None:
-        """Monotonic clock when the iteration began that is under way."""
+        """Return when the iteration under way began, by the monotonic clock."""
 
     @property
     def doing(self) -> tuple[str, float] | None:
-        """What it is doing, and since when by the monotonic clock."""
+        """Return the step under way, and when it began by the monotonic clock."""
 
     @property
     def held(self) -> Mapping[str, Residency]: ...
@@ -77,24 +77,20 @@ class Display:
         self._console = console
         self._active = active
         self._began_s = time.monotonic()
-        self._starting: Mapping[
-            str, str
-        ] = {}  # Ray, or a component -> what was last told of it
+        # Ray, or a component -> its last step of the start.
+        self._starting: Mapping[str, str] = {}
         self._telling = threading.Lock()
         self._loop: Watched | None = None  # None: the workers start
         self._channels: Mapping[str, Channel] = {}
         self._iterations = 0
-        self._seen: Mapping[
-            str, tuple[float, int]
-        ] = {}  # metric -> its last value, and of which iteration it is
-        self._recent: deque[float] = deque(
-            maxlen=_RECENT
-        )  # seconds; of the driver's thread
+        # Metric -> its last value, and the iteration of the value.
+        self._seen: Mapping[str, tuple[float, int]] = {}
+        # Seconds of the last iterations; only the driver's thread uses them.
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._iteration_s = 0.0  # their median
         self._bottleneck = ""
-        self._notices: deque[str] = (
-            deque()
-        )  # lines that are to be printed by the thread
+        # Lines that the thread is to print.
+        self._notices: deque[str] = deque()
         self._over = threading.Event()
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
@@ -113,7 +109,7 @@ class Display:
     def watch(
         self, loop: Watched, channels: Mapping[str, Channel], iterations: int
     ) -> None:
-        """Show what a loop does from now on, which is ready to go on after `iterations`."""
+        """Show the state of a loop from now on. `iterations`: done so far."""
         self._channels = channels
         self._iterations = iterations
         self._loop = loop
@@ -122,14 +118,15 @@ class Display:
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
         """Take the metrics of an iteration that is over, counted from 1."""
+        # New mappings instead of changes: the thread may be reading the old ones.
+        seen = dict(self._seen)
         if iteration <= self._iterations:  # the run went back
-            self._seen = {}
+            seen = {}
+        for name, value in metrics.items():
+            seen[name] = (value, iteration)
+        self._seen = seen
         self._recent.append(metrics["time/iteration_s"])
         self._iteration_s = statistics.median(self._recent)
-        self._seen = {
-            **self._seen,
-            **{name: (value, iteration) for name, value in metrics.items()},
-        }
         self._bottleneck = bottleneck(metrics, self._active)
         self._iterations = iteration
 
@@ -139,33 +136,24 @@ class Display:
         """Return head and text of each row but the first; empty texts are left out."""
         loop = self._loop
         if loop is None:
-            return [
-                ("starting", f"for {span(now_s - self._began_s)}"),
-                *self._starting.items(),
-            ]
-        doing = loop.doing
-        now = (
-            "between iterations"
-            if doing is None
-            else f"{doing[0]} for {span(now_s - doing[1])}"
-        )
+            started = f"for {span(now_s - self._began_s)}"
+            return [("starting", started), *self._starting.items()]
+        now = "between iterations"
+        if loop.doing is not None:
+            step, since_s = loop.doing
+            now = f"{step} for {span(now_s - since_s)}"
+        resident = []
+        for component, held in loop.held.items():
+            resident.append(f"{component} {held.word}")
+        queues = []
+        for name, seen in views.items():
+            queues.append(f"{name} {seen.depth_items}/{seen.capacity_items}")
         rows = [
             ("last", ", ".join(self._numbers())),
             ("seconds", ", ".join(self._stages())),
             ("now", now),
-            (
-                "resident",
-                ", ".join(
-                    f"{component} {held.word}" for component, held in loop.held.items()
-                ),
-            ),
-            (
-                "queues",
-                ", ".join(
-                    f"{name} {seen.depth_items}/{seen.capacity_items}"
-                    for name, seen in views.items()
-                ),
-            ),
+            ("resident", ", ".join(resident)),
+            ("queues", ", ".join(queues)),
             ("bottleneck", self._bottleneck),
         ]
         return [(head, text) for head, text in rows if text]
@@ -173,41 +161,39 @@ class Display:
     def _numbers(self) -> Iterator[str]:
         """Yield the last value of each column but the seconds; one of an earlier iteration says so."""
         for head, metric, form, _ in self._console.columns:
-            if not metric.startswith("time/") and metric in self._seen:
-                value, iteration = self._seen[metric]
-                old = (
-                    f" (of iteration {iteration})"
-                    if iteration < self._iterations
-                    else ""
-                )
-                yield f"{head} {value:{form}}{old}"
+            if metric.startswith("time/") or metric not in self._seen:
+                continue
+            value, iteration = self._seen[metric]
+            text = f"{head} {value:{form}}"
+            if iteration < self._iterations:
+                text += f" (of iteration {iteration})"
+            yield text
 
     def _stages(self) -> Iterator[str]:
         """Yield the seconds of each stage in the last iteration."""
         for head, metric, form, _ in self._console.columns:
+            if not metric.startswith("time/") or not metric.endswith("_s"):
+                continue
             value, iteration = self._seen.get(metric, (0.0, -1))
-            if (
-                metric.startswith("time/")
-                and metric.endswith("_s")
-                and iteration == self._iterations
-            ):
+            if iteration == self._iterations:
                 yield f"{head.removesuffix(' s')} {value:{form}}"
 
     def left(self, now_s: float) -> str:
         """Return the time until the last iteration ends, as the latest ones took; "" before the first is over."""
         if not self._iteration_s:
             return ""
-        began_s = None if self._loop is None else self._loop.began_s
-        under_way_s = (
-            0.0 if began_s is None else min(now_s - began_s, self._iteration_s)
-        )
-        left_s = (
-            self._iteration_s * (self._runner.total_iterations - self._iterations)
-            - under_way_s
-        )
-        return f"{span(max(0.0, left_s))} left{'' if self._runner.stop_at_return is None else ' at most'}"
+        iterations = self._runner.total_iterations - self._iterations
+        left_s = self._iteration_s * iterations
+        # Less what is done of the iteration under way.
+        if self._loop is not None and self._loop.began_s is not None:
+            left_s -= min(now_s - self._loop.began_s, self._iteration_s)
+        text = f"{span(max(0.0, left_s))} left"
+        if self._runner.stop_at_return is not None:
+            text += " at most"
+        return text
 
     def block(self, now_s: float, views: Mapping[str, ChannelStats]) -> RenderableType:
+        """Return the whole block: the progress of the iterations, then the other rows."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -244,11 +230,13 @@ class Display:
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        before = sys.stdout, sys.stderr
-        below = (
-            before[0].below if isinstance(before[0], Noted) else None
-        )  # what is printed is noted, the block is not
-        # Long lines stay whole: it cuts only those of the block.
+        # Printed lines are noted, the block is not: it goes to the stream below.
+        stdout = sys.stdout
+        stderr = sys.stderr
+        below = None
+        if isinstance(stdout, Noted):
+            below = stdout.below
+        # Long lines stay whole: only those of the block are cut.
         terminal = Terminal(file=below, highlight=False, soft_wrap=True)
         with Live(
             console=terminal,
@@ -256,20 +244,17 @@ class Display:
             transient=True,
             redirect_stderr=is_terminal(sys.stderr),
         ) as live:
-            sys.stdout, sys.stderr = (
-                stream.over(now)
-                if isinstance(stream, Noted) and now is not stream
-                else now
-                for stream, now in zip(before, (sys.stdout, sys.stderr), strict=True)
-            )
+            # Live has put its own streams there: note what they are given.
+            sys.stdout = _noted_over(stdout, sys.stdout)
+            sys.stderr = _noted_over(stderr, sys.stderr)
             self._ready.set()
             pause_s = _REDRAW_S
             while not self._over.wait(pause_s):
                 began_s = time.thread_time()
                 self._give_notice()
-                live.update(
-                    self.block(time.monotonic(), view(self._channels)), refresh=True
-                )
+                block = self.block(time.monotonic(), view(self._channels))
+                live.update(block, refresh=True)
+                # A slow terminal is drawn less often.
                 pause_s = max(_REDRAW_S, (time.thread_time() - began_s) / _SHARE)
 
     def _give_notice(self) -> None:
@@ -280,7 +265,7 @@ class Display:
     def shown(self, signals: Signals) -> Iterator[Display]:
         """Draw the block while inside, if stdout is a terminal that can. Raises ConfigError without rich.
 
-        What `signals` has to say is printed by the thread: the handler interrupts the driver anywhere.
+        The thread prints the lines of `signals`: the handler interrupts the driver anywhere.
         """
         if not is_terminal(sys.stdout):
             yield self
@@ -289,7 +274,7 @@ class Display:
             "rich", got="console", extra="run", key="runner.sinks", of="the sink"
         ):
             import rich.live  # noqa: F401  which the thread needs
-        says = signals.say
+        say = signals.say
         signals.say = self._notices.append
         self._thread = threading.Thread(target=self._draw, name="display", daemon=True)
         try:
@@ -297,7 +282,7 @@ class Display:
             self._ready.wait(_END_S)
             yield self
         finally:
-            signals.say = says
+            signals.say = say
             self.close()
 
     def close(self) -> None:
@@ -306,6 +291,13 @@ class Display:
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(_END_S)
         self._give_notice()
+
+
+def _noted_over(before: TextIO, now: TextIO) -> TextIO:
+    """Return a stream that writes to `now` and is noted as `before` was."""
+    if isinstance(before, Noted) and now is not before:
+        return before.over(now)
+    return now
 
 
 def span(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -24,32 +25,30 @@ PLAN = "plan.json"
 SUMMARY = "summary.json"
 _RECENT = 10  # iterations behind a median
 _NUMBER = (int, float)
-# Keys that a report cannot do without or would stumble over -> of what kinds they are; NoneType: it may lack them.
+# Keys that a report needs or would stumble over -> their types. NoneType: it may be missing.
 _OF_CONFIG = {
     "runner.total_iterations": (int, NoneType),
     "runner.stop_at_return": (*_NUMBER, NoneType),
 }
 _OF_PLAN = {"config": (str,), "components": (dict,), "schedule.active": (dict,)}
+_SCORES = ("return_first", "return_last", "eval_first", "eval_last")
+_COUNTS = ("wall_s", "start_s", "train_s", "iterations")
+_CHAPTERS = (
+    "predicted",
+    "memory",
+    "utilisation",
+    "faults",
+    "waits",
+    "skipped",
+    "machine",
+    "versions",
+    "before_resume",
+)
 _OF_SUMMARY = {
-    **dict.fromkeys(
-        ("return_first", "return_last", "eval_first", "eval_last"), (*_NUMBER, NoneType)
-    ),
-    **dict.fromkeys(("wall_s", "start_s", "train_s", "iterations"), _NUMBER),
+    **dict.fromkeys(_SCORES, (*_NUMBER, NoneType)),
+    **dict.fromkeys(_COUNTS, _NUMBER),
     "seconds": (dict,),
-    **dict.fromkeys(
-        (
-            "predicted",
-            "memory",
-            "utilisation",
-            "faults",
-            "waits",
-            "skipped",
-            "machine",
-            "versions",
-            "before_resume",
-        ),
-        (dict, NoneType),
-    ),
+    **dict.fromkeys(_CHAPTERS, (dict, NoneType)),
 }
 
 
@@ -78,9 +77,8 @@ class RunRecord:
     timeline: str
     summary: Mapping[str, Any]
     metrics: Mapping[str, Series]
-    samples: Sequence[
-        Mapping[str, Any]
-    ]  # of the first and the last iteration, as samples.jsonl has them
+    # Of the first and the last iteration, as samples.jsonl has them.
+    samples: Sequence[Mapping[str, Any]]
 
     @property
     def name(self) -> str:
@@ -88,56 +86,25 @@ class RunRecord:
 
 
 def read_run(folder: Path, key: str = "RUN") -> RunRecord:
-    """Read the folder of a run that is over. Raises ConfigError, of `key`, where it is none or nothing was trained."""
+    """Read the folder of a run that has ended.
+
+    key: named in errors as the place where the folder was written. Raises ConfigError
+    where the folder is of no run, or the run has trained nothing.
+    """
     try:
         config = _text(folder / CONFIG)
         plan = _mapping(folder / PLAN)
-        keys = dict(_flat("", _checked(yaml.safe_load(config), CONFIG, _OF_CONFIG)))
+        values = _checked(yaml.safe_load(config), CONFIG, _OF_CONFIG)
+        keys = dict(_flat("", values))
         _checked(plan, PLAN, _OF_PLAN)
-        pictures = (folder / name for name in ("plan.svg", "timeline.svg", "plan.txt"))
-        plan_picture, timeline, plan_text = (
-            _text(file) if file.is_file() else "" for file in pictures
-        )
+        plan_picture = _text_if_there(folder / "plan.svg")
+        timeline = _text_if_there(folder / "timeline.svg")
+        plan_text = _text_if_there(folder / "plan.txt")
     except (OSError, ValueError, yaml.YAMLError) as error:
-        runs = sorted(
-            file.parent
-            for depth in ("*", "*/*")
-            for file in folder.glob(f"{depth}/{SUMMARY}")
-        )
+        what = "is not the folder of a run"
         why = f"a run has {CONFIG} and {PLAN}: {error}"
-        fix = str(runs[-1]) if runs else ""
-        raise _wrong(
-            key, "not-a-run", "is not the folder of a run", folder, why, fix
-        ) from error
-    try:
-        summary = {
-            name: value
-            for name, value in _mapping(folder / SUMMARY).items()
-            if value is not None
-        }
-    except (OSError, ValueError) as error:
-        why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
-        raise _wrong(
-            key, "run-without-iterations", "the run has no end", folder, why
-        ) from error
-    if not summary.get("iterations"):
-        why = "it ended before the first iteration was over"
-        raise _wrong(
-            key,
-            "run-without-iterations",
-            "nothing was trained in this run",
-            folder,
-            why,
-        )
-    steps = "env_steps" if "env_steps" in summary else "answers"
-    try:
-        _checked(
-            summary, SUMMARY, {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER}
-        )
-    except ValueError as error:
-        raise _wrong(
-            key, "not-a-run", "is not what this version writes", folder, str(error)
-        ) from error
+        fix = _newest_run_below(folder)
+        raise _wrong(key, "not-a-run", what, folder, why, fix) from error
     return RunRecord(
         folder=folder,
         config=config,
@@ -146,10 +113,53 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         plan_text=plan_text,
         plan_picture=plan_picture,
         timeline=timeline,
-        summary=summary,
+        summary=_summary(folder, key),
         metrics=_metrics(folder / METRICS_FILE, key),
         samples=_samples(folder / SAMPLES_FILE, key),
     )
+
+
+def _newest_run_below(folder: Path) -> str:
+    """Return a run in the folder or one level deeper; "" where there is none."""
+    runs: list[Path] = []
+    for depth in ("*", "*/*"):
+        runs += (file.parent for file in folder.glob(f"{depth}/{SUMMARY}"))
+    if not runs:
+        return ""
+    return str(max(runs))
+
+
+def _summary(folder: Path, key: str) -> dict[str, Any]:
+    """Return the numbers of a run; those that are null are left out. Raises ConfigError."""
+    try:
+        found = _mapping(folder / SUMMARY)
+    except (OSError, ValueError) as error:
+        what = "the run has no end"
+        why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
+        raise _wrong(key, "run-without-iterations", what, folder, why) from error
+    summary = {name: value for name, value in found.items() if value is not None}
+    if not summary.get("iterations"):
+        what = "nothing was trained in this run"
+        why = "it ended before the first iteration was over"
+        raise _wrong(key, "run-without-iterations", what, folder, why)
+
+    # Runs on simulators count env steps, those of language models count answers.
+    steps = "answers"
+    if "env_steps" in summary:
+        steps = "env_steps"
+    kinds = {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER}
+    try:
+        _checked(summary, SUMMARY, kinds)
+    except ValueError as error:
+        what = "is not what this version writes"
+        raise _wrong(key, "not-a-run", what, folder, str(error)) from error
+    return summary
+
+
+def _text_if_there(file: Path) -> str:
+    if file.is_file():
+        return _text(file)
+    return ""
 
 
 def _text(file: Path) -> str:
@@ -166,19 +176,24 @@ def _mapping(file: Path) -> dict[str, Any]:
 def _checked(
     found: object, name: str, kinds: Mapping[str, tuple[type, ...]]
 ) -> Mapping[str, Any]:
-    """Return the values of a file. Raises ValueError for those of another kind."""
+    """Return the values of a file, unchanged. `kinds`: dotted key -> types.
+
+    Raises ValueError for values of another type.
+    """
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is no mapping")
     for key, allowed in kinds.items():
-        if not isinstance(value := value_at(found, key), allowed):
-            raise ValueError(
-                f"{name} has {'no ' if value is None else 'an unreadable '}{key}"
-            )
+        value = value_at(found, key)
+        if isinstance(value, allowed):
+            continue
+        if value is None:
+            raise ValueError(f"{name} has no {key}")
+        raise ValueError(f"{name} has an unreadable {key}")
     return found
 
 
 def _metrics(file: Path, key: str) -> dict[str, Series]:
-    """Return the metrics by name; none of a run without this sink. What is not finite is left out."""
+    """Return the metrics by name, without null; none of a run without this sink."""
     found: dict[str, Series] = {}
     for iteration, record in _lines(file, key):
         for name, value in record.items():
@@ -190,12 +205,14 @@ def _metrics(file: Path, key: str) -> dict[str, Series]:
 
 
 def _samples(file: Path, key: str) -> list[Mapping[str, Any]]:
+    """Return the samples of the first and the last iteration."""
     by_iteration: dict[float, list[Mapping[str, Any]]] = {}
     for iteration, record in _lines(file, key):
         by_iteration.setdefault(iteration, []).append(record)
+        # The file may be large: those between are dropped while it is read.
         for between in [*by_iteration][1:-1]:
             del by_iteration[between]
-    return [record for records in by_iteration.values() for record in records]
+    return list(itertools.chain.from_iterable(by_iteration.values()))
 
 
 def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
@@ -206,33 +223,32 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
         for number, line in enumerate(lines, 1):
             try:
                 record = json.loads(line)
-                if not math.isfinite(iteration := float(record["iteration"])):
+                iteration = float(record["iteration"])
+                if not math.isfinite(iteration):
                     raise ValueError("its iteration is no finite number")
             except (ValueError, TypeError, KeyError) as error:
-                why = f"line {number} is no JSON object of an iteration: {type(error).__name__}: {error}"
+                what = "the metrics of the run cannot be read"
+                cause = f"{type(error).__name__}: {error}"
+                why = f"line {number} is no JSON object of an iteration: {cause}"
                 fix = f"remove line {number}, or the file: the report does without"
-                raise _wrong(
-                    key,
-                    "broken-metrics",
-                    "the metrics of the run cannot be read",
-                    file,
-                    why,
-                    fix,
-                ) from error
+                raise _wrong(key, "broken-metrics", what, file, why, fix) from error
             yield iteration, record
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for name, inside in value.items():
-            yield from _flat(f"{key}.{name}" if key else str(name), inside)
-    else:
+    """Yield each value below `key` by its dotted key, on one line."""
+    if not isinstance(value, Mapping) or not value:
         yield key, show(value)
+        return
+    for name, inside in value.items():
+        dotted = str(name)
+        if key:
+            dotted = f"{key}.{name}"
+        yield from _flat(dotted, inside)
 
 
 def _wrong(
     key: str, code: str, what: str, got: Path, why: str, fix: str = ""
 ) -> ConfigError:
-    return ConfigError.of(
-        code, key, what, str(got), why, fix or "the folder that a run names as `files`"
-    )
+    fix = fix or "the folder that a run names as `files`"
+    return ConfigError.of(code, key, what, str(got), why, fix)

@@ -18,9 +18,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rlplace.report.calls import IterationCalls, clock_offsets, laps
+from rlplace.placement.language.slots import Slot
+from rlplace.report.calls import IterationCalls, RankCall, clock_offsets, laps
 
-MOST_LAPS = 100_000  # about 8 MB; of more, the longest
+MOST_LAPS = 100_000  # about 8 MB; of more laps, the longest are shown
 _DRIVER = 0  # number of its process; that of node n is n + 1
 
 
@@ -41,111 +42,129 @@ def render_trace(iterations: Sequence[IterationCalls]) -> str:
 
 
 def _events(iterations: Sequence[IterationCalls]) -> Iterator[dict[str, Any]]:
-    slots = {
-        call.slot.owner: call.slot
-        for iteration in iterations
-        for call in iteration.calls
-    }
-    threads = {
-        owner: (slot.node + 1, 1 + at)
-        for at, (owner, slot) in enumerate(sorted(slots.items()))
-    }
-    names = [
-        ("process_name", _DRIVER, 0, "driver"),
-        ("thread_name", _DRIVER, 0, "stages"),
-    ]
-    names += [
-        ("process_name", node + 1, 0, f"node {node}")
-        for node in sorted({slot.node for slot in slots.values()})
-    ]
-    names += [("thread_name", *thread, owner) for owner, thread in threads.items()]
-    for kind, process, thread, name in names:
-        yield {
-            "ph": "M",
-            "name": kind,
-            "pid": process,
-            "tid": thread,
-            "args": {"name": name},
-        }
-    zero_s = iterations[0].began_s if iterations else 0.0
+    """Yield names of processes and threads, then the stages, then the calls of each rank."""
+    slots: dict[str, Slot] = {}
+    for iteration in iterations:
+        for call in iteration.calls:
+            slots[call.slot.owner] = call.slot
+
+    # Processes are nodes; threads are ranks, numbered from 1.
+    yield _name("process_name", _DRIVER, 0, "driver")
+    yield _name("thread_name", _DRIVER, 0, "stages")
+    for node in sorted({slot.node for slot in slots.values()}):
+        yield _name("process_name", node + 1, 0, f"node {node}")
+    threads = {}
+    for number, (owner, slot) in enumerate(sorted(slots.items()), 1):
+        threads[owner] = (slot.node + 1, number)
+        yield _name("thread_name", slot.node + 1, number, owner)
+
+    zero_s = 0.0
+    if iterations:
+        zero_s = iterations[0].began_s
     yield from _nested(_DRIVER, 0, map(_iteration, iterations), zero_s)
-    offsets = clock_offsets(iterations)
+
     hidden_s = _longest_hidden_s(iterations)
     calls = defaultdict[str, list[_Event]](list)
-    for call in (call for iteration in iterations for call in iteration.calls):
-        record, each = (
-            call.record,
-            (lap for spans in call.record.spans for lap in laps(spans)),
-        )
-        inside = [_Event(*lap) for lap in each if lap[2] - lap[1] > hidden_s]
-        args = {"stage": call.stage, "cpu_ms": round(1e3 * record.cpu_s, 3)}
-        event = _Event(
-            call.name, record.began_s, record.began_s + record.seconds, inside, args
-        )
-        calls[call.slot.owner].append(event)
+    for iteration in iterations:
+        for call in iteration.calls:
+            calls[call.slot.owner].append(_call(call, hidden_s))
+    offsets = clock_offsets(iterations)
     for owner, found in calls.items():
-        yield from _nested(*threads[owner], found, zero_s - offsets[slots[owner].node])
+        offset_s = offsets[slots[owner].node]
+        yield from _nested(*threads[owner], found, zero_s - offset_s)
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """Return the event that names a process or a thread."""
+    return {
+        "ph": "M",
+        "name": kind,
+        "pid": process,
+        "tid": thread,
+        "args": {"name": name},
+    }
+
+
+def _call(call: RankCall, hidden_s: float) -> _Event:
+    """Return a call with its laps that are longer than `hidden_s`."""
+    record = call.record
+    inside = []
+    for spans in record.spans:
+        for part, began_s, ended_s in laps(spans):
+            if ended_s - began_s > hidden_s:
+                inside.append(_Event(part, began_s, ended_s))
+    return _Event(
+        name=call.name,
+        began_s=record.began_s,
+        ended_s=record.began_s + record.seconds,
+        inside=inside,
+        args={"stage": call.stage, "cpu_ms": round(1e3 * record.cpu_s, 3)},
+    )
 
 
 def _iteration(iteration: IterationCalls) -> _Event:
+    """Return an iteration with its stages; a stage begins after the one before it."""
     at_s = iteration.began_s
-    inside = list[_Event]()
+    inside = []
     for stage in iteration.stages:
-        inside.append(
-            _Event(stage.stage, max(at_s, stage.began_s), max(at_s, stage.ended_s))
-        )
-        at_s = inside[-1].ended_s
-    return _Event(
-        iteration.title,
-        iteration.began_s,
-        max(at_s, iteration.began_s + iteration.seconds),
-        inside,
-    )
+        began_s = max(at_s, stage.began_s)
+        at_s = max(at_s, stage.ended_s)
+        inside.append(_Event(stage.stage, began_s, at_s))
+    ended_s = max(at_s, iteration.began_s + iteration.seconds)
+    return _Event(iteration.title, iteration.began_s, ended_s, inside)
 
 
 def _nested(
     process: int, thread: int, events: Iterable[_Event], zero_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield events that follow each other, and those inside of them, each cut to the one in which it begins."""
-    free = 0  # when the last event ended, in microseconds, as are all below
+    """Yield events that follow each other, and those inside of them, each cut to the one in which it begins.
+
+    zero_s: the seconds that are written as 0.
+    """
+    # All times below are whole microseconds.
+    free = 0  # end of the last event
     for outer in sorted(events, key=lambda event: event.began_s):
-        ends: list[int] = []  # of those around the next
-        for event in (
-            outer,
-            *sorted(outer.inside, key=lambda event: (event.began_s, -event.ended_s)),
-        ):
-            begin, end = (
-                round(1e6 * (at_s - zero_s)) for at_s in (event.began_s, event.ended_s)
-            )
+        ends: list[int] = []  # of the events around the next one
+        longest_first = sorted(
+            outer.inside, key=lambda event: (event.began_s, -event.ended_s)
+        )
+        for event in (outer, *longest_first):
+            begin = round(1e6 * (event.began_s - zero_s))
+            end = round(1e6 * (event.ended_s - zero_s))
             while len(ends) > 1 and ends[-1] <= begin:
                 ends.pop()
-            begin = min([max(begin, free), *ends[-1:]])
-            end = max(begin, min([end, *ends[-1:]]))
+            # Not before the last event, not beyond the event around it.
+            begin = max(begin, free)
+            if ends:
+                begin = min(begin, ends[-1])
+                end = min(end, ends[-1])
+            end = max(begin, end)
             ends.append(end)
-            args = {"args": event.args} if event.args else {}
-            yield {
+            record = {
                 "ph": "X",
                 "name": event.name,
                 "pid": process,
                 "tid": thread,
                 "ts": begin,
                 "dur": end - begin,
-            } | args
+            }
+            if event.args:
+                record["args"] = event.args
+            yield record
         free = ends[0]
 
 
 def _longest_hidden_s(iterations: Sequence[IterationCalls]) -> float:
-    """Return the seconds up to which laps are not shown; below 0 where all are."""
-    watches = (
-        spans
-        for iteration in iterations
-        for call in iteration.calls
-        for spans in call.record.spans
-    )
-    longest = heapq.nlargest(
-        MOST_LAPS + 1,
-        (end - begin for spans in watches for _, begin, end in laps(spans)),
-    )
+    """Return the seconds up to which laps are hidden; below 0 where all are shown."""
+    longest = heapq.nlargest(MOST_LAPS + 1, _lap_seconds(iterations))
     if len(longest) > MOST_LAPS:
         return longest[-1]
     return -1.0
+
+
+def _lap_seconds(iterations: Iterable[IterationCalls]) -> Iterator[float]:
+    for iteration in iterations:
+        for call in iteration.calls:
+            for spans in call.record.spans:
+                for _, began_s, ended_s in laps(spans):
+                    yield ended_s - began_s

@@ -20,20 +20,16 @@ from rlplace.metrics import Metrics
 from rlplace.placement.schedule import base_stage
 from rlplace.units import counted
 
-WAITING = (
-    "wait",
-    "infer_wait",
-    "accumulate_wait",
-    "put",
-)  # laps in which a rank waits; it reports them as metrics
+# Laps in which a rank waits; it reports them as metrics.
+WAITING = ("wait", "infer_wait", "accumulate_wait", "put")
 _WAITING = tuple(f"{part}_s" for part in WAITING)
 SYNC = "sync"
 MERGED = "rollout || learn"
 
-Occupancy = Mapping[
-    str, Sequence[tuple[int, ...]]
-]  # component -> the accelerators of each of its ranks
-Work = Mapping[int, Mapping[str, float]]  # accelerator -> component -> seconds at work
+# Component -> the accelerators of each of its ranks.
+Occupancy = Mapping[str, Sequence[tuple[int, ...]]]
+# Accelerator -> component -> seconds at work.
+Work = Mapping[int, Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +46,18 @@ class StageUse:
         return min(self.seconds, sum(self.work.get(accelerator, {}).values()))
 
     def plus(self, other: StageUse) -> StageUse:
-        work = {a: dict(row) for a, row in self.work.items()}
+        """Return the sum of two uses of the same stage."""
+        work = {accelerator: dict(row) for accelerator, row in self.work.items()}
         for accelerator, row in other.work.items():
             mine = work.setdefault(accelerator, {})
             for component, seconds in row.items():
                 mine[component] = mine.get(component, 0.0) + seconds
-        moves_s = self.moves_s + other.moves_s
-        seconds = self.seconds + other.seconds
-        return StageUse(stage=self.stage, moves_s=moves_s, seconds=seconds, work=work)
+        return StageUse(
+            stage=self.stage,
+            moves_s=self.moves_s + other.moves_s,
+            seconds=self.seconds + other.seconds,
+            work=work,
+        )
 
 
 class Usage:
@@ -65,9 +65,10 @@ class Usage:
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
         """`merged`: all stages but sync count as one, because rollout runs ahead and reports its work when it ends."""
-        self.accelerators = tuple(
-            sorted({a for ranks in occupancy.values() for held in ranks for a in held})
-        )
+        used: set[int] = set()
+        for ranks in occupancy.values():
+            used.update(*ranks)
+        self.accelerators = tuple(sorted(used))
         self.seconds = 0.0  # of all iterations
         self.last: tuple[StageUse, ...] = ()  # of the latest iteration
         self._occupancy = occupancy
@@ -83,11 +84,10 @@ class Usage:
         for held, inside, metrics in zip(
             self._occupancy[component], seconds, ranks, strict=True
         ):
-            waited = sum(
-                metric.value
-                for name, metric in metrics.items()
-                if name.rpartition("/")[2] in _WAITING
-            )
+            waited = 0.0
+            for name, metric in metrics.items():
+                if name.rpartition("/")[2] in _WAITING:
+                    waited += metric.value
             busy = max(0.0, inside - waited)
             for accelerator in held:
                 row = self._work.setdefault(accelerator, {})
@@ -95,7 +95,9 @@ class Usage:
 
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
         """Close a stage: all work recorded since the last one belongs to it."""
-        name = MERGED if self._merged and stage != SYNC else stage
+        name = stage
+        if self._merged and stage != SYNC:
+            name = MERGED
         use = StageUse(stage=name, moves_s=moves_s, seconds=seconds, work=self._work)
         self._work = {}
         if name == MERGED and self._stages and self._stages[-1].stage == MERGED:
@@ -103,7 +105,7 @@ class Usage:
         self._stages.append(use)
 
     def begin_again(self) -> None:
-        """Drop what was recorded of the iteration that runs."""
+        """Drop the records of the iteration that runs."""
         self._work = {}
         self._stages = []
 
@@ -113,8 +115,9 @@ class Usage:
         self._stages = []
         self.seconds += seconds
         for use in self.last:
-            before = self._totals.get(use.stage)
-            self._totals[use.stage] = use if before is None else before.plus(use)
+            if use.stage in self._totals:
+                use = self._totals[use.stage].plus(use)
+            self._totals[use.stage] = use
         if not self.accelerators or not seconds:
             return {}
         shares = shares_of(self.last, self.accelerators, seconds)
@@ -125,47 +128,61 @@ class Usage:
         if not self.accelerators or not self.seconds:
             return {}
         uses = tuple(self._totals.values())
-        many = len(self.accelerators)
+        count = len(self.accelerators)
         stages: dict[str, dict[str, Any]] = {}
         for use in uses:
-            busy_s = sum(use.busy_s(a) for a in self.accelerators)
+            # Accelerators at work, on average over the seconds of the stage.
+            at_work = 0.0
+            if use.seconds:
+                busy_s = sum(use.busy_s(a) for a in self.accelerators)
+                at_work = busy_s / use.seconds
             stages[use.stage] = {
                 "seconds": use.seconds,
                 "moves_s": use.moves_s,
-                "at_work": busy_s / use.seconds
-                if use.seconds
-                else 0.0,  # accelerators, on average
+                "at_work": at_work,
                 "planned_at_work": planned.get(use.stage),
             }
         return {
-            "accelerators": many,
-            "accelerator_hours": many * self.seconds / 3600,
+            "accelerators": count,
+            "accelerator_hours": count * self.seconds / 3600,
             "shares": shares_of(uses, self.accelerators, self.seconds),
             "stages": stages,
-            "by_accelerator": {
-                str(a): {
-                    u.stage: {"busy_s": u.busy_s(a), "idle_s": u.seconds - u.busy_s(a)}
-                    for u in uses
-                    if u.stage != SYNC
-                }
-                for a in self.accelerators
-            },
+            "by_accelerator": {str(a): self._seconds_of(a) for a in self.accelerators},
         }
+
+    def _seconds_of(self, accelerator: int) -> dict[str, dict[str, float]]:
+        """Return by stage the seconds that an accelerator was at work and idle."""
+        found = {}
+        for stage, use in self._totals.items():
+            if stage != SYNC:
+                busy_s = use.busy_s(accelerator)
+                found[stage] = {"busy_s": busy_s, "idle_s": use.seconds - busy_s}
+        return found
 
 
 def shares_of(
     uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float
 ) -> dict[str, float]:
     """Divide `seconds` into busy, bubble (idle within a stage), moves and sync; what is left is the driver's."""
-    stages = [use for use in uses if use.stage != SYNC]
+    busy = 0.0  # seconds of all accelerators at work
+    within_s = 0.0  # seconds of all stages but sync
+    moves_s = 0.0
+    sync_s = 0.0
+    for use in uses:
+        moves_s += use.moves_s
+        if use.stage == SYNC:
+            sync_s += use.seconds
+            continue
+        within_s += use.seconds
+        for accelerator in accelerators:
+            busy += use.busy_s(accelerator)
     everything = len(accelerators) * seconds
-    busy = sum(use.busy_s(a) for use in stages for a in accelerators)
-    there = len(accelerators) * sum(use.seconds for use in stages)
+    within = len(accelerators) * within_s
     return {
         "busy": busy / everything,
-        "bubble": (there - busy) / everything,
-        "moves": sum(use.moves_s for use in uses) / seconds,
-        "sync": sum(use.seconds for use in uses if use.stage == SYNC) / seconds,
+        "bubble": (within - busy) / everything,
+        "moves": moves_s / seconds,
+        "sync": sync_s / seconds,
     }
 
 
@@ -173,25 +190,27 @@ def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Render the record for the summary of a run."""
     if not record:
         return []
+    stages = []
+    for stage, row in record["stages"].items():
+        if stage == SYNC:
+            continue
+        text = f"{stage} {row['at_work']:.1f}"
+        if row["planned_at_work"] is not None:
+            text += f" ({row['planned_at_work']})"
+        stages.append(text)
+
     shares = record["shares"]
-    many = record["accelerators"]
-    stages = ", ".join(
-        f"{stage} {row['at_work']:.1f}"
-        + (f" ({row['planned_at_work']})" if row["planned_at_work"] is not None else "")
-        for stage, row in record["stages"].items()
-        if stage != SYNC
-    )
+    accelerators = counted(record["accelerators"], "accelerator")
     whole = (
-        f"{shares['busy']:.0%} of the time of {counted(many, 'accelerator')}, idle {shares['bubble']:.0%}, "
-        f"moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; {record['accelerator_hours']:.3g} accelerator hours"
+        f"{shares['busy']:.0%} of the time of {accelerators}, idle {shares['bubble']:.0%}, "
+        f"moves {shares['moves']:.0%}, sync {shares['sync']:.0%}; "
+        f"{record['accelerator_hours']:.3g} accelerator hours"
     )
-    return [
-        ("at work", whole),
-        ("", f"{stages}   accelerators at work, measured (planned)"),
-    ]
+    note = "accelerators at work, measured (planned)"
+    return [("at work", whole), ("", f"{', '.join(stages)}   {note}")]
 
 
-# ── the work of an iteration, by the metrics of its components ───────────────────────────────────────────────────────
+# ── the work of an iteration, by the metrics of its components ───────────────────────
 
 # Stage -> the metrics of a component that are work, not waiting.
 _WORK = {
@@ -199,7 +218,7 @@ _WORK = {
     "infer": ("infer_s",),
     "learn": ("learn_s",),
 }
-# The same as laps; and the laps within them in which ranks look whether the others have come as far.
+# The same as laps; and the laps within them in which a rank checks the progress of others.
 WORKING = ("sim", "policy", "prefill", "decode", "infer", "learn")
 MEETING = "exchange"
 
@@ -208,15 +227,16 @@ def longest_works(
     numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]
 ) -> list[tuple[float, str, str]]:
     """Return seconds, component and stage of the longest work in each stage. `works`: components by stage."""
-    each = (
-        [
-            (numbers.get(f"{c}/{part}", 0.0), c, stage)
-            for c in components
-            for part in _WORK.get(base_stage(stage), ())
-        ]
-        for stage, components in works.items()
-    )
-    return [max(found) for found in each if found]
+    longest = []
+    for stage, components in works.items():
+        found = []
+        for component in components:
+            for part in _WORK.get(base_stage(stage), ()):
+                seconds = numbers.get(f"{component}/{part}", 0.0)
+                found.append((seconds, component, stage))
+        if found:
+            longest.append(max(found))
+    return longest
 
 
 def overhead(
@@ -226,34 +246,35 @@ def overhead(
 ) -> dict[str, float]:
     """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
 
-    Ranks that work in the same stage overlap: what the slowest takes counts as the work of the stage, or, where ranks
-    wait for cores at which others work, what all take on these. `on_cores`: that, by stage. An evaluation is work of
-    its own, whole.
+    Ranks that work in the same stage overlap. The work of the stage is that of the slowest
+    rank or, where ranks wait for cores at which others work, that of all ranks on these
+    cores (`on_cores`: seconds by stage), whichever is longer. An evaluation counts whole.
     """
-    stages = sum(
-        max(s, on_cores.get(stage, 0.0))
-        for s, _, stage in longest_works(numbers, works)
-    )
+    work = 0.0
+    for seconds, _, stage in longest_works(numbers, works):
+        work += max(seconds, on_cores.get(stage, 0.0))
+    work += numbers.get("time/evaluate_s", 0.0)
     total = numbers["time/iteration_s"]
-    work = stages + numbers.get("time/evaluate_s", 0.0)
     spent = max(0.0, total - work)
-    return {
-        "time/overhead_s": spent,
-        "time/overhead_share": spent / total if total > 0 else 0.0,
-    }
+    share = 0.0
+    if total > 0:
+        share = spent / total
+    return {"time/overhead_s": spent, "time/overhead_share": share}
 
 
 def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
-    """Name what took longest of an iteration: one component in one stage, or all in another; and the idle share."""
-    longest = [
-        (seconds, f"{component} in {stage}")
-        for seconds, component, stage in longest_works(numbers, works)
-    ]
-    longest += [
-        (numbers.get(f"time/{part}_s", 0.0), part)
-        for part in ("moves", SYNC, "evaluate")
-    ]
+    """Name the longest part of an iteration, with its seconds and the idle share of accelerators.
+
+    A part is one component in one stage, or all components in moves, sync or evaluation.
+    """
+    longest = []
+    for seconds, component, stage in longest_works(numbers, works):
+        longest.append((seconds, f"{component} in {stage}"))
+    for part in ("moves", SYNC, "evaluate"):
+        longest.append((numbers.get(f"time/{part}_s", 0.0), part))
     seconds, what = max(longest)
+    text = f"{what}, {seconds:.2f} of {numbers['time/iteration_s']:.2f} s"
     busy = numbers.get("util/busy_share")
-    idle = "" if busy is None else f"; accelerators idle {1 - busy:.0%} of it"
-    return f"{what}, {seconds:.2f} of {numbers['time/iteration_s']:.2f} s{idle}"
+    if busy is not None:
+        text += f"; accelerators idle {1 - busy:.0%} of it"
+    return text

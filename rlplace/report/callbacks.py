@@ -1,4 +1,4 @@
-"""Call what users bring as `runner.callbacks`: after each iteration, and when a run ends."""
+"""Call the callbacks of users, `runner.callbacks`: after each iteration, and when a run ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS = ("on_iteration", "on_end")
 
 
 def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
-    """Report callbacks that cannot be imported, do not take their arguments, or have nothing to call."""
+    """Report callbacks that cannot be imported, do not take their arguments, or lack both methods."""
     problems: list[Problem] = []
     for at, config in enumerate(configs):
         problems += check_named(
@@ -36,9 +36,9 @@ def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
 
 
 class Callbacks:
-    """The callbacks of a run, in the order of the config. Raises CallbackError for what they raise.
+    """The callbacks of a run, in the order of the config. Their exceptions become CallbackError.
 
-    As a context manager it tells them of an end that nothing inside has told, such as that of a start that fails.
+    As a context manager it calls `on_end` where nothing inside has: a start that fails, say.
     """
 
     def __init__(
@@ -48,12 +48,10 @@ class Callbacks:
         self._made: list[tuple[str, object]] = []
         self._ended = False
         for at, each in enumerate(configs):
-            make = named(
-                each.name, {}, key=f"{_KEY}[{at}].name", code=_CODE, noun=_NOUN
-            )
-            self._made.append(
-                (each.name, self._call(each.name, make, folder, config, **each.kwargs))
-            )
+            key = f"{_KEY}[{at}].name"
+            make = named(each.name, {}, key=key, code=_CODE, noun=_NOUN)
+            callback = self._call(each.name, make, folder, config, **each.kwargs)
+            self._made.append((each.name, callback))
 
     def __enter__(self) -> Self:
         return self
@@ -67,26 +65,25 @@ class Callbacks:
     def on_iteration(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> bool:
-        """Call all that have it; return whether one has returned True, which ends the run."""
-        asked = [
-            name
-            for name, callback in self._made
-            if hasattr(callback, "on_iteration")
-            and _is_true(
-                self._call(
-                    name, callback.on_iteration, iteration, env_steps, dict(metrics)
-                )
-            )
-        ]
-        if asked:
-            print(
-                f"{', '.join(asked)} ends the run after iteration {iteration}",
-                flush=True,
-            )
-        return bool(asked)
+        """Call `on_iteration` where there is one; return whether any returned True, which ends the run."""
+        ending = []
+        for name, callback in self._made:
+            if not hasattr(callback, "on_iteration"):
+                continue
+            # A copy: a callback may change its metrics.
+            given = (iteration, env_steps, dict(metrics))
+            if _is_true(self._call(name, callback.on_iteration, *given)):
+                ending.append(name)
+        if ending:
+            names = ", ".join(ending)
+            print(f"{names} ends the run after iteration {iteration}", flush=True)
+        return bool(ending)
 
     def on_end(self, state: str) -> None:
-        """Call all that have it with finished, stopped or failed. What they raise is told: the run is over."""
+        """Call `on_end` where there is one. `state`: finished, stopped or failed.
+
+        The run is over, so exceptions are only printed.
+        """
         self._ended = True
         for name, callback in self._made:
             try:
@@ -96,15 +93,17 @@ class Callbacks:
                 print(error, file=sys.stderr, flush=True)
 
     def _call(self, name: str, what: Any, *given: object, **kwargs: object) -> object:
+        """Call a class or method of a user. Raises CallbackError for an exception of theirs."""
         try:
             return what(*given, **kwargs)
         except (RlplaceError, Stopped):
             raise
         except Exception as error:
+            called = getattr(what, "__name__", name)
             raise CallbackError.about(
                 "callback-failed",
                 _KEY,
-                f"{getattr(what, '__name__', name)} of a callback raised an error",
+                f"{called} of a callback raised an error",
                 got=name,
                 why=f"{type(error).__name__}: {error}".strip(),
                 fix=f"mend {place_of(error, name)}, and go on with resume=auto",
@@ -112,5 +111,5 @@ class Callbacks:
 
 
 def _is_true(answer: object) -> bool:
-    """Whether it is True, of Python or of a library: a comparison of NumPy is its own bool, in no class of Python's."""
+    """Whether an answer is True, of Python or of NumPy, whose bool is a class of its own."""
     return type(answer).__name__ in ("bool", "bool_") and bool(answer)

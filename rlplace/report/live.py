@@ -139,8 +139,9 @@ class Display:
             started = f"for {span(now_s - self._began_s)}"
             return [("starting", started), *self._starting.items()]
         now = "between iterations"
-        if loop.doing is not None:
-            step, since_s = loop.doing
+        doing = loop.doing  # read once: the driver changes it
+        if doing is not None:
+            step, since_s = doing
             now = f"{step} for {span(now_s - since_s)}"
         resident = []
         for component, held in loop.held.items():
@@ -184,9 +185,10 @@ class Display:
             return ""
         iterations = self._runner.total_iterations - self._iterations
         left_s = self._iteration_s * iterations
-        # Less what is done of the iteration under way.
-        if self._loop is not None and self._loop.began_s is not None:
-            left_s -= min(now_s - self._loop.began_s, self._iteration_s)
+        # Less the part of the iteration under way; read once, the driver changes it.
+        began_s = None if self._loop is None else self._loop.began_s
+        if began_s is not None:
+            left_s -= min(now_s - began_s, self._iteration_s)
         text = f"{span(max(0.0, left_s))} left"
         if self._runner.stop_at_return is not None:
             text += " at most"
@@ -293,7 +295,7 @@ class Display:
         self._give_notice()
 
 
-def _noted_over(before: TextIO, now: TextIO) -> TextIO:
+def _noted_over(before: TextIO, now: TextIO) -> TextIO | Noted:
     """Return a stream that writes to `now` and is noted as `before` was."""
     if isinstance(before, Noted) and now is not before:
         return before.over(now)

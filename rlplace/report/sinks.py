@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -43,15 +43,20 @@ class Console(NamedTuple):
     columns: tuple[Column, ...]
 
     def fitting(self, width: int) -> tuple[Column, ...]:
-        """Return the columns that there is room for; those that the live block shows too go first."""
+        """Return the columns for which `width` characters suffice.
+
+        Those that the live block shows too are dropped first.
+        """
         shown = self.columns
         for metric in _DROPPED:
-            if _FIRST + sum(column.width for column in shown) > width:
+            needed = _FIRST + sum(column.width for column in shown)
+            if needed > width:
                 shown = tuple(column for column in shown if column.metric != metric)
         return shown
 
 
 _FIRST = 5 + 12  # width of the columns that are always there: iteration, and steps
+# Columns that a narrow terminal does without, the first one first.
 _DROPPED = (
     "time/sync_s",
     "time/moves_s",
@@ -75,22 +80,22 @@ _STAGES = (
 )
 _SIMULATED = (
     Column("return", "env/mean_return", ",.1f", 10),
-    Column(
-        "episodes", "env/episodes", ",.0f", 9
-    ),  # ended in this iteration: without any there is no new return
+    # Episodes that ended in this iteration: without any there is no new return.
+    Column("episodes", "env/episodes", ",.0f", 9),
     Column("steps/s", "env/steps_per_s", ",.0f", 9),
 )
 _TEXT = (
     Column("reward", "actor/reward", ".3f", 8),
     Column("held out", "eval/reward", ".3f", 9),
-    Column("tokens", "actor/length_learned", ",.1f", 8),  # of an answer, on average
+    # Tokens of an answer, on average.
+    Column("tokens", "actor/length_learned", ",.1f", 8),
     Column("tokens/s", "rollout/tokens_per_s", ",.0f", 9),
-    Column(
-        "mismatch", "actor/mismatch", ".1e", 9
-    ),  # of engine and trainer, in log-probabilities
+    # Difference of engine and trainer, in log-probabilities.
+    Column("mismatch", "actor/mismatch", ".1e", 9),
 )
 _SCORED = (
-    Column("kl", "actor/kl_reference", ",.2f", 8),  # of a sample, from the reference
+    # KL of a sample, from the reference.
+    Column("kl", "actor/kl_reference", ",.2f", 8),
     Column("infer s", "time/infer_s", ".2f", 8),
 )
 RUN_CONSOLE = Console("env steps", (*_SIMULATED, *_STAGES))
@@ -99,11 +104,9 @@ SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether what is written is shown by a terminal that moves its cursor."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in (
-        "dumb",
-        "unknown",
-    )
+    """Whether the stream is a terminal that can move its cursor."""
+    kind = os.environ.get("TERM", "").lower()
+    return stream.isatty() and kind not in ("dumb", "unknown")
 
 
 class ConsoleSink:
@@ -121,56 +124,60 @@ class ConsoleSink:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
+        """Write the line of an iteration, below a heading where one is due."""
         columns = self._console.fitting(shutil.get_terminal_size().columns)
         if self._lines % LINES_PER_HEADER == 0 or columns != self._columns:
             self._columns = columns
             self._lines = 0
-            heading = f" iter{self._console.steps:>12}" + "".join(
-                f"{head:>{width}}" for head, _, _, width in columns
-            )
-            self._stream.write(
-                f"\x1b[1m{heading}\x1b[0m\n"
-                if is_terminal(self._stream)
-                else f"{heading}\n"
-            )
+            self._write_heading()
         self._lines += 1
-        values = (
-            (metrics.get(metric), form, width) for _, metric, form, width in columns
-        )
-        cells = (
-            ("-" if value is None else format(value, form)).rjust(width)
-            for value, form, width in values
-        )
-        self._stream.write(f"{iteration:>5,}{env_steps:>12,}{''.join(cells)}\n")
+        line = f"{iteration:>5,}{env_steps:>12,}"
+        for column in columns:
+            cell = "-"
+            if column.metric in metrics:
+                cell = format(metrics[column.metric], column.form)
+            line += cell.rjust(column.width)
+        self._stream.write(f"{line}\n")
         self._stream.flush()
+
+    def _write_heading(self) -> None:
+        heading = f" iter{self._console.steps:>12}"
+        for column in self._columns:
+            heading += column.head.rjust(column.width)
+        if is_terminal(self._stream):
+            heading = f"\x1b[1m{heading}\x1b[0m"  # bold
+        self._stream.write(f"{heading}\n")
 
 
 class WholeAppends:
     """A file that grows by whole pieces: an append is in it completely or not at all. Owns the file descriptor."""
 
     def __init__(self, path: Path) -> None:
+        """Open or make the file and its folder. Raises OutputError."""
         self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
-            )
+            self._fd = os.open(path, flags, 0o666)
         except OSError as error:
             raise OutputError.of(path, error) from error
 
     def append(self, piece: bytes) -> None:
-        """Raises OutputError, with the file as it was before; also where it is no longer at its path."""
+        """Write a piece at the end.
+
+        Raises OutputError where it cannot be written whole, with the file as it was before,
+        and where the file is no longer at its path.
+        """
         try:
             if not self._is_there():
-                raise FileNotFoundError(
-                    errno.ENOENT, "it was removed or moved while the run wrote to it"
-                )
+                why = "it was removed or moved while the run wrote to it"
+                raise FileNotFoundError(errno.ENOENT, why)
             before = os.fstat(self._fd).st_size
             try:
-                done = os.write(self._fd, piece)  # all of it, as a rule
-                while (
-                    done < len(piece)
-                ):  # a disk that fills up takes a part and names its error on the next call
+                # One write takes all of it, as a rule. A disk that fills up takes a part,
+                # and the next write says why.
+                done = os.write(self._fd, piece)
+                while done < len(piece):
                     done += os.write(self._fd, piece[done:])
             except OSError:
                 if os.fstat(self._fd).st_size > before:
@@ -206,22 +213,25 @@ class JsonSink:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """A number that JSON cannot hold (nan, inf) is null."""
-        finite = {
-            name: value if math.isfinite(value) else None
-            for name, value in sorted(metrics.items())
+        """Append the metrics by name. A number that JSON cannot hold (nan, inf) is null."""
+        record: dict[str, float | None] = {
+            "iteration": iteration,
+            "env_steps": env_steps,
         }
-        line = json.dumps(
-            {"iteration": iteration, "env_steps": env_steps, **finite}, allow_nan=False
-        )
+        for name, value in sorted(metrics.items()):
+            record[name] = value
+            if not math.isfinite(value):
+                record[name] = None
+        line = json.dumps(record, allow_nan=False)
         self._metrics.append(line.encode() + b"\n")
 
     def samples(self, iteration: int, samples: Samples) -> None:
-        lines = (
-            json.dumps({"iteration": iteration, **sample}, ensure_ascii=False) + "\n"
-            for sample in samples
-        )
-        self._samples().append("".join(lines).encode())
+        """Append the samples of an iteration, one on each line."""
+        lines = ""
+        for sample in samples:
+            record = {"iteration": iteration, **sample}
+            lines += json.dumps(record, ensure_ascii=False) + "\n"
+        self._samples().append(lines.encode())
 
 
 def _append_event(
@@ -233,31 +243,27 @@ def _append_event(
 
 
 def tensorboard_record(**event: object) -> bytes:
-    """Return one record of an event file, by TensorBoard's own library: the others import torch."""
+    """Return one record of an event file, by TensorBoard's own library: others import torch."""
     with needs(
         "tensorboard", got="tensorboard", extra="run", key="runner.sinks", of="the sink"
     ):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
     record = io.BytesIO()
-    RecordWriter(record).write(
-        Event(wall_time=time.time(), **event).SerializeToString()
-    )
+    made = Event(wall_time=time.time(), **event)
+    RecordWriter(record).write(made.SerializeToString())
     return record.getvalue()
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """Return the size of each file that grows by iterations below a run's folder, by its path there."""
-    files = [
-        directory / METRICS_FILE,
-        directory / SAMPLES_FILE,
-        *sorted((directory / TENSORBOARD_FOLDER).glob("events.*")),
-    ]
-    return {
-        str(file.relative_to(directory)): file.stat().st_size
-        for file in files
-        if file.is_file()
-    }
+    """Return the bytes of each file of a run that grows by iterations, by its path in the run's folder."""
+    files = [directory / METRICS_FILE, directory / SAMPLES_FILE]
+    files += sorted((directory / TENSORBOARD_FOLDER).glob("events.*"))
+    sizes = {}
+    for file in files:
+        if file.is_file():
+            sizes[str(file.relative_to(directory))] = file.stat().st_size
+    return sizes
 
 
 @contextlib.contextmanager
@@ -270,18 +276,22 @@ def open_sinks(
 ) -> Iterator[list[Sink]]:
     """Open the sinks of `names`, as `runner.sinks` has them, with files in `directory`, and close them.
 
-    `config`: of the run, for trackers.
-    `sizes`: what `metric_files` returned at a checkpoint; what was written since is dropped, for it is done again.
-    Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
+    config: of the run, for trackers. sizes: the result of `metric_files` at the checkpoint
+    from which the run continues; later lines are dropped, for they are made again.
+    Raises OutputError when a file cannot be made, ConfigError where the library of a sink
+    is not installed.
     """
-    note = f"        ({METRICS_FILE} has every iteration)" if "jsonl" in names else ""
+    note = ""
+    if "jsonl" in names:
+        note = f"        ({METRICS_FILE} has every iteration)"
     with contextlib.ExitStack() as opened:
 
         def append_to(path: Path) -> WholeAppends:
             return opened.enter_context(contextlib.closing(WholeAppends(path)))
 
-        for name, size in metric_files(directory).items() if sizes is not None else ():
-            append_to(directory / name).cut(min(size, (sizes or {}).get(name, 0)))
+        if sizes is not None:
+            for name, size in metric_files(directory).items():
+                append_to(directory / name).cut(min(size, sizes.get(name, 0)))
 
         sinks: list[Sink] = []
         for name in names:
@@ -289,24 +299,26 @@ def open_sinks(
                 sinks.append(ConsoleSink(sys.stdout, console))
             elif name == "jsonl":
                 sinks.append(JsonSink(directory, append_to))
-            elif name != "tensorboard":
-                sinks.append(
-                    opened.enter_context(
-                        TrackerSink(name, directory, config or {}, note)
-                    )
-                )
+            elif name == "tensorboard":
+                events = _events_file(directory, append_to, sizes or {})
+                sinks.append(functools.partial(_append_event, events))
             else:
-                events = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-                begun = [
-                    known
-                    for known in sizes or ()
-                    if known.startswith(TENSORBOARD_FOLDER)
-                ]  # one curve, one file
-                file = append_to(
-                    directory
-                    / (begun[-1] if begun else f"{TENSORBOARD_FOLDER}/{events}")
-                )
-                if not begun:
-                    file.append(tensorboard_record(file_version="brain.Event:2"))
-                sinks.append(functools.partial(_append_event, file))
+                tracker = TrackerSink(name, directory, config or {}, note)
+                sinks.append(opened.enter_context(tracker))
         yield sinks
+
+
+def _events_file(
+    directory: Path,
+    append_to: Callable[[Path], WholeAppends],
+    known: Iterable[str],
+) -> WholeAppends:
+    """Open TensorBoard's file: the last one of a run that continues, so that it has one curve."""
+    begun = [name for name in known if name.startswith(TENSORBOARD_FOLDER)]
+    if begun:
+        return append_to(directory / begun[-1])
+    host = socket.gethostname()
+    name = f"events.out.tfevents.{int(time.time())}.{host}.{os.getpid()}"
+    file = append_to(directory / TENSORBOARD_FOLDER / name)
+    file.append(tensorboard_record(file_version="brain.Event:2"))
+    return file

@@ -30,12 +30,16 @@ from rlplace.signals import Stopped
 
 KEY = "runner.sinks"
 FOLDER = "trackers"
-PROJECT = "rlplace"  # what a tracker files runs under, unless the variables of its library say otherwise
-PAUSE_S = 60.0  # before a tracker that has failed is tried again, so that its timeouts delay a run seldom
+# Project of the runs in a tracker, unless the variables of its library name another.
+PROJECT = "rlplace"
+# Before a tracker that has failed is tried again, so that its timeouts delay a run seldom.
+PAUSE_S = 60.0
+# States in which a run ends.
 FINISHED = "finished"
 STOPPED = "stopped"
-FAILED = "failed"  # how a run has ended
-SET_UP = {  # what makes a tracker that has failed work
+FAILED = "failed"
+# The fix for a tracker that has failed.
+SET_UP = {
     "wandb": "wandb login        (or export WANDB_MODE=offline)",
     "mlflow": "unset MLFLOW_TRACKING_URI        (or correct it: files beside the runs need no server)",
     "swanlab": "swanlab login        (or export SWANLAB_MODE=offline)",
@@ -44,23 +48,22 @@ SET_UP = {  # what makes a tracker that has failed work
 FIRST_FILES = ("config.yaml", "plan.svg")
 LAST_FILES = ("report.html", "summary.json")
 
-# Takes the number of the iteration, the env steps or answers since the start of the run, and the metrics. Raises
-# OutputError if a file cannot take the iteration whole; the file is then unchanged.
-# Where it has a method `samples`, it takes those of a language model too, before the metrics of their iteration.
+# Takes the number of the iteration, the env steps or answers since the start of the run,
+# and the metrics. Raises OutputError if a file cannot take the iteration whole; the file is
+# then unchanged. A sink with a method `samples` takes those of a language model too, before
+# the metrics of their iteration.
 Sink = Callable[[int, int, Mapping[str, float]], object]
-Samples = Sequence[
-    Mapping[str, Any]
-]  # of one iteration of a language model, with the same keys, as samples.jsonl has them
+# Samples of one iteration of a language model, with the same keys, as samples.jsonl has them.
+Samples = Sequence[Mapping[str, Any]]
 
 
 class RunInfo(NamedTuple):
-    """What a tracker is told of a run."""
+    """The facts of a run that a tracker gets."""
 
     folder: Path
     config: Mapping[str, Any]  # as config.yaml has it
-    run_id: str | None = (
-        None  # the tracker's own id of the run, where it has some of it
-    )
+    # The tracker's own id of the run, where it has a part of the run already.
+    run_id: str | None = None
 
     @property
     def name(self) -> str:
@@ -85,18 +88,23 @@ class Tracker(NamedTuple):
 
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what is drawn: finite numbers."""
-    return {"env_steps": float(env_steps)} | {
-        name: v for name, v in metrics.items() if math.isfinite(v)
-    }
+    """Return the points of the curves: env steps, and the metrics that are finite."""
+    points = {"env_steps": float(env_steps)}
+    for name, value in metrics.items():
+        if math.isfinite(value):
+            points[name] = value
+    return points
 
 
 def _table(samples: Samples) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows."""
-    return [*samples[0]], [[*sample.values()] for sample in samples]
+    columns = list(samples[0])
+    rows = [list(sample.values()) for sample in samples]
+    return columns, rows
 
 
 def _wandb(info: RunInfo) -> Tracker:
+    """Open a run of Weights & Biases."""
     import wandb
 
     run = wandb.init(
@@ -110,84 +118,81 @@ def _wandb(info: RunInfo) -> Tracker:
         settings=wandb.Settings(console="off", silent=True),
     )
 
-    def close(state: str) -> None:
-        run.finish(exit_code=0 if state == FINISHED else 1)
-        wandb.teardown()  # its process, which else stays as long as this one
+    def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
+        run.log(_points(steps, metrics), step=iteration)
 
-    return Tracker(
-        id=run.id,
-        page=f"{run.url}"
-        if not run.offline
-        else f"wandb sync {shlex.quote(str(info.folder / 'wandb'))}/offline-run-*",
-        log=lambda iteration, steps, metrics: run.log(
-            _points(steps, metrics), step=iteration
-        ),
-        attach=lambda file: run.save(
-            str(file), base_path=str(info.folder), policy="now"
-        ),
-        close=close,
-        table=lambda iteration, samples: run.log(
-            {"samples": wandb.Table(*_table(samples))}, step=iteration
-        ),
-    )
+    def attach(file: Path) -> None:
+        run.save(str(file), base_path=str(info.folder), policy="now")
+
+    def close(state: str) -> None:
+        run.finish(exit_code=int(state != FINISHED))
+        wandb.teardown()  # the library's process would stay as long as this one
+
+    def table(iteration: int, samples: Samples) -> None:
+        run.log({"samples": wandb.Table(*_table(samples))}, step=iteration)
+
+    page = str(run.url)
+    if run.offline:
+        page = f"wandb sync {shlex.quote(str(info.folder / 'wandb'))}/offline-run-*"
+    return Tracker(run.id, page, log, attach, close, table)
 
 
 def _mlflow(info: RunInfo) -> Tracker:
-    os.environ.setdefault(
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"
-    )  # the library's seven take minutes
+    """Open a run of MLflow: in a file beside the runs, unless a server is named."""
+    # The library's seven tries take minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
+    # Server or file, and the folder of artifacts where there is no server.
     runs = info.folder.resolve().parent.parent
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    files = None if uri else (runs / "mlartifacts").as_uri()
-    uri = uri or f"sqlite:///{runs}/mlflow.db"
+    artifacts = None
+    if not uri:
+        uri = f"sqlite:///{runs}/mlflow.db"
+        artifacts = (runs / "mlartifacts").as_uri()
     client = MlflowClient(tracking_uri=uri)
+
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
-    experiment = (
-        found.experiment_id
-        if found
-        else client.create_experiment(name, artifact_location=files)
-    )
-    tags = {"group": info.group, "folder": str(info.folder)}
-    run = (
-        info.run_id
-        or client.create_run(experiment, run_name=info.name, tags=tags).info.run_id
-    )
+    if found:
+        experiment = found.experiment_id
+    else:
+        experiment = client.create_experiment(name, artifact_location=artifacts)
+    run = info.run_id
+    if not run:
+        tags = {"group": info.group, "folder": str(info.folder)}
+        made = client.create_run(experiment, run_name=info.name, tags=tags)
+        run = made.info.run_id
     client.update_run(run, "RUNNING")
 
-    def log(iteration: int, env_steps: int, metrics: Mapping[str, float]) -> None:
+    def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)
-        points = _points(env_steps, metrics).items()
-        client.log_batch(
-            run, [Metric(name, value, now_ms, iteration) for name, value in points]
-        )
+        points = []
+        for metric, value in _points(steps, metrics).items():
+            points.append(Metric(metric, value, now_ms, iteration))
+        client.log_batch(run, points)
 
-    page = (
-        uri
-        if uri.startswith("http")
-        else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    )
-    return Tracker(
-        id=run,
-        page=page,
-        log=log,
-        attach=lambda file: client.log_artifact(run, str(file)),
-        close=lambda state: client.set_terminated(
-            run, {STOPPED: "KILLED", FAILED: "FAILED"}.get(state, "FINISHED")
-        ),
-        table=lambda iteration, samples: client.log_text(
-            run,
-            json.dumps(samples, ensure_ascii=False, indent=1),
-            f"samples/{iteration:06}.json",
-        ),
-    )
+    def close(state: str) -> None:
+        ended = {STOPPED: "KILLED", FAILED: "FAILED"}.get(state, "FINISHED")
+        client.set_terminated(run, ended)
+
+    def table(iteration: int, samples: Samples) -> None:
+        text = json.dumps(samples, ensure_ascii=False, indent=1)
+        client.log_text(run, text, f"samples/{iteration:06}.json")
+
+    def attach(file: Path) -> None:
+        client.log_artifact(run, str(file))
+
+    page = f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    if uri.startswith("http"):
+        page = uri
+    return Tracker(run, page, log, attach, close, table)
 
 
 def _swanlab(info: RunInfo) -> Tracker:
+    """Open a run of SwanLab."""
     import swanlab
 
     run = swanlab.init(
@@ -199,27 +204,28 @@ def _swanlab(info: RunInfo) -> Tracker:
         log_dir=str(info.folder / "swanlab"),
         config=dict(info.config),
     )
-    return Tracker(
-        id=run.id,
-        page=run.url
-        if run.mode == "online"
-        else f"swanlab sync {shlex.quote(str(info.folder / 'swanlab'))}/run-*",
-        log=lambda iteration, steps, metrics: run.log(
-            _points(steps, metrics), step=iteration
-        ),
-        attach=lambda file: run.save(
-            str(file), base_path=str(info.folder), policy="now"
-        ),
-        close=lambda state: run.finish(
-            {STOPPED: "aborted", FAILED: "crashed"}.get(state, "success")
-        ),
-        table=lambda iteration, samples: run.log(
-            {"samples": swanlab.echarts.Table().add(*_table(samples))}, step=iteration
-        ),
-    )
+
+    def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
+        run.log(_points(steps, metrics), step=iteration)
+
+    def attach(file: Path) -> None:
+        run.save(str(file), base_path=str(info.folder), policy="now")
+
+    def close(state: str) -> None:
+        run.finish({STOPPED: "aborted", FAILED: "crashed"}.get(state, "success"))
+
+    def table(iteration: int, samples: Samples) -> None:
+        rows = swanlab.echarts.Table().add(*_table(samples))
+        run.log({"samples": rows}, step=iteration)
+
+    page = run.url
+    if run.mode != "online":
+        page = f"swanlab sync {shlex.quote(str(info.folder / 'swanlab'))}/run-*"
+    return Tracker(run.id, page, log, attach, close, table)
 
 
 def _trackio(info: RunInfo) -> Tracker:
+    """Open a run of Trackio."""
     import trackio
 
     name = f"{info.group}/{info.name}"
@@ -234,20 +240,22 @@ def _trackio(info: RunInfo) -> Tracker:
         auto_log_cpu=False,
         auto_log_gpu=False,
     )
-    return Tracker(
-        id=name,
-        page=run.url or f"trackio show --project {shlex.quote(project)}",
-        log=lambda iteration, steps, metrics: run.log(
-            _points(steps, metrics), step=iteration
-        ),
-        attach=lambda file: run.log_artifact(
-            file, name=f"{info.group}-{info.name}-{file.stem}", type="file"
-        ),
-        close=lambda state: run.finish(),  # it takes no state
-        table=lambda iteration, samples: run.log(
-            {"samples": trackio.Table(*_table(samples))}, step=iteration
-        ),
-    )
+
+    def log(iteration: int, steps: int, metrics: Mapping[str, float]) -> None:
+        run.log(_points(steps, metrics), step=iteration)
+
+    def attach(file: Path) -> None:
+        artifact = f"{info.group}-{info.name}-{file.stem}"
+        run.log_artifact(file, name=artifact, type="file")
+
+    def close(state: str) -> None:
+        run.finish()  # the library takes no state
+
+    def table(iteration: int, samples: Samples) -> None:
+        run.log({"samples": trackio.Table(*_table(samples))}, step=iteration)
+
+    page = run.url or f"trackio show --project {shlex.quote(project)}"
+    return Tracker(name, page, log, attach, close, table)
 
 
 # The name in runner.sinks, which is also that of the library and of the extra.
@@ -260,7 +268,7 @@ TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
 
 
 def _of_the_users(name: str, run: RunInfo) -> Tracker:
-    """Call package.module:Name with the run's folder and config; what it returns may have `close` and `samples`."""
+    """Call package.module:Name with the run's folder and config; the sink that it returns may have `close` and `samples`."""
     sink = find_sink(name)(run.folder, run.config)
     close = getattr(sink, "close", lambda: None)
     samples = getattr(sink, "samples", lambda iteration, samples: None)
@@ -275,7 +283,7 @@ def _of_the_users(name: str, run: RunInfo) -> Tracker:
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
-    """Import package.module:Name. Raises ConfigError; what the module raises passes through."""
+    """Import package.module:Name. Raises ConfigError; exceptions of the module pass through."""
     found: Callable[[Path, Mapping[str, Any]], Sink] = named(
         name, {}, key=KEY, code="unknown-sink", noun="sink"
     )
@@ -288,17 +296,24 @@ def check_sinks(names: Iterable[str]) -> list[Problem]:
     for name in names:
         if ":" in name:
             problems += check_named(name, key=KEY, code="unknown-sink", noun="sink")
-        elif (name in TRACKERS or name == "tensorboard") and not _installed(name):
-            extra = name if name in TRACKERS else "run"
-            why = f"there is no module {name}"
-            problems += missing_library(
-                why, got=name, extra=extra, key=KEY, of="the sink"
-            ).problems
+        elif name in TRACKERS:
+            problems += _check_library(name, extra=name)
+        elif name == "tensorboard":
+            problems += _check_library(name, extra="run")
     return problems
 
 
+def _check_library(name: str, extra: str) -> Sequence[Problem]:
+    """Report a library that is not installed. `extra`: of this package, which brings it."""
+    if _installed(name):
+        return ()
+    why = f"there is no module {name}"
+    error = missing_library(why, got=name, extra=extra, key=KEY, of="the sink")
+    return error.problems
+
+
 def _installed(name: str) -> bool:
-    """Return whether a library is there; a folder of its name without code is not, such as wandb's own output."""
+    """Whether a library is installed; a folder of its name without code, such as wandb's own output, does not count."""
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
@@ -314,7 +329,7 @@ class TrackerSink:
     def __init__(
         self, name: str, folder: Path, config: Mapping[str, Any], note: str = ""
     ) -> None:
-        """Open the tracker. `note`: what a failure adds to its fix. Raises OutputError."""
+        """Open the tracker. `note`: added to the fix of a failure. Raises OutputError."""
         self._name = name
         self._folder = folder
         self._config = config
@@ -330,15 +345,17 @@ class TrackerSink:
             self._open()
 
     def samples(self, iteration: int, samples: Samples) -> None:
+        """Send the samples of an iteration, before its metrics."""
         if not self._passes(iteration):
             with self._outlasting():
                 self._open().table(iteration, samples)
 
     def _passes(self, iteration: int) -> bool:
-        """Whether a tracker has the iteration, or is not to be tried again yet."""
-        return self._name in TRACKERS and (
-            iteration <= self._sent["iteration"] or time.monotonic() < self._retry_at_s
-        )
+        """Whether an iteration is not sent: the tracker has it, or is not to be tried again yet."""
+        if self._name not in TRACKERS:
+            return False
+        has_it = bool(iteration <= self._sent["iteration"])
+        return has_it or time.monotonic() < self._retry_at_s
 
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
@@ -356,7 +373,7 @@ class TrackerSink:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Attach the files of the run's end, and end the tracker's run in the state that the error says."""
+        """Attach the files of the run's end, and end the tracker's run in the state of the error."""
         if self._tracker is not None:
             with self._outlasting(), self._quiet():
                 self._attach(LAST_FILES)
@@ -364,27 +381,32 @@ class TrackerSink:
                 self._tracker.close(state_of(error))
 
     def _open(self) -> Tracker:
-        if self._tracker is None:
-            info = RunInfo(self._folder, self._config, self._sent["id"])
-            with self._quiet(), _hooks_kept():
-                opened = (
-                    TRACKERS[self._name](info)
-                    if self._name in TRACKERS
-                    else _of_the_users(self._name, info)
-                )
-            self._tracker = opened
-            self._sent |= {"id": opened.id or None, "page": opened.page}
-            self._note()
-            with self._quiet():
-                self._attach(FIRST_FILES)
-        return self._tracker
+        """Return the tracker; where it is not open yet, open it and attach the first files."""
+        if self._tracker is not None:
+            return self._tracker
+        info = RunInfo(self._folder, self._config, self._sent["id"])
+        with self._quiet(), _hooks_kept():
+            if self._name in TRACKERS:
+                opened = TRACKERS[self._name](info)
+            else:
+                opened = _of_the_users(self._name, info)
+        self._tracker = opened
+        self._sent |= {"id": opened.id or None, "page": opened.page}
+        self._note()
+        with self._quiet():
+            self._attach(FIRST_FILES)
+        return opened
 
     def _attach(self, names: Iterable[str]) -> None:
-        for file in (self._folder / name for name in names):
-            if self._tracker is not None and file.is_file():
+        if self._tracker is None:
+            return
+        for name in names:
+            file = self._folder / name
+            if file.is_file():
                 self._tracker.attach(file)
 
     def _note(self) -> None:
+        """Write the state of the tracker, whole or not at all. Raises OutputError."""
         try:
             self._file.parent.mkdir(exist_ok=True)
             part = self._file.with_suffix(".part")
@@ -395,7 +417,7 @@ class TrackerSink:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Discard what a tracker's library prints, and take stdin away, so that a prompt cannot block the run."""
+        """Discard the output of a tracker's library, and take stdin away, so that a prompt cannot block the run."""
         if self._name not in TRACKERS:
             yield
             return
@@ -410,6 +432,7 @@ class TrackerSink:
 
     @contextlib.contextmanager
     def _outlasting(self) -> Iterator[None]:
+        """Print the first failure of a tracker, and continue without it for a while."""
         try:
             yield
         except OutputError:  # the disk, not the tracker
@@ -418,11 +441,8 @@ class TrackerSink:
             self._retry_at_s = time.monotonic() + PAUSE_S
             if not self._reported:
                 self._reported = True
-                print(
-                    _failure(self._name, error, self._failure_note),
-                    file=sys.stderr,
-                    flush=True,
-                )
+                failure = _failure(self._name, error, self._failure_note)
+                print(failure, file=sys.stderr, flush=True)
 
 
 def state_of(error: BaseException | None) -> str:
@@ -435,15 +455,18 @@ def state_of(error: BaseException | None) -> str:
 
 
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
+    """Return the error that is printed where a sink fails. `note`: added to the fix."""
     why = f"{type(error).__name__}: {error}".strip()
-    fix = SET_UP[name] if name in SET_UP else f"mend {place_of(error, name)}"
+    fix = SET_UP.get(name)
+    if fix is None:
+        fix = f"mend {place_of(error, name)}"
     what = "does not take the metrics; the run goes on without"
     return ConfigError.of("sink-failed", KEY, what, name, why, fix + note)
 
 
 @contextlib.contextmanager
 def _hooks_kept() -> Iterator[None]:
-    """Undo what libraries do to Ctrl-C and to the text of errors, which are this program's to handle."""
+    """Restore the handlers of Ctrl-C and of uncaught errors that libraries replace."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     hook = sys.excepthook
@@ -456,15 +479,13 @@ def _hooks_kept() -> Iterator[None]:
 
 
 def pages(folder: Path) -> list[str]:
-    """Return how to look at the curves of a run: an address or a command for each tracker that has it."""
-    files = sorted((folder / FOLDER).glob("*.json"))
-    found = [json.loads(file.read_text(encoding="utf-8"))["page"] for file in files]
+    """Return an address or a command for each place that has the curves of a run."""
+    found = []
     events = folder / "tensorboard"
-    return [
-        *(
-            [f"tensorboard --logdir {shlex.quote(str(events))}"]
-            if events.is_dir()
-            else []
-        ),
-        *filter(None, found),
-    ]
+    if events.is_dir():
+        found.append(f"tensorboard --logdir {shlex.quote(str(events))}")
+    for file in sorted((folder / FOLDER).glob("*.json")):
+        page = json.loads(file.read_text(encoding="utf-8"))["page"]
+        if page:
+            found.append(page)
+    return found

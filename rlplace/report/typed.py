@@ -1,4 +1,4 @@
-"""What somebody else needs to repeat a run: the command and where it was typed, and all that the terminal showed."""
+"""The record by which a run can be repeated: its command, the folder of the command, and the terminal's text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GIT_S = 5.0
 
 
 class Typed:
-    """A command, and what it shows while this is entered; both go into the folder of each of its runs."""
+    """A command and its output while this context is entered; both go into the folder of each run of the command."""
 
     def __init__(self, text: str) -> None:
         """`text`: the command line as it was typed."""
@@ -48,38 +48,41 @@ class Typed:
         self.job(())
 
     def job(self, words: Sequence[str]) -> None:
-        """Begin with a run of the command, which these words compose; what is shown from now on is of this run."""
+        """Begin a run of the command; output from now on is of this run. `words`: they compose its config."""
         with self._writing:
             if self._file is not None:
                 self._file.close()
-            self._words, self._began = words, time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self._words = words
+            self._began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             self._folder = None
             self._file = None
             self._shown = []
 
     def into(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Add the command to those in a run's folder, with `facts` of this machine, and what was and will be shown.
+        """Add the command, with `facts` of this machine, to those in a run's folder, and its output to the file there.
 
-        Again for the same folder does nothing. Raises OSError.
+        A second call for the same folder does nothing. Raises OSError.
         """
         if folder == self._folder:
             return
-        self._folder, here = folder, Path.cwd()
-        overrides = [
-            word.lstrip("+")
-            for word in self._words
-            if "=" in word and not word.startswith("-")
-        ]
-        own = {
+        self._folder = folder
+        here = Path.cwd()
+        overrides = []
+        for word in self._words:
+            if "=" in word and not word.startswith("-"):
+                overrides.append(word.lstrip("+"))
+        entry = {
             "typed": self._text,
             "overrides": overrides,
             "folder": str(here),
             "began": self._began,
+            "commit": commit_of(here),
+            **facts,
         }
-        entry = {**own, "commit": commit_of(here), **facts}
-        write_whole(
-            folder / COMMAND, json.dumps([*commands(folder), entry], indent=1) + "\n"
-        )
+        entries = [*commands(folder), entry]
+        write_whole(folder / COMMAND, json.dumps(entries, indent=1) + "\n")
+
+        # The output so far, then all that follows.
         file = open(  # noqa: SIM115  its user closes it
             folder / SCREEN,
             "a",
@@ -93,7 +96,7 @@ class Typed:
             self._shown = []
 
     def note(self, text: str) -> None:
-        """Keep what is shown. A full disk ends this, not the run."""
+        """Keep a piece of output, without colours. A full disk ends this, not the run."""
         plain = _CODES.sub("", text)
         with self._writing, contextlib.suppress(OSError, ValueError):
             if self._file is None:
@@ -123,7 +126,7 @@ class Noted(Above):
 
 
 def commands(folder: Path) -> list[dict[str, Any]]:
-    """Return the commands of a run, the first of which began it; none where that was not written or is damaged."""
+    """Return the commands of a run, the first of which began it; none where the file is missing or damaged."""
     try:
         found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -134,7 +137,7 @@ def commands(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit_of(folder: Path) -> dict[str, Any] | None:
-    """Return the git commit that a folder is at, and whether tracked files are changed; None where it is at none."""
+    """Return the git commit of a folder, and whether tracked files are changed; None where there is no commit."""
 
     def git(*words: str) -> str:
         return subprocess.run(

@@ -154,14 +154,9 @@ def _mlflow(info: RunInfo) -> Tracker:
         artifacts = (runs / "mlartifacts").as_uri()
     client = MlflowClient(tracking_uri=uri)
 
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    found = client.get_experiment_by_name(name)
-    if found:
-        experiment = found.experiment_id
-    else:
-        experiment = client.create_experiment(name, artifact_location=artifacts)
     run = info.run_id
     if not run:
+        experiment = _mlflow_experiment(client, artifacts)
         tags = {"group": info.group, "folder": str(info.folder)}
         made = client.create_run(experiment, run_name=info.name, tags=tags)
         run = made.info.run_id
@@ -189,6 +184,15 @@ def _mlflow(info: RunInfo) -> Tracker:
     if uri.startswith("http"):
         page = uri
     return Tracker(run, page, log, attach, close, table)
+
+
+def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
+    """Return the id of the project's experiment, which is made where it does not exist."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    found = client.get_experiment_by_name(name)
+    if found:
+        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=artifacts))
 
 
 def _swanlab(info: RunInfo) -> Tracker:
@@ -268,7 +272,7 @@ TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
 
 
 def _of_the_users(name: str, run: RunInfo) -> Tracker:
-    """Call package.module:Name with the run's folder and config; the sink that it returns may have `close` and `samples`."""
+    """Call package.module:Name with the run's folder and config; its sink may have `close` and `samples`."""
     sink = find_sink(name)(run.folder, run.config)
     close = getattr(sink, "close", lambda: None)
     samples = getattr(sink, "samples", lambda iteration, samples: None)
@@ -280,6 +284,13 @@ def _of_the_users(name: str, run: RunInfo) -> Tracker:
         close=lambda state: close(),
         table=samples,
     )
+
+
+def _opened(name: str, info: RunInfo) -> Tracker:
+    """Open a tracker, or a sink of the user's own, by its name in runner.sinks."""
+    if name in TRACKERS:
+        return TRACKERS[name](info)
+    return _of_the_users(name, info)
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
@@ -386,10 +397,7 @@ class TrackerSink:
             return self._tracker
         info = RunInfo(self._folder, self._config, self._sent["id"])
         with self._quiet(), _hooks_kept():
-            if self._name in TRACKERS:
-                opened = TRACKERS[self._name](info)
-            else:
-                opened = _of_the_users(self._name, info)
+            opened = _opened(self._name, info)
         self._tracker = opened
         self._sent |= {"id": opened.id or None, "page": opened.page}
         self._note()

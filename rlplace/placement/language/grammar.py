@@ -33,10 +33,11 @@ _RANGE = r"[0-9]{1,12}(?:\s*-\s*[0-9]{1,12})?"
 _SHARE = re.compile(
     r"(?:all|part\s*([0-9]{1,9})\s*/\s*([0-9]{1,9}))(?:\s*of\s*([0-9]{1,9}))?"
 )
-_SHARE_TEXT = re.sub(r"\((?!\?)", "(?:", _SHARE.pattern)  # without groups
+# The same without groups, to be a part of other patterns.
+_SHARE_TEXT = re.sub(r"\((?!\?)", "(?:", _SHARE.pattern)
 _SEGMENT = re.compile(rf"\s*({_SHARE_TEXT}|{_RANGE})\s*(?::\s*({_RANGE})\s*)?")
 _SEGMENTS = re.compile(rf"{_SEGMENT.pattern}(?:,{_SEGMENT.pattern})*")
-# What people type, or paste from a document, where a hyphen belongs.
+# Signs that are typed, or pasted from a document, where a hyphen belongs.
 _NOT_HYPHENS = re.compile(r"[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|\bto\b|…)\s*")
 _DEVICE_NAMES = re.compile(
@@ -46,6 +47,7 @@ _PYTHON_RANGE = re.compile(
     r"(?:list\()?range\(\s*(?:([0-9]{1,9})\s*,\s*)?([0-9]{1,9})\s*\)\)?"
 )
 _BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
+_LONGEST_PIECE = 40  # characters that an error repeats
 WHY = "a placement is all, a number, or first-last with both ends included, joined by commas"
 
 
@@ -58,9 +60,8 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
         text.reject("empty-placement", what, why, text.open_line(), got=got)
         return None
     before = len(text.problems)
-    whole = None if _SEGMENTS.fullmatch(text.text) else _as_a_whole(text)
     segments: list[Segment] = []
-    following = 0
+    following = 0  # the rank after the highest so far
     for start, stop, item in text.items:
         if isinstance(item, bool) or not isinstance(item, (int, str)):
             _reject_type(text, (start, stop), item, pool)
@@ -72,30 +73,42 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
                 if segment is not None:
                     segments.append(segment)
                     following = max(following, segment.ranks.stop)
-    if whole is not None:  # one fix for all that is wrong in one text
-        text.problems[before:] = [
-            dataclasses.replace(problem, fix=whole)
-            for problem in text.problems[before:]
-        ]
-    if len(text.problems) == before:
+    found = text.problems[before:]
+    if not found:
         return tuple(segments)
+
+    # One fix for all mistakes in one text.
+    if not _SEGMENTS.fullmatch(text.text):
+        whole = _as_a_whole(text)
+        if whole is not None:
+            fixed = [dataclasses.replace(problem, fix=whole) for problem in found]
+            text.problems[before:] = fixed
     return None
 
 
 def _as_a_whole(text: Text) -> str | None:
-    """Write the line with every piece in our form; None where it is not one text, or one piece cannot be translated."""
+    """Write the line with every piece in the form of this module.
+
+    None where the value is not one text, or a piece cannot be translated.
+    """
     if not isinstance(text.value, str) or len(text.text) > LONGEST:
         return None
-    if (meant := _meant(text.text)) is None:
-        pieces = [
-            piece.strip() for piece in re.split("[,;|]", text.text) if piece.strip()
-        ]
-        found = [
-            piece if _SEGMENTS.fullmatch(piece) else _meant(piece) for piece in pieces
-        ]
-        if not pieces or None in found:
+    meant = _meant(text.text)
+    if meant is None:
+        pieces = []
+        for piece in re.split("[,;|]", text.text):
+            piece = piece.strip()
+            if not piece:
+                continue
+            if not _SEGMENTS.fullmatch(piece):
+                translated = _meant(piece)
+                if translated is None:
+                    return None
+                piece = translated
+            pieces.append(piece)
+        if not pieces:
             return None
-        meant = ",".join(filter(None, found))
+        meant = ",".join(pieces)
     return text.line(re.sub(r"([0-9]+)\s*-\s*([0-9]+)", _forwards, meant))
 
 
@@ -108,111 +121,123 @@ def _forwards(match: re.Match[str]) -> str:
 def _read_segment(
     text: Text, columns: tuple[int, int], following: int, pool: Pool
 ) -> Segment | None:
+    """Read one segment; None where a problem was recorded. `following`: its first rank by default."""
     span = stripped(text.text, *columns)
     match = _SEGMENT.fullmatch(text.text, *columns)
     if match is None:
         _reject_segment(text, span, following, pool)
         return None
-    found: list[range] = []
-    for part in (part for part in (1, 2) if match[part]):
-        if share := _SHARE.fullmatch(match[part]):
-            number = int(share[1] or 1)
-            parts = int(share[2] or 1)
-            count = min(int(share[3] or pool.count), pool.count)
-            if not (count and 1 <= number <= parts):
-                what = (
-                    f"there is no part {number} of {parts}"
-                    if count
-                    else f"none of the {pool.noun}s"
-                )
-                meant = (
-                    "all"
-                    if not (parts and count)
-                    else f"part {parts}/{number}"
-                    if number
-                    else f"part 1/{parts}"
-                )
-                fix = text.with_parts((match.span(part), meant))
-                text.reject(
-                    "bad-placement",
-                    what,
-                    "parts are counted from 1",
-                    fix,
-                    span=match.span(part),
-                )
-                return None
-            first = (number - 1) * count // parts
-            last = -(-number * count // parts) - 1
-        else:
-            first = int(match[part].partition("-")[0])
-            last = int(match[part].rpartition("-")[2])
-        if first > last:
-            what = f"the range runs backwards, from {first} down to {last}"
-            span = match.span(part)
-            fix = _as_a_whole(text) or text.with_parts((span, f"{last}-{first}"))
-            text.reject(
-                "reversed-range", what, "the smaller number comes first", fix, span=span
-            )
-            return None
-        found.append(range(first, last + 1))
-    numbers = found[0]
-    ranks = found[-1]
-    if len(found) == 1:
-        return Segment(
-            accelerators=numbers,
-            ranks=range(following, following + len(numbers)),
-            span=span,
-        )
-    if (
-        columns == (0, len(text.text))
-        and match[1].isdecimal()
-        and match[2].isdecimal()
-        and numbers.start < ranks.start
-    ):
-        # `0:8`, a slice in Python, is rank 8 on accelerator 0 here.
-        start, stop = numbers.start, ranks.start
-        what = f"this is rank {stop} on {pool.noun} {start}, and ranks begin with 0"
-        why = f"a colon separates {pool.noun}s from ranks; a range is first-last with both ends included"
-        rank_0 = text.line(f"{start}:0")
-        fix = text.line(
-            show_range(range(start, stop)),
-            f"or rank 0 on {pool.noun} {start}: {rank_0}",
-        )
-        text.reject("rank-gap", what, why, fix if stop <= pool.count else rank_0)
+    numbers = _read_range(text, match[1], match.span(1), pool)
+    if numbers is None:
         return None
-    return Segment(accelerators=numbers, ranks=ranks, span=span)
+    if not match[2]:
+        # Without ranks: one on each, after the highest so far.
+        ranks = range(following, following + len(numbers))
+        return Segment(accelerators=numbers, ranks=ranks, span=span)
+    written = _read_range(text, match[2], match.span(2), pool)
+    if written is None:
+        return None
+
+    # `0:8`, a slice in Python, is rank 8 on accelerator 0 here.
+    alone = columns == (0, len(text.text))
+    plain = match[1].isdecimal() and match[2].isdecimal()
+    if alone and plain and numbers.start < written.start:
+        _reject_slice(text, numbers.start, written.start, pool)
+        return None
+    return Segment(accelerators=numbers, ranks=written, span=span)
+
+
+def _read_range(
+    text: Text, piece: str, span: tuple[int, int], pool: Pool
+) -> range | None:
+    """Read numbers of accelerators or of ranks; None where a problem was recorded."""
+    share = _SHARE.fullmatch(piece)
+    if share is not None:
+        number = int(share[1] or 1)
+        parts = int(share[2] or 1)
+        count = min(int(share[3] or pool.count), pool.count)
+        if not count or not 1 <= number <= parts:
+            _reject_share(text, span, number, parts, count, pool)
+            return None
+        # A part begins and ends at whole accelerators: neighbours may share one.
+        first = (number - 1) * count // parts
+        last = -(-number * count // parts) - 1
+    else:
+        first = int(piece.partition("-")[0])
+        last = int(piece.rpartition("-")[2])
+    if first > last:
+        what = f"the range runs backwards, from {first} down to {last}"
+        why = "the smaller number comes first"
+        fix = _as_a_whole(text) or text.with_parts((span, f"{last}-{first}"))
+        text.reject("reversed-range", what, why, fix, span=span)
+        return None
+    return range(first, last + 1)
+
+
+def _reject_share(
+    text: Text, span: tuple[int, int], number: int, parts: int, count: int, pool: Pool
+) -> None:
+    """Reject a part that does not exist. `count`: how many the parts are of, maybe 0."""
+    what = f"there is no part {number} of {parts}"
+    if not count:
+        what = f"none of the {pool.noun}s"
+    if not parts or not count:
+        meant = "all"
+    elif number:
+        meant = f"part {parts}/{number}"
+    else:
+        meant = f"part 1/{parts}"
+    fix = text.with_parts((span, meant))
+    text.reject("bad-placement", what, "parts are counted from 1", fix, span=span)
+
+
+def _reject_slice(text: Text, start: int, stop: int, pool: Pool) -> None:
+    """Reject `start:stop`, which is a single rank with a number above 0."""
+    what = f"this is rank {stop} on {pool.noun} {start}, and ranks begin with 0"
+    why = f"a colon separates {pool.noun}s from ranks; a range is first-last with both ends included"
+    fix = text.line(f"{start}:0")
+    if stop <= pool.count:
+        remark = f"or rank 0 on {pool.noun} {start}: {fix}"
+        fix = text.line(show_range(range(start, stop)), remark)
+    text.reject("rank-gap", what, why, fix)
 
 
 def _reject_segment(
     text: Text, span: tuple[int, int], following: int, pool: Pool
 ) -> None:
     """Reject the part of a segment that cannot be read: its accelerators, its ranks, or all of it, as in `cuda:0-7`."""
-    parts = [
-        stripped(text.text, *columns) for columns in split_at(text.text, ":", *span)
-    ]
+    columns = list(split_at(text.text, ":", *span))
+    parts = [stripped(text.text, *part) for part in columns]
     head = text.text[slice(*parts[0])]
     if _SEGMENT.fullmatch(head):
         if len(parts) > 2:
             at = (text.text.index(":", parts[1][1]), span[1])
+            why = "a segment is accelerators:ranks"
             text.reject(
-                "bad-placement",
-                "more than one colon",
-                "a segment is accelerators:ranks",
-                _fix(text),
-                span=at,
+                "bad-placement", "more than one colon", why, _fix(text), span=at
             )
             return
         span = parts[1]
     elif re.match("all|[0-9]", head):
         span = parts[0]
+
     piece = text.text[slice(*span)]
+    if piece == "all":
+        _reject_all_ranks(text, parts[0], span, following, pool)
+        return
     code = "bad-placement"
-    what = f"cannot read {piece!r}" if len(piece) <= 40 else "cannot read this"
+    what = "cannot read this"
+    if len(piece) <= _LONGEST_PIECE:
+        what = f"cannot read {piece!r}"
     why = WHY
+    fix = _fix(text)
+    meant = _meant(piece)
+    if meant:
+        fix = text.with_parts((span, meant))
+
+    # A number that is missing, or a longer dash, has a text of its own.
     hyphenated = _NOT_HYPHENS.sub("-", piece)
     wrong = _NOT_HYPHENS.search(piece)
-    meant = _meant(piece)
-    fix = text.with_parts((span, meant)) if meant else _fix(text)
     if not piece.strip():
         what = "a number is missing"
         fix = _fix(text)
@@ -221,14 +246,24 @@ def _reject_segment(
         what = f"the dash here is not a hyphen but {wrong[0]!r} (U+{ord(wrong[0]):04X})"
         why = "a range is written with the plain hyphen of the keyboard; documents often replace it by a longer dash"
         fix = text.with_parts((span, hyphenated))
-    elif piece == "all":
-        numbers = _read_segment(text, parts[0], following, pool)
-        what = "all is no range of ranks"
-        why = "a segment is accelerators:ranks, and ranks have no last number"
-        if numbers is None:  # and is rejected
-            return
-        fix = text.with_parts((span, show_range(numbers.ranks)))
     text.reject(code, what, why, fix, span=span)
+
+
+def _reject_all_ranks(
+    text: Text,
+    head: tuple[int, int],
+    span: tuple[int, int],
+    following: int,
+    pool: Pool,
+) -> None:
+    """Reject `0-3:all`. `head`: columns of the accelerators; `span`: of the ranks."""
+    numbers = _read_segment(text, head, following, pool)
+    if numbers is None:  # and is rejected
+        return
+    what = "all is no range of ranks"
+    why = "a segment is accelerators:ranks, and ranks have no last number"
+    fix = text.with_parts((span, show_range(numbers.ranks)))
+    text.reject("bad-placement", what, why, fix, span=span)
 
 
 def _meant(piece: str) -> str | None:
@@ -236,16 +271,20 @@ def _meant(piece: str) -> str | None:
     guess = _NOT_HYPHENS.sub("-", piece.lower()).strip()
     if guess in ("*", "everything", "all"):
         return "all"
-    if counted := _PYTHON_RANGE.fullmatch(guess):
-        start = int(counted[1] or 0)
-        stop = int(counted[2])
+    python_range = _PYTHON_RANGE.fullmatch(guess)
+    if python_range is not None:
+        start = int(python_range[1] or 0)
+        stop = int(python_range[2])
         if start < stop:
             return show_range(range(start, stop))
         return None
+
+    # Without brackets and names of devices, with plain hyphens and commas.
     guess = re.sub(r"^\[(.*)\]$|^\((.*)\)$|^\{(.*)\}$", r"\1\2\3", guess)
     guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))
     guess = re.sub(r"\s*[;|]\s*|(?<=[0-9])\s+(?=[0-9])", ",", guess)
-    if percent := re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess):
+    percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess)
+    if percent is not None:
         share = Fraction(int(percent[1]), 100)
         if 0 < share < 1:
             return f"{share.numerator}/{share.denominator}"
@@ -267,38 +306,50 @@ def _fix(text: Text) -> str:
 
 
 def _reject_type(text: Text, span: tuple[int, int], item: object, pool: Pool) -> None:
+    """Reject an item of a list that is no whole number and no text."""
     if isinstance(item, int | float):
-        number = f"{item:g}" if isinstance(item, float) else show(item)
-        what = f"{number} is not the number of {'an' if pool.noun[:1] in 'aeiou' else 'a'} {pool.noun}"
+        number = show(item)
+        if isinstance(item, float):
+            number = f"{item:g}"
+        article = "an" if pool.noun[:1] in "aeiou" else "a"
+        what = f"{number} is not the number of {article} {pool.noun}"
     else:
-        kind = (
-            "mapping"
-            if isinstance(item, Mapping)
-            else "list"
-            if isinstance(item, list | tuple)
-            else None
-        )
-        what = f"expected numbers or text here, not a {kind or type(item).__name__}"
+        kind = type(item).__name__
+        if isinstance(item, Mapping):
+            kind = "mapping"
+        elif isinstance(item, list | tuple):
+            kind = "list"
+        what = f"expected numbers or text here, not a {kind}"
     text.reject("bad-placement", what, WHY, text.open_line(), span=span)
 
 
 def _reject_base_60(text: Text, span: tuple[int, int], value: int, pool: Pool) -> None:
     """Reject an integer that no cluster of this size has, and that YAML makes of an unquoted `accelerators:ranks`."""
     first, second = divmod(value, _BASE)
-    pair = f"{first}:{second:02}" if first >= _BASE else f"{first}:{second}"
-    meant = "all"
-    remark = f"every {pool.noun}"
+    pair = f"{first}:{second}"
+    if first >= _BASE:
+        pair = f"{first}:{second:02}"
+
+    # The pair may be a rank on an accelerator, or a range.
     if second == 0 and first < pool.count:
         meant = f'"{first}:0"'
         remark = f"rank 0 on that {pool.noun}"
     elif first <= second < pool.count:
         meant = f"{first}-{second}"
         remark = f"{pool.noun}s {first} to {second}"
+    else:
+        meant = "all"
+        remark = f"every {pool.noun}"
     what = (
         f"{pool.noun} {value} does not exist; YAML reads an unquoted {pair} as {value}"
     )
-    why = f"YAML 1.1 takes digits:digits for a base-60 number, {pair} = {first} x 60 + {second};\n{pool.describe()}"
-    fix = f"{text.leaf}: {text.text[: span[0]]}{meant}{text.text[span[1] :]}        ({remark})"
+    why = (
+        "YAML 1.1 takes digits:digits for a base-60 number, "
+        f"{pair} = {first} x 60 + {second};\n{pool.describe()}"
+    )
+    before = text.text[: span[0]]
+    after = text.text[span[1] :]
+    fix = f"{text.leaf}: {before}{meant}{after}        ({remark})"
     text.reject("base-60-integer", what, why, fix, span=span)
 
 
@@ -306,9 +357,11 @@ def split_at(
     text: str, separator: str, start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the columns of the parts of text[start:stop] between one-character separators."""
-    while (at := text.find(separator, start, stop)) >= 0:
+    at = text.find(separator, start, stop)
+    while at >= 0:
         yield start, at
         start = at + 1
+        at = text.find(separator, start, stop)
     yield start, stop
 
 

@@ -23,11 +23,11 @@ HYBRID = "hybrid"  # some shared
 
 
 class HybridComponentPlacement:
-    """All slots of a job. Never changes; slots are worked out when first asked for.
+    """All slots of a job. Never changes; slots are computed on first use.
 
-    `cfg` is a Config, its cluster block, or either as a plain mapping. `components` are the algorithm's; with them,
-    a name that is missing, or that the algorithm does not have, is a problem too. Raises PlacementError with all
-    problems at once.
+    cfg: a Config, its cluster block, or either as a plain mapping. components: those of the
+    algorithm; where they are given, missing and unknown names are problems too. Raises
+    PlacementError with all problems at once.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class HybridComponentPlacement:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """In the order they are written."""
+        """Names of the components, in the order of the config."""
         return tuple(self._specs)
 
     def spec(self, component: str) -> ComponentSpec:
+        """Return the spec of a component. Raises KeyError with the names that are placed."""
         try:
             return self._specs[component]
         except KeyError:
             near = did_you_mean(component, self._specs)
-            hint = (
-                f", did you mean {near!r}?"
-                if near
-                else f"; placed are {', '.join(self._specs)}"
-            )
+            hint = f"; placed are {', '.join(self._specs)}"
+            if near:
+                hint = f", did you mean {near!r}?"
             raise KeyError(f"no component {component!r} is placed{hint}") from None
 
     def get_strategy(self, component: str) -> ComponentPlacementStrategy:
+        """Return the strategy that launches a component at its place. Raises KeyError."""
         return ComponentPlacementStrategy(self.spec(component), self.node_groups)
 
     def world_size(self, component: str) -> int:
@@ -86,9 +86,8 @@ class HybridComponentPlacement:
     def slots(self, component: str) -> Sequence[Slot]:
         """Return the slots of a component by rank. They are computed on first use."""
         if component not in self._slots:
-            self._slots[component] = self.get_strategy(component).get_placement(
-                self.topology
-            )
+            strategy = self.get_strategy(component)
+            self._slots[component] = strategy.get_placement(self.topology)
         return self._slots[component]
 
     def locations(self, component: str) -> RankLocations:
@@ -101,9 +100,10 @@ class HybridComponentPlacement:
     @property
     def used(self) -> Ranges:
         """The accelerators that any component uses."""
-        return Ranges.of(
-            piece for spec in self._specs.values() for piece in spec.accelerators.pieces
-        )
+        pieces: list[range] = []
+        for spec in self._specs.values():
+            pieces += spec.accelerators.pieces
+        return Ranges.of(pieces)
 
     def canonical(self) -> dict[str, object]:
         """Write a `component_placement` in plain numbers that reads as this placement."""
@@ -115,9 +115,8 @@ class HybridComponentPlacement:
 
     def sharers(self, component: str) -> list[str]:
         """Return the other components that use any of its accelerators."""
-        return [
-            c for c in self.components if c != component and self.shared(c, component)
-        ]
+        others = [name for name in self.components if name != component]
+        return [name for name in others if self.shared(name, component)]
 
     def relation(self, a: str, b: str) -> str:
         """Return collocated, disaggregated or hybrid."""
@@ -130,13 +129,16 @@ class HybridComponentPlacement:
 
     @property
     def mode(self) -> str:
-        """The relation of all pairs that have accelerators, else hybrid. A single component is disaggregated."""
-        placed = [c for c in self.components if self.accelerators(c)]
-        words = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)} or {
-            DISAGGREGATED
-        }
-        if len(words) == 1:
-            return words.pop()
+        """The relation of all pairs that have accelerators; hybrid where the pairs differ.
+
+        A single component is disaggregated.
+        """
+        placed = [name for name in self.components if self.accelerators(name)]
+        relations = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)}
+        if not relations:
+            return DISAGGREGATED
+        if len(relations) == 1:
+            return relations.pop()
         return HYBRID
 
 
@@ -151,17 +153,18 @@ def read_component_placement(
 
     `optional`: roles that the job may have beside its `components`; a name may be meant for one.
     """
+    cluster: ClusterConfig | Mapping[str, object]
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg
-    if not isinstance(cluster, ClusterConfig):
-        inner = cluster.get("cluster", cluster)
-        mapping = (
-            inner if isinstance(inner, Mapping) else {"component_placement": inner}
-        )
-        block = mapping.get("component_placement")
-        groups = mapping.get("node_groups") or ()
+    if isinstance(cluster, ClusterConfig):
+        block: object = cluster.component_placement
+        groups: object = cluster.node_groups
     else:
-        block = cluster.component_placement
-        groups = cluster.node_groups
+        # A whole config, its cluster block, or the placements alone.
+        inner = cluster.get("cluster", cluster)
+        if not isinstance(inner, Mapping):
+            inner = {"component_placement": inner}
+        block = inner.get("component_placement")
+        groups = inner.get("node_groups") or ()
     node_groups, problems = read_node_groups(groups, topology, sources)
     specs, more = read_block(block, node_groups, components, sources, optional)
     return specs, node_groups, [*problems, *more]

@@ -39,17 +39,16 @@ class Slot:
     rank: int
     node: int
     local_rank: int  # among the component's ranks on this node
-    accelerators: tuple[
-        int, ...
-    ]  # global numbers, ascending; empty for a CPU-only rank
+    # Global numbers, ascending; empty for a CPU-only rank.
+    accelerators: tuple[int, ...]
     local_accelerators: tuple[int, ...]  # the same, numbered within the node
-    visible_accelerators: tuple[
-        int, ...
-    ] = ()  # numbered within the node; more than its own when not isolated
+    # Numbered within the node; more than its own where a rank is not isolated.
+    visible_accelerators: tuple[int, ...] = ()
     node_group: str = WHOLE_CLUSTER
     hardware: tuple[HardwareItem, ...] = ()  # other than accelerators
     runtime_env: RuntimeEnv = dataclasses.field(default_factory=RuntimeEnv)
-    process: str = ""  # slots of one name share one process: "env+rollout 3"; "": a process of its own
+    # Slots of one name share one process: "env+rollout 3"; "": a process of its own.
+    process: str = ""
 
     @property
     def owner(self) -> str:
@@ -68,7 +67,7 @@ def component_of(owner: str) -> str:
 
 
 class HasTopology(Protocol):
-    """A cluster, as far as placement cares: a Topology, or the NodeGroups of a placement where nodes have labels."""
+    """The part of a cluster that placement needs: a Topology, or the NodeGroups where nodes have labels."""
 
     @property
     def topology(self) -> Topology: ...
@@ -100,6 +99,7 @@ class PackedPlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
+        """Return one slot for each process, by rank. Raises PlacementError."""
         start = self.start_hardware_rank
         end = self.end_hardware_rank
         each = self.num_hardware_per_process
@@ -110,26 +110,25 @@ class PackedPlacementStrategy:
         got = str(self)
         if min(each, stride) < 1:
             what = "stride and num_hardware_per_process are at least 1"
+            why = "they are counts"
             fix = "stride=1, num_hardware_per_process=1"
-            raise PlacementError.of(
-                "bad-strategy", key, what, got, "they are counts", fix
-            )
+            raise PlacementError.of("bad-strategy", key, what, got, why, fix)
         if count < 1:
             what = "the range runs backwards"
+            why = "both ends are included"
             fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
-            raise PlacementError.of(
-                "reversed-range", key, what, got, "both ends are included", fix
-            )
+            raise PlacementError.of("reversed-range", key, what, got, why, fix)
         if count % block:
             what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
             why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
-            fix = f"end_hardware_rank={start + max(1, count // block) * block - 1}"
+            last = start + max(1, count // block) * block - 1
+            fix = f"end_hardware_rank={last}"
             raise PlacementError.of("uneven-packing", key, what, got, why, fix)
-        held = [
-            range(first + lane, first + lane + block, stride)
-            for first in range(start, end + 1, block)
-            for lane in range(stride)
-        ]
+        # The processes of a block take turns: each begins one accelerator further on.
+        held = []
+        for first in range(start, end + 1, block):
+            for lane in range(first, first + stride):
+                held.append(range(lane, lane + block, stride))
         groups = _groups_of(cluster)
         pool = _pool(f"{key}.node_group", self.node_group or WHOLE_CLUSTER, groups)
         return _place(held, pool, groups, key, isolate_accelerator)
@@ -145,11 +144,11 @@ class FlexiblePlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
+        """Return one slot for each process, by rank. Raises PlacementError."""
         key = type(self).__name__
         groups = _groups_of(cluster)
-        pool = _pool(
-            f"{key}.node_group_label", self.node_group_label or WHOLE_CLUSTER, groups
-        )
+        label = self.node_group_label or WHOLE_CLUSTER
+        pool = _pool(f"{key}.node_group_label", label, groups)
         held = [sorted(numbers) for numbers in self.hardware_ranks_list]
         return _place(held, pool, groups, key, isolate_accelerator)
 
@@ -164,23 +163,19 @@ class NodePlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
+        """Return one slot for each process, by rank. Raises PlacementError."""
         key = type(self).__name__
         groups = _groups_of(cluster)
         label = self.node_group_label or WHOLE_CLUSTER
-        members = {
-            n
-            for one in label.split(",")
-            for n in _pool(f"{key}.node_group_label", one, groups).nodes
-        }
-        nodes = [
-            node
-            for node in groups.topology.nodes
-            if label == WHOLE_CLUSTER or node.rank in members
-        ]
+        members: set[int] = set()
+        for one in label.split(","):
+            members |= _pool(f"{key}.node_group_label", one, groups).nodes
+        nodes = list(groups.topology.nodes)
+        if label != WHOLE_CLUSTER:
+            nodes = [node for node in nodes if node.rank in members]
+        held = [[node] for node in self.node_ranks]
         pool = node_pool(nodes, label)
-        return _place(
-            [[n] for n in self.node_ranks], pool, groups, key, isolate_accelerator
-        )
+        return _place(held, pool, groups, key, isolate_accelerator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,20 +188,17 @@ class ComponentPlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        spec, groups, pool, key = (
-            self.spec,
-            self.groups,
-            self.spec.pool,
-            self.spec.key or self.spec.name,
-        )
+        """Return one slot for each rank. Raises PlacementError."""
+        spec = self.spec
+        groups = self.groups
+        pool = spec.pool
+        key = spec.key or spec.name
         if cluster.topology != groups.topology:
             groups = _groups_of(cluster)
             pool = _pool(f"{key}.node_group", spec.node_group, groups)
-        held = [
-            segment.accelerators_of(rank)
-            for segment in spec.written
-            for rank in segment.ranks
-        ]
+        held = []
+        for segment in spec.written:
+            held += [segment.accelerators_of(rank) for rank in segment.ranks]
         return _place(
             held, pool, groups, key, isolate_accelerator, spec.name, spec.process
         )
@@ -223,32 +215,27 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
     argument = key.rpartition(".")[2]
     text = Text.of(label, key, argument, {}, [])
     pool = groups.pool_of(text)
-    if pool is None:  # what is pasted is an argument in Python, not a line of YAML
-        fixes = (
-            str(problem.fix).removeprefix(f"{argument}: ").strip('"')
-            for problem in text.problems
-        )
-        problems = zip(text.problems, fixes, strict=True)
-        raise PlacementError(
-            [
-                dataclasses.replace(problem, fix=f'{argument}="{fix}"')
-                for problem, fix in problems
-            ]
-        )
+    if pool is None:
+        # The fix is an argument in Python here, not a line of YAML.
+        problems = []
+        for problem in text.problems:
+            value = str(problem.fix).removeprefix(f"{argument}: ").strip('"')
+            problems.append(dataclasses.replace(problem, fix=f'{argument}="{value}"'))
+        raise PlacementError(problems)
     return pool
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
-    """Return where each rank is, its numbers of `pool` ascending. PlacementError: unknown, on two nodes or products."""
+    """Return the interval of each rank, whose numbers of `pool` ascend.
+
+    Raises PlacementError for numbers that do not exist, that are given twice, and for ranks
+    on two nodes or products.
+    """
     if not held:
-        raise PlacementError.of(
-            "empty-placement",
-            key,
-            "names no process",
-            "[]",
-            "a group has at least one",
-            "name number 0",
-        )
+        what = "names no process"
+        why = "a group has at least one"
+        fix = "name number 0"
+        raise PlacementError.of("empty-placement", key, what, "[]", why, fix)
     problems: list[Problem] = []
     locations: list[Interval] = []
 
@@ -259,41 +246,35 @@ def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interva
         )
 
     for rank, numbers in enumerate(held):
+        # The numbers exist.
         missing = [n for n in numbers if not 0 <= n < pool.count]
         if missing or not numbers:
-            code = (
-                "node-out-of-range" if pool.noun == NODE else "accelerator-out-of-range"
-            )
-            what = (
-                f"{pool.noun} {missing[0]} does not exist"
-                if missing
-                else f"rank {rank} has no {pool.noun}"
-            )
-            reject(
-                code, what, pool.describe(), f"use numbers from 0 to {pool.count - 1}"
-            )
+            code = "accelerator-out-of-range"
+            if pool.noun == NODE:
+                code = "node-out-of-range"
+            what = f"rank {rank} has no {pool.noun}"
+            if missing:
+                what = f"{pool.noun} {missing[0]} does not exist"
+            fix = f"use numbers from 0 to {pool.count - 1}"
+            reject(code, what, pool.describe(), fix)
             continue
+
+        # Each is there once.
         if len(set(numbers)) < len(numbers):
             what = f"rank {rank} names an accelerator twice"
-            fix = str(sorted(set(numbers)))
-            reject(
-                "duplicate-accelerator",
-                what,
-                "each entry is the set of one process",
-                fix,
-            )
+            why = "each entry is the set of one process"
+            reject("duplicate-accelerator", what, why, str(sorted(set(numbers))))
+
+        # They are on one node, and of one product.
         first = pool.interval_of(numbers[0])
         last = pool.interval_of(numbers[-1])
         locations.append(first)
         if first != last:
             code, on, why = cut_between(first, last, pool)
-            what = f"rank {rank} would hold {pool.noun}s {numbers[0]} and {numbers[-1]}, {on}"
-            reject(
-                code,
-                what,
-                why,
-                "let each rank's accelerators end where its node ends, or give each rank fewer",
-            )
+            ends = f"{numbers[0]} and {numbers[-1]}"
+            what = f"rank {rank} would hold {pool.noun}s {ends}, {on}"
+            fix = "let each rank's accelerators end where its node ends, or give each rank fewer"
+            reject(code, what, why, fix)
     if problems:
         raise PlacementError(problems)
     return locations
@@ -308,18 +289,29 @@ def _place(
     component: str = "",
     process: str = "",
 ) -> tuple[Slot, ...]:
-    """Make the slots of ranks 0..N-1, which hold these numbers of the pool."""
+    """Make the slots of ranks 0..N-1.
+
+    held: the numbers of the pool that each rank has. isolate: a rank sees only its own
+    accelerators. component, process: "" outside of a `component_placement`.
+    """
     locations = _locate(held, pool, key)
     slots: list[Slot] = []
     seen = Counter[int]()  # ranks so far, by node
     for rank, (location, numbers) in enumerate(zip(locations, held, strict=True)):
         node = groups.topology.nodes[location.node]
-        accelerators = (
-            tuple(n - location.first + location.base for n in numbers)
-            if pool.holds_accelerators
-            else ()
-        )
-        own = tuple(n - node.first for n in accelerators)
+        # Numbers of the pool -> over the cluster -> within the node.
+        accelerators: tuple[int, ...] = ()
+        if pool.holds_accelerators:
+            shift = location.base - location.first
+            accelerators = tuple(number + shift for number in numbers)
+        own = tuple(number - node.first for number in accelerators)
+        visible = own
+        if not isolate:
+            visible = tuple(range(node.accelerators))
+        hardware: tuple[HardwareItem, ...] = ()
+        if pool.items:
+            hardware = tuple(pool.items[number] for number in numbers)
+        place = (location.node_group, node.rank)
         slot = Slot(
             component=component,
             rank=rank,
@@ -327,12 +319,10 @@ def _place(
             local_rank=seen[location.node],
             accelerators=accelerators,
             local_accelerators=own,
-            visible_accelerators=own if isolate else tuple(range(node.accelerators)),
+            visible_accelerators=visible,
             node_group=location.node_group,
-            hardware=tuple(pool.items[n] for n in numbers) if pool.items else (),
-            runtime_env=groups.runtime_envs.get(
-                (location.node_group, node.rank), RuntimeEnv()
-            ),
+            hardware=hardware,
+            runtime_env=groups.runtime_envs.get(place, RuntimeEnv()),
             process=process_name(process, rank),
         )
         slots.append(slot)

@@ -20,9 +20,8 @@ class Segment:
 
     accelerators: range
     ranks: range
-    span: tuple[int, int] = dataclasses.field(
-        default=(0, 0), compare=False
-    )  # columns in the written text
+    # Columns in the written text.
+    span: tuple[int, int] = dataclasses.field(default=(0, 0), compare=False)
 
     @property
     def accelerators_per_rank(self) -> int:
@@ -37,14 +36,12 @@ class Segment:
     def accelerators_of(self, rank: int) -> range:
         """Return the numbers of `rank`, which must be one of this segment's."""
         each = self.accelerators_per_rank
-        first = (
-            self.accelerators.start
-            + (rank - self.ranks.start) // self.ranks_per_accelerator * each
-        )
+        at = (rank - self.ranks.start) // self.ranks_per_accelerator
+        first = self.accelerators.start + at * each
         return range(first, first + each)
 
     def moved(self, accelerators: int, ranks: int) -> Segment:
-        """Return the same shape that many accelerators and ranks further on."""
+        """Return the same shape with both numbers shifted: `accelerators` and `ranks` may be negative."""
         here = self.accelerators
         ours = self.ranks
         return Segment(
@@ -54,34 +51,30 @@ class Segment:
 
     def cut_to(self, numbers: range) -> Segment:
         """Return the part on `numbers`, which must lie inside and cut no rank."""
-        at = numbers.start - self.accelerators.start
-        start, count = (
-            n // self.accelerators_per_rank * self.ranks_per_accelerator
-            for n in (at, len(numbers))
-        )
-        return Segment(
-            accelerators=numbers,
-            ranks=self.ranks[start : start + count],
-            span=self.span,
-        )
+        each = self.accelerators_per_rank
+        sharing = self.ranks_per_accelerator
+        before = numbers.start - self.accelerators.start
+        start = before // each * sharing
+        count = len(numbers) // each * sharing
+        ranks = self.ranks[start : start + count]
+        return Segment(accelerators=numbers, ranks=ranks, span=self.span)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """How a component's accelerators work together; checked against its placement."""
 
-    tensor_parallel_size: int = (
-        1  # accelerators that hold one copy of the model's layers in slices
-    )
-    context_parallel_size: int = (
-        1  # copies that have the tokens of the same samples between them
-    )
-    data_parallel_size: int | None = None  # copies; None: as many as there is room for
+    # Accelerators that hold one copy of the model's layers in slices.
+    tensor_parallel_size: int = 1
+    # Copies that divide the tokens of the same samples.
+    context_parallel_size: int = 1
+    # Copies; None: as many as there is room for.
+    data_parallel_size: int | None = None
     across_nodes: bool = False  # whether one copy may lie on two nodes
 
     @property
     def ranks(self) -> int:
-        """How many accelerators compute the same samples."""
+        """Number of accelerators that compute the same samples."""
         return self.tensor_parallel_size * self.context_parallel_size
 
 
@@ -90,8 +83,8 @@ class RankLocations:
     """The place of every rank of a component, as arrays by rank: 20 bytes for each."""
 
     node: array[int]
-    first: array[int]  # global number of its first accelerator; -1 without
-    count: array[int]  # how many accelerators it has, neighbours from there on
+    first: array[int]  # global number of the rank's first accelerator; -1: it has none
+    count: array[int]  # number of its accelerators, which are neighbours
     process: str = ""  # "env+rollout": they share processes, rank by rank
 
 
@@ -105,16 +98,18 @@ class ComponentSpec:
     key: str = ""  # key path in the config
     text: str = ""  # verbatim
     parallel: Parallel = Parallel()
-    process: str = ""  # "env+rollout": they share processes, rank by rank; "": each rank has its own
+    # "env+rollout": they share processes, rank by rank; "": each rank has its own.
+    process: str = ""
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The ranks by global numbers, cut where the pool's numbers jump; no rank lies across."""
-        return tuple(
-            dataclasses.replace(segment.cut_to(numbers), accelerators=accelerators)
-            for segment in self.written
-            for numbers, accelerators in self.pool.outside(segment.accelerators)
-        )
+        found = []
+        for segment in self.written:
+            for numbers, accelerators in self.pool.outside(segment.accelerators):
+                part = segment.cut_to(numbers)
+                found.append(dataclasses.replace(part, accelerators=accelerators))
+        return tuple(found)
 
     @functools.cached_property
     def accelerators(self) -> Ranges:
@@ -123,6 +118,7 @@ class ComponentSpec:
 
     @functools.cached_property
     def locations(self) -> RankLocations:
+        """Node, first accelerator and number of accelerators of each rank, as arrays."""
         node = array("l")
         first = array("l")
         count = array("i")
@@ -134,9 +130,8 @@ class ComponentSpec:
         for segment in self.segments:
             each = segment.accelerators_per_rank
             sharing = segment.ranks_per_accelerator
-            first.extend(
-                a for a in segment.accelerators[::each] for _ in range(sharing)
-            )
+            for accelerator in segment.accelerators[::each]:
+                first.extend([accelerator] * sharing)
             count += array("i", [each]) * len(segment.ranks)
         if not self.segments:
             first = array("l", [-1]) * len(node)
@@ -153,17 +148,20 @@ class ComponentSpec:
 
     @property
     def num_copies(self) -> int:
-        """How many whole models its accelerators hold: engines, for a rollout component. At least 1."""
+        """Number of whole models on its accelerators, at least 1: the engines, for a rollout component."""
         return max(1, len(self.accelerators) // self.accelerators_per_copy)
 
     @property
     def data_parallel(self) -> int:
-        """How many parts the samples have: copies with the same tokens between them have the same samples."""
+        """Number of parts into which the samples are divided, at least 1.
+
+        Copies that divide the tokens of samples have the same samples, so they are one part.
+        """
         return max(1, self.num_copies // self.parallel.context_parallel_size)
 
     @property
     def accelerators_per_copy(self) -> int:
-        """That hold one model in slices: as declared, else those of a rank; 1 without accelerators."""
+        """Accelerators of one model in slices: as declared, else those of a rank; 1 without accelerators."""
         declared = self.parallel.tensor_parallel_size
         if declared > 1:
             return declared
@@ -211,29 +209,29 @@ def process_name(sharers: str, rank: int) -> str:
 
 def render_segments(segments: Iterable[Segment]) -> str:
     """Write segments as text; join neighbours, and name ranks only where they do not follow by themselves."""
-    joined: list[tuple[range, range]] = []  # accelerators, ranks
+    # (accelerators, ranks) of segments and of joined neighbours with one rank for each.
+    joined: list[tuple[range, range]] = []
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         accelerators = segment.accelerators
         ranks = segment.ranks
         if joined and len(accelerators) == len(ranks):
             before, counted = joined[-1]
-            if len(before) == len(counted) and (before.stop, counted.stop) == (
-                accelerators.start,
-                ranks.start,
-            ):
-                joined[-1] = (
-                    range(before.start, accelerators.stop),
-                    range(counted.start, ranks.stop),
-                )
+            ends = (before.stop, counted.stop)
+            follows = ends == (accelerators.start, ranks.start)
+            if follows and len(before) == len(counted):
+                wider = range(before.start, accelerators.stop)
+                longer = range(counted.start, ranks.stop)
+                joined[-1] = (wider, longer)
                 continue
         joined.append((accelerators, ranks))
+
     pieces: list[str] = []
-    following = 0
+    following = 0  # the rank after the highest so far
     for accelerators, ranks in joined:
-        plain = len(ranks) == len(accelerators) and ranks.start == following
-        pieces.append(
-            show_range(accelerators) + ("" if plain else f":{show_range(ranks)}")
-        )
+        piece = show_range(accelerators)
+        if len(ranks) != len(accelerators) or ranks.start != following:
+            piece += f":{show_range(ranks)}"
+        pieces.append(piece)
         following = max(following, ranks.stop)
     return ",".join(pieces)
 
@@ -256,8 +254,7 @@ def spread(
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
     """Return the intervals a segment lies on, with its numbers there."""
-    found = pool.intervals_in(segment.accelerators)
-    return [
-        (interval, overlap(interval.numbers, segment.accelerators))
-        for interval in found
-    ]
+    found = []
+    for interval in pool.intervals_in(segment.accelerators):
+        found.append((interval, overlap(interval.numbers, segment.accelerators)))
+    return found

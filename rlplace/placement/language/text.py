@@ -25,9 +25,8 @@ class Text:
     leaf: str  # the last key verbatim, such as "actor,rollout"
     value: object
     text: str
-    items: tuple[
-        tuple[int, int, object], ...
-    ]  # columns and value of each list item; one for a plain value
+    # First column, column after the last, and value of each list item; one for a plain value.
+    items: tuple[tuple[int, int, object], ...]
     sources: Mapping[str, Source] = dataclasses.field(repr=False)
     problems: list[Problem] = dataclasses.field(repr=False, compare=False)
 
@@ -41,21 +40,11 @@ class Text:
         problems: list[Problem],
     ) -> Text:
         """Write `value` on one line; nothing is read yet."""
-        items: list[tuple[int, int, object]] = []
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-            text = "["
-            for item in value:
-                text += ", " if items else ""
-                shown = quote(item).translate(_ONE_LINE)
-                quotes = int(isinstance(item, str) and shown[:1] == '"')
-                items.append(
-                    (len(text) + quotes, len(text) + len(shown) - quotes, item)
-                )
-                text += shown
-            text += "]"
+            text, items = _written_list(value)
         else:
             text = show(value).translate(_ONE_LINE).strip()
-            items.append((0, len(text), value))
+            items = [(0, len(text), value)]
         return cls(
             key=key,
             leaf=leaf,
@@ -70,13 +59,9 @@ class Text:
         """Return the value of a key of this block, `value` where it has no such key; or an item of this list."""
         if isinstance(leaf, int):
             assert isinstance(self.value, Sequence)
-            return Text.of(
-                self.value[leaf],
-                f"{self.key}[{leaf}]",
-                "-",
-                self.sources,
-                self.problems,
-            )
+            key = f"{self.key}[{leaf}]"
+            item = self.value[leaf]
+            return Text.of(item, key, "-", self.sources, self.problems)
         if isinstance(self.value, Mapping):
             value = dict(self.entries()).get(leaf, value)
         return Text.of(value, f"{self.key}.{leaf}", leaf, self.sources, self.problems)
@@ -87,13 +72,19 @@ class Text:
         return [(str(key), value) for key, value in self.value.items()]
 
     def blocks(self, code: str, why: str, example: object) -> list[Text]:
-        """Return the blocks of a list, or the one block that stands for such a list; record what is no block."""
-        texts = [self] if self.value is not None else []
-        if isinstance(self.value, Sequence) and not isinstance(self.value, str):
+        """Return the blocks of a list, or the one block that stands for such a list; reject other values."""
+        texts = [self]
+        if self.value is None:
+            texts = []
+        elif isinstance(self.value, Sequence) and not isinstance(self.value, str):
             texts = [self.child(i) for i in range(len(self.value))]
-        for text in (text for text in texts if not isinstance(text.value, Mapping)):
-            text.reject(code, "expected a block of keys", why, text.line(example))
-        return [text for text in texts if isinstance(text.value, Mapping)]
+        blocks = []
+        for text in texts:
+            if isinstance(text.value, Mapping):
+                blocks.append(text)
+            else:
+                text.reject(code, "expected a block of keys", why, text.line(example))
+        return blocks
 
     @property
     def source(self) -> Source | None:
@@ -109,39 +100,39 @@ class Text:
         span: tuple[int, int] | None = None,
         got: str | None = None,
     ) -> None:
-        """Record a problem of the columns `span`, or of the whole value. `fix` is a whole line."""
-        if sum(p.key == self.key for p in self.problems) >= MOST_MISTAKES:
+        """Record a problem of the columns `span`, or of the whole value.
+
+        fix: a whole line. got: in place of the value as it was written.
+        """
+        same_key = [problem for problem in self.problems if problem.key == self.key]
+        if len(same_key) >= MOST_MISTAKES:
             return
-        got = self.text if got is None else got
-        start, stop = span or (0, len(got))
-        if len(got) > LONGEST:  # what is near the span is shown
-            cut = max(0, start - LONGEST // 2)
-            end = min(len(got), cut + LONGEST)
-            shift = (4 if cut else 0) - cut
-            got = "... " * (cut > 0) + got[cut:end] + " ..." * (end < len(got))
-            start = start + shift
-            stop = min(stop, end) + shift
-        at = (start, stop)
-        source = self.source
-        self.problems.append(
-            Problem(
-                code=code,
-                key=self.key,
-                what=what,
-                got=got,
-                span=at,
-                source=source,
-                why=why,
-                fix=fix,
-            )
+        if got is None:
+            got = self.text
+        at = span or (0, len(got))
+        if len(got) > LONGEST:
+            got, at = _near(got, at)
+        problem = Problem(
+            code=code,
+            key=self.key,
+            what=what,
+            got=got,
+            span=at,
+            source=self.source,
+            why=why,
+            fix=fix,
         )
+        self.problems.append(problem)
 
     def line(self, value: object, remark: str = "") -> str:
         """Write the line to paste instead: `actor: 0-7`. A remark follows in parentheses."""
-        return self._lead + quote(value) + (f"        ({remark})" if remark else "")
+        line = self._lead + quote(value)
+        if remark:
+            line += f"        ({remark})"
+        return line
 
     def open_line(self, what: str = "numbers, such as 0-3, or all") -> str:
-        """Write the line with what has to be filled in, where nobody knows what is meant."""
+        """Write the line with a description of the value, where the value that is meant is not known."""
         return f"{self._lead}<{what}>"
 
     @property
@@ -151,12 +142,12 @@ class Text:
         return f"{quote(self.leaf)}: "
 
     def with_parts(self, *parts: tuple[tuple[int, int], str]) -> str:
-        """Write the line with other text in some columns, which ascend; of a very long one, what to replace there."""
+        """Write the line with other text in some columns, which ascend; of a very long line, only the changes."""
         if len(self.text) > LONGEST:
-            return "; ".join(
-                f"write {new} instead of {self.text[start:stop]}"
-                for (start, stop), new in parts
-            )
+            changes = []
+            for (start, stop), new in parts:
+                changes.append(f"write {new} instead of {self.text[start:stop]}")
+            return "; ".join(changes)
         text = self.text
         for (start, stop), new in reversed(parts):
             text = text[:start] + new + text[stop:]
@@ -174,101 +165,132 @@ class Text:
         """
         assert isinstance(self.value, Mapping)
         whole: dict[str, object] = {}
-        extra: list[str] = []
+        extra: list[str] = []  # parts of a value that became keys
         last = ""
         for key, given in self.entries():
             continues = last == "node_group" or re.fullmatch(r"[0-9][0-9 :-]*|all", key)
-            if (
-                given is None
-                and key not in known
-                and continues
-                and isinstance(whole.get(last), str | int)
-            ):
+            before = whole.get(last)
+            is_part = given is None and key not in known and continues
+            if is_part and isinstance(before, str | int):
                 extra.append(key)
-                whole[last] = f"{whole[last]},{key}"
+                whole[last] = f"{before},{key}"
             else:
                 last = key
                 whole[key] = given
         if extra:
-            what = f"YAML ends a value at the comma, so that {', '.join(extra)} became a key"
-            why = "inside braces, commas separate entries; a value with a comma is quoted there"
-            numbers = [
-                divmod(key, 60)
-                for key in self.value
-                if isinstance(key, int) and key >= 60
-            ]
-            remark = ", ".join(
-                f"or {a}:{b} instead of {60 * a + b}: YAML takes it for base 60"
-                for a, b in numbers
-            )
-            self.reject(
-                "comma-in-braces",
-                what,
-                why,
-                self.line(_with_lists(whole) if lists else whole, remark),
-            )
+            self._reject_split(whole, extra, lists)
         return whole
+
+    def _reject_split(
+        self, whole: Mapping[str, object], extra: Sequence[str], lists: bool
+    ) -> None:
+        """Reject a block whose values YAML has cut at their commas."""
+        assert isinstance(self.value, Mapping)
+        keys = ", ".join(extra)
+        what = f"YAML ends a value at the comma, so that {keys} became a key"
+        why = "inside braces, commas separate entries; a value with a comma is quoted there"
+        # A part such as 4:7 has become the number 247.
+        remarks = []
+        for key in self.value:
+            if isinstance(key, int) and key >= 60:
+                a, b = divmod(key, 60)
+                remarks.append(
+                    f"or {a}:{b} instead of {key}: YAML takes it for base 60"
+                )
+        meant = whole
+        if lists:
+            meant = _with_lists(whole)
+        fix = self.line(meant, ", ".join(remarks))
+        self.reject("comma-in-braces", what, why, fix)
 
     def check_keys(self, known: Collection[str]) -> None:
         """Reject unknown keys."""
         assert isinstance(self.value, Mapping)
-        for key in (k for k in self.joined(known) if k not in known):
-            left = [k for k in known if k not in self.value]
-            near = (
-                PLACEMENT_KEYS[key]
-                if PLACEMENT_KEYS.get(key) in left
-                else did_you_mean(key, left)
-            )
+        left = [key for key in known if key not in self.value]
+        for key in self.joined(known):
+            if key in known:
+                continue
+            # A name of another library, else a near one that is not given yet.
+            near: str | None = PLACEMENT_KEYS.get(key)
+            if near not in left:
+                near = did_you_mean(key, left)
             text = self.child(key)
             shown = quote(text.value).translate(_ONE_LINE)
             what = "unknown key" + suggestion(near)
-            why = "known keys here: " + ", ".join(known)
-            fix = (
-                f"{near}: {shown}"
-                if near
-                else f"one of the known keys in place of {key}"
-            )
-            why = NO_SUCH + "; " + why if re.split("_", key)[0] in SPLITS else why
+            why = f"known keys here: {', '.join(known)}"
+            if re.split("_", key)[0] in SPLITS:
+                why = f"{NO_SUCH}; {why}"
+            fix = f"one of the known keys in place of {key}"
+            if near:
+                fix = f"{near}: {shown}"
             span = (0, max(1, len(key)))
             text.reject("unknown-key", what, why, fix, span=span, got=f"{key}: {shown}")
 
     def has_no_ranks(self, why: str) -> bool:
         """Reject ranks after a colon, which a segment may have elsewhere."""
         at = self.text.find(":")
-        if at >= 0:
-            plain = re.sub(r":[^,]*", "", re.sub(r'[\[\]"]', "", self.text))
-            self.reject(
-                "bad-placement",
-                "ranks are not given here",
-                why,
-                self.line(plain),
-                span=(at, at + 1),
-            )
-        return at < 0
+        if at < 0:
+            return True
+        what = "ranks are not given here"
+        unquoted = re.sub(r'[\[\]"]', "", self.text)
+        fix = self.line(re.sub(r":[^,]*", "", unquoted))
+        self.reject("bad-placement", what, why, fix, span=(at, at + 1))
+        return False
 
     def count(self) -> int | None:
-        """Read a whole number from 1 to MOST_COUNTED."""
-        if (
-            isinstance(self.value, int)
-            and not isinstance(self.value, bool)
-            and 1 <= self.value <= MOST_COUNTED
-        ):
-            return self.value
+        """Read a whole number from 1 to MOST_COUNTED; None where a problem was recorded."""
+        value = self.value
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number and isinstance(value, int) and 1 <= value <= MOST_COUNTED:
+            return value
         what = "expected a whole number of at least 1"
         why = "it counts things"
-        if isinstance(self.value, int) and self.value > MOST_COUNTED:
+        if isinstance(value, int) and value > MOST_COUNTED:
             what = "too many"
             why = f"more than {MOST_COUNTED:,} are taken for a typing mistake"
-        meant = isinstance(self.value, str) and re.fullmatch(
-            r"\s*0*[1-9][0-9]{0,5}\s*", self.value
-        )
-        self.reject(
-            "bad-count",
-            what,
-            why,
-            self.line(int(str(self.value))) if meant else self.open_line("a number"),
-        )
+        fix = self.open_line("a number")
+        if isinstance(value, str):
+            meant = re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", value)
+            if meant is not None:
+                fix = self.line(int(value))
+        self.reject("bad-count", what, why, fix)
         return None
+
+
+def _written_list(
+    value: Sequence[object],
+) -> tuple[str, list[tuple[int, int, object]]]:
+    """Write a list on one line; return it with the columns and value of each item."""
+    text = "["
+    items: list[tuple[int, int, object]] = []
+    for item in value:
+        if items:
+            text += ", "
+        shown = quote(item).translate(_ONE_LINE)
+        start = len(text)
+        text += shown
+        stop = len(text)
+        if isinstance(item, str) and shown[:1] == '"':
+            # The columns are those of the letters, without the quotes.
+            start += 1
+            stop -= 1
+        items.append((start, stop, item))
+    return f"{text}]", items
+
+
+def _near(got: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
+    """Cut a long text around `span`; return it with the columns of the span in it."""
+    start, stop = span
+    cut = max(0, start - LONGEST // 2)
+    end = min(len(got), cut + LONGEST)
+    shown = got[cut:end]
+    shift = -cut
+    if cut > 0:
+        shown = f"... {shown}"
+        shift += len("... ")
+    if end < len(got):
+        shown = f"{shown} ..."
+    return shown, (start + shift, min(stop, end) + shift)
 
 
 def _with_lists(block: Mapping[str, object]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The `cluster` block of a job that has lost nodes: what is left of each placement, in the numbers of what is left.
+"""The `cluster` block of a job that has lost nodes: the rest of each placement, numbered over the other nodes.
 
 ::
 
@@ -21,7 +21,7 @@ from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import WHOLE_CLUSTER
 from rlplace.placement.machines.topology import Ranges, Topology
 
-# Where components go of which nothing is left, in the order in which it is tried.
+# Placements of components that have lost all ranks, in the order in which they are tried.
 AGAIN = ("rest", "all")
 
 
@@ -31,12 +31,17 @@ def without_nodes(
     lost: Collection[int],
     again: str = AGAIN[0],
 ) -> dict[str, Any]:
-    """Return the block for the nodes that are left. It may place what does not fit there, as any config may."""
+    """Return the block for the nodes that are left. As in any config, a placement may not fit there.
+
+    cluster: the block of the job. lost: ranks of nodes. again: the placement of components
+    that have lost all ranks.
+    """
     left = dict(cluster)
     topology = placement.topology
-    left["component_placement"] = {
-        name: _left_of(placement, name, lost, again) for name in placement.components
-    }
+    placements = {}
+    for name in placement.components:
+        placements[name] = _left_of(placement, name, lost, again)
+    left["component_placement"] = placements
     if int(cluster.get("num_nodes") or 1) > 1:
         left["num_nodes"] = topology.num_nodes - len(lost)
     if cluster.get("nodes"):
@@ -49,12 +54,12 @@ def without_nodes(
 def placed_again(
     placement: HybridComponentPlacement, lost: Collection[int]
 ) -> list[str]:
-    """Return the components of which nothing is left."""
-    return [
-        name
-        for name in placement.components
-        if not _ranks_left(placement.spec(name), lost)
-    ]
+    """Return the components that have lost all ranks."""
+    names = []
+    for name in placement.components:
+        if not _ranks_left(placement.spec(name), lost):
+            names.append(name)
+    return names
 
 
 def _left_of(
@@ -63,28 +68,33 @@ def _left_of(
     lost: Collection[int],
     again: str,
 ) -> str | dict[str, object]:
+    """Return the placement of a component on the nodes that are left, as the config has it."""
     spec = placement.spec(component)
-    labels = [
-        label
-        for label in spec.node_group.split(",")
-        if not placement.node_groups[label].nodes <= set(lost)
-    ]
-    if labels:  # of several groups, those of which something is left
-        spec = dataclasses.replace(
-            spec, pool=dataclasses.replace(spec.pool, label=",".join(labels))
-        )
+    # Of several groups, those that have a node left.
+    labels = []
+    for label in spec.node_group.split(","):
+        if not placement.node_groups[label].nodes <= set(lost):
+            labels.append(label)
+    if labels:
+        pool = dataclasses.replace(spec.pool, label=",".join(labels))
+        spec = dataclasses.replace(spec, pool=pool)
+
     segments = _ranks_left(spec, lost)
-    if (
-        not segments and not spec.pool.holds_accelerators
-    ):  # processes on hosts: now of the first node
+    if not segments and not spec.pool.holds_accelerators:
+        # Processes on hosts: now of the first node.
         segments = (Segment(accelerators=range(1), ranks=range(spec.world_size)),)
     if segments:
         return dataclasses.replace(spec, written=segments).canonical()
-    written, shape = spec.canonical(), spec.written[0]
-    block = dict(written) if isinstance(written, dict) else {}
-    block["placement"] = (
-        again if spec.node_group == WHOLE_CLUSTER else "all"
-    )  # of its group nothing may be left
+
+    # All ranks are lost: placed again, with ranks of the same size.
+    written = spec.canonical()
+    block: dict[str, object] = {}
+    if isinstance(written, dict):
+        block = dict(written)
+    block["placement"] = "all"
+    if spec.node_group == WHOLE_CLUSTER:
+        block["placement"] = again
+    shape = spec.written[0]
     if shape.accelerators_per_rank > 1:
         block["accelerators_per_rank"] = shape.accelerators_per_rank
     elif shape.ranks_per_accelerator > 1:
@@ -94,21 +104,21 @@ def _left_of(
 
 def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ...]:
     """Return the segments on other nodes, with ranks and numbers of the pool counted anew."""
-    gone = Ranges.of(
-        interval.numbers for interval in spec.pool.intervals if interval.node in lost
-    )
+    lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
+    gone = Ranges.of(interval.numbers for interval in lost_intervals)
     kept: list[Segment] = []
-    ranks = 0
+    following = 0  # the next rank
     for segment in sorted(spec.written, key=lambda s: s.ranks.start):
         for interval, numbers in parts(segment, spec.pool):
-            if interval.node not in lost:
-                count = len(segment.cut_to(numbers).ranks)
-                start = numbers.start - len(gone.within(range(numbers.start)))
-                moved = range(start, start + len(numbers))
-                kept.append(
-                    Segment(accelerators=moved, ranks=range(ranks, ranks + count))
-                )
-                ranks += count
+            if interval.node in lost:
+                continue
+            count = len(segment.cut_to(numbers).ranks)
+            ranks = range(following, following + count)
+            # Numbers below that are gone leave a gap, which is closed.
+            start = numbers.start - len(gone.within(range(numbers.start)))
+            moved = range(start, start + len(numbers))
+            kept.append(Segment(accelerators=moved, ranks=ranks))
+            following = ranks.stop
     return tuple(kept)
 
 
@@ -121,31 +131,38 @@ def _machines(
         ranks = range(first, first + int(node.get("count") or 1))
         first = ranks.stop
         count = len(set(ranks) - set(lost))
+        if not count:
+            continue
         entry = {key: value for key, value in node.items() if key != "rank"}
-        if count:
-            yield entry | ({"count": count} if len(ranks) > 1 else {})
+        if len(ranks) > 1:
+            entry["count"] = count
+        yield entry
 
 
 def _groups(
     groups: list[Mapping[str, Any]], topology: Topology, lost: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the node groups of which something is left."""
+    """Yield the node groups that have nodes left, and hardware where they had any."""
     for group in groups:
         entry = dict(group)
         if not _renumber(entry, "node_ranks", topology, lost):
             continue
         envs = [dict(env) for env in entry.get("env_configs") or ()]
         if envs:
+            # An entry without nodes of its own is for all nodes of the group.
             entry["env_configs"] = [
-                e
-                for e in envs
-                if "node_ranks" not in e or _renumber(e, "node_ranks", topology, lost)
+                env
+                for env in envs
+                if "node_ranks" not in env
+                or _renumber(env, "node_ranks", topology, lost)
             ]
-        if hardware := entry.get("hardware"):
-            items = [dict(item) for item in hardware["configs"]]
-            items = [
-                item for item in items if _renumber(item, "node_rank", topology, lost)
-            ]
+        hardware = entry.get("hardware")
+        if hardware:
+            items = []
+            for item in hardware["configs"]:
+                renumbered = dict(item)
+                if _renumber(renumbered, "node_rank", topology, lost):
+                    items.append(renumbered)
             if not items:
                 continue
             entry["hardware"] = {**hardware, "configs": items}
@@ -156,9 +173,11 @@ def _renumber(
     block: dict[str, Any], key: str, topology: Topology, lost: Collection[int]
 ) -> bool:
     """Write the nodes of `block[key]` in their new numbers; False where none of them is left."""
-    nodes = read_nodes(Text.of(block[key], PATH, key, {}, []), topology) or Ranges()
+    written = Text.of(block[key], PATH, key, {}, [])
+    nodes = read_nodes(written, topology) or Ranges()
     gone = Ranges.of(range(node, node + 1) for node in lost)
     left = [node - len(gone.within(range(node))) for node in nodes - gone]
-    ranges = Ranges.of(range(node, node + 1) for node in left)
-    block[key] = left[0] if left and key == "node_rank" else str(ranges)
+    block[key] = str(Ranges.of(range(node, node + 1) for node in left))
+    if left and key == "node_rank":
+        block[key] = left[0]  # a single node, as a number
     return bool(left)

@@ -1,4 +1,4 @@
-"""What the numbers of a placement count: accelerators, nodes or other hardware of some nodes, in a fixed order.
+"""Pools: the things that a placement numbers, accelerators, nodes or other hardware of some nodes, in a fixed order.
 
 ::
 
@@ -24,8 +24,9 @@ from rlplace.units import counted
 
 WHOLE_CLUSTER = "cluster"  # the node group every node is in
 ANY_NODE = "node"  # the node group whose numbers are the ranks of the nodes
+# Nouns: the things that a pool numbers.
 ACCELERATOR = "accelerator"
-NODE = "node"  # nouns
+NODE = "node"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ class Interval(NamedTuple):
 
     numbers: range  # in the pool
     node: int
-    base: int  # global number of the first accelerator; meaningless where the pool counts something else
+    # Global number of the first accelerator; meaningless where the pool counts other things.
+    base: int
     node_group: str
 
     @property
@@ -68,18 +70,17 @@ class Pool:
         intervals: Iterable[Interval],
         items: Iterable[HardwareItem] = (),
     ) -> Pool:
-        """Number the intervals and items through."""
+        """Make a pool; intervals and items get the numbers from 0 on, in their order."""
         numbered: list[Interval] = []
+        first = 0
         for interval in intervals:
-            first = numbered[-1].numbers.stop if numbered else 0
-            numbered.append(
-                interval._replace(numbers=range(first, first + len(interval.numbers)))
-            )
-        found = (
-            dataclasses.replace(item, number=number)
-            for number, item in enumerate(items)
-        )
-        return cls(label, noun, tuple(numbered), tuple(found))
+            numbers = range(first, first + len(interval.numbers))
+            numbered.append(interval._replace(numbers=numbers))
+            first = numbers.stop
+        counted_items = []
+        for number, item in enumerate(items):
+            counted_items.append(dataclasses.replace(item, number=number))
+        return cls(label, noun, tuple(numbered), tuple(counted_items))
 
     @property
     def count(self) -> int:
@@ -103,10 +104,9 @@ class Pool:
 
     def intervals_in(self, window: range) -> tuple[Interval, ...]:
         """Return the intervals that hold any number of `window`, ascending."""
-        start, stop = (
-            bisect_right(self.intervals, n, key=attrgetter("first"))
-            for n in (window.start, window.stop - 1)
-        )
+        first = attrgetter("first")
+        start = bisect_right(self.intervals, window.start, key=first)
+        stop = bisect_right(self.intervals, window.stop - 1, key=first)
         return self.intervals[start - 1 : stop]
 
     def cut(self, numbers: range, each: int) -> Interval | None:
@@ -117,11 +117,17 @@ class Pool:
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
-        """Return (numbers, the global accelerators they stand for) in the fewest pieces that are ranges on both."""
+        """Return (numbers, their global accelerators) in the fewest pieces that are ranges on both sides.
+
+        Empty where the pool holds no accelerators.
+        """
+        if not self.holds_accelerators:
+            return ()
         pieces: list[tuple[range, range]] = []
-        for interval in self.intervals_in(numbers) if self.holds_accelerators else ():
+        for interval in self.intervals_in(numbers):
             piece = overlap(interval.numbers, numbers)
             start = piece.start - interval.first + interval.base
+            # Join it to the piece before where both numberings go on.
             if pieces and pieces[-1][1].stop == start:
                 before, accelerators = pieces.pop()
                 piece = range(before.start, piece.stop)
@@ -130,28 +136,25 @@ class Pool:
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
-        """Return the numbers of this pool that stand for any of these global accelerators."""
-        return Ranges.of(
-            piece
-            for i in self.intervals
-            for piece in accelerators.within(range(i.base, i.base + len(i.numbers)))
-            .shifted(i.first - i.base)
-            .pieces
-        )
+        """Return the numbers of this pool for these global accelerators."""
+        pieces: list[range] = []
+        for interval in self.intervals:
+            start = interval.base
+            window = range(start, start + len(interval.numbers))
+            here = accelerators.within(window)
+            pieces += here.shifted(interval.first - start).pieces
+        return Ranges.of(pieces)
 
     def describe(self) -> str:
         """Write `this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
-        owner = (
-            "this cluster"
-            if self.label in (WHOLE_CLUSTER, ANY_NODE)
-            else f"node group {self.label}"
-        )
+        owner = f"node group {self.label}"
+        if self.label in (WHOLE_CLUSTER, ANY_NODE):
+            owner = "this cluster"
         if self.noun == NODE:
             return f"{owner} has {counted(self.count, 'node')}, numbered from 0"
-        counts = [
-            sum(len(s.numbers) for s in group)
-            for _, group in itertools.groupby(self.intervals, key=lambda s: s.node)
-        ]
+        counts = []
+        for _, of_node in itertools.groupby(self.intervals, key=lambda i: i.node):
+            counts.append(sum(len(interval.numbers) for interval in of_node))
         return f"{owner} has {describe_counts(self.noun, counts)}"
 
 
@@ -167,26 +170,23 @@ def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 
 def node_pool(nodes: Iterable[Node], label: str = ANY_NODE) -> Pool:
-    return Pool.of(
-        label,
-        NODE,
-        (Interval(range(1), node.rank, node.first, label) for node in nodes),
-    )
+    """Count `nodes`, in this order."""
+    intervals = (Interval(range(1), node.rank, node.first, label) for node in nodes)
+    return Pool.of(label, NODE, intervals)
 
 
 def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
     """Count hardware items of one type, which must lie together by node."""
     counts = Counter(item.node for item in items)
-    return Pool.of(
-        label,
-        items[0].type,
-        (Interval(range(n), node, 0, label) for node, n in counts.items()),
-        items,
-    )
+    intervals = (Interval(range(n), node, 0, label) for node, n in counts.items())
+    return Pool.of(label, items[0].type, intervals, items)
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
     """Join pools one after the other; they must count the same thing."""
-    intervals = (i for pool in pools for i in pool.intervals)
-    items = (i for pool in pools for i in pool.items)
+    intervals: list[Interval] = []
+    items: list[HardwareItem] = []
+    for pool in pools:
+        intervals += pool.intervals
+        items += pool.items
     return Pool.of(label, pools[0].noun, intervals, items)

@@ -7,7 +7,6 @@ machines need not exist, so that any cluster is planned on a laptop; the nodes t
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -24,7 +23,7 @@ PATH = "cluster.nodes"
 _MOST_COUNTS = 8  # nodes whose accelerators are counted one by one in a text
 RANK_LABEL = "rlplace-node-rank"  # `ray start --labels rlplace-node-rank=3`
 HEAD = "node:__internal_head__"
-# What a declared node meets when the job starts is Ray's node of the same rank: see `in_rank_order`.
+# When the job starts, a declared node is Ray's node of the same rank: see `in_rank_order`.
 DECLARED = (
     "as declared; Ray's by label rlplace-node-rank, else head first, others by address"
 )
@@ -59,9 +58,10 @@ class Ranges:
         return at > 0 and number in self.pieces[at - 1]
 
     def __and__(self, other: Ranges) -> Ranges:
-        return Ranges(
-            tuple(both for piece in other.pieces for both in self.within(piece).pieces)
-        )
+        both: list[range] = []
+        for piece in other.pieces:
+            both += self.within(piece).pieces
+        return Ranges(tuple(both))
 
     def __or__(self, other: Ranges) -> Ranges:
         return Ranges.of((*self.pieces, *other.pieces))
@@ -69,11 +69,11 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self.pieces:
             return self
-        edges = [
-            self.pieces[0].start,
-            *(e for p in other.pieces for e in (p.start, p.stop)),
-            self.pieces[-1].stop,
-        ]
+        # The gaps between the pieces of `other`, out to the ends of this set.
+        edges = [self.pieces[0].start]
+        for piece in other.pieces:
+            edges += (piece.start, piece.stop)
+        edges.append(self.pieces[-1].stop)
         gaps = zip(edges[::2], edges[1::2], strict=True)
         return self & Ranges.of(range(a, b) for a, b in gaps)
 
@@ -133,12 +133,12 @@ class Node:
     accelerators: int
     first: int
     kind: str = "emulated"  # "cuda" or "emulated"
-    memory_bytes: int = (
-        0  # of one accelerator, the least where they differ; 0: not known
-    )
-    product: str = ""  # what the accelerators are sold as: "H100"; "" where not known
+    # Of one accelerator, the least where they differ; 0: not known.
+    memory_bytes: int = 0
+    product: str = ""  # of the accelerators, such as "H100"; "" where not known
     host_memory_bytes: int = 0  # 0: not known
-    # Declared rates, 0 where not known: between two accelerators, to the host's memory, to other nodes for each.
+    # Declared rates, 0 where not known: between two accelerators, to the host's memory, and
+    # of each accelerator to other nodes.
     nvlink_gb_per_s: float = 0.0
     pcie_gb_per_s: float = 0.0
     network_gb_per_s: float = 0.0
@@ -154,14 +154,14 @@ class Node:
         """The accelerators in order, as runs of one product each; none on a node without accelerators."""
         if self.runs:
             return self.runs
+        if not self.accelerators:
+            return ()
         one = Run(
             count=self.accelerators,
             product=self.product,
             memory_bytes=self.memory_bytes,
         )
-        if self.accelerators:
-            return (one,)
-        return ()
+        return (one,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,19 +169,18 @@ class Topology:
     """All nodes in rank order. Accelerators are numbered through: node 0's first, then node 1's."""
 
     nodes: tuple[Node, ...]
-    order: str = dataclasses.field(
-        default=DECLARED, compare=False
-    )  # why the nodes have these ranks
+    # The reason for the ranks of the nodes, in words.
+    order: str = dataclasses.field(default=DECLARED, compare=False)
 
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError("topology: a cluster has at least one node")
-        firsts = itertools.accumulate((n.accelerators for n in self.nodes), initial=0)
-        for rank, (node, first) in enumerate(zip(self.nodes, firsts, strict=False)):
+        first = 0
+        for rank, node in enumerate(self.nodes):
             if (node.rank, node.first) != (rank, first):
-                raise ValueError(
-                    f"topology: node {node.rank} starts at {node.first}, expected node {rank} at {first}"
-                )
+                found = f"node {node.rank} starts at {node.first}"
+                raise ValueError(f"topology: {found}, expected node {rank} at {first}")
+            first += node.accelerators
 
     @classmethod
     def uniform(
@@ -191,6 +190,7 @@ class Topology:
         kind: str = "emulated",
         memory_bytes: int = 0,
     ) -> Topology:
+        """Make nodes that all have the same number of accelerators."""
         return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
 
     @classmethod
@@ -199,30 +199,31 @@ class Topology:
     ) -> Topology:
         """Make one node per entry, with that many accelerators."""
         nodes: list[Node] = []
+        first = 0
         for rank, count in enumerate(accelerators):
-            first = nodes[-1].numbers.stop if nodes else 0
-            nodes.append(
-                Node(
-                    rank=rank,
-                    accelerators=count,
-                    first=first,
-                    kind=kind,
-                    memory_bytes=memory_bytes,
-                )
+            node = Node(
+                rank=rank,
+                accelerators=count,
+                first=first,
+                kind=kind,
+                memory_bytes=memory_bytes,
             )
+            nodes.append(node)
+            first += count
         return cls(tuple(nodes))
 
     @property
     def topology(self) -> Topology:
-        """Itself, so that it stands for a cluster where only its machines matter."""
+        """This topology, so that it can be given in place of a cluster."""
         return self
 
     @property
     def memory_bytes(self) -> list[int]:
         """Bytes of each accelerator, by its global number."""
-        return [
-            node.memory_bytes for node in self.nodes for _ in range(node.accelerators)
-        ]
+        sizes: list[int] = []
+        for node in self.nodes:
+            sizes += [node.memory_bytes] * node.accelerators
+        return sizes
 
     @property
     def num_nodes(self) -> int:
@@ -241,16 +242,16 @@ class Topology:
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
-        return self.nodes[
-            bisect_right(self.nodes, accelerator, key=attrgetter("first")) - 1
-        ]
+        after = bisect_right(self.nodes, accelerator, key=attrgetter("first"))
+        return self.nodes[after - 1]
 
     def parts(self, window: range) -> Iterator[tuple[Node, range]]:
         """Yield the nodes that hold accelerators of `window`, each with those it holds."""
         for node in self.nodes[self.node_of(window.start).rank :]:
             if node.first >= window.stop:
                 return
-            if part := overlap(node.numbers, window):
+            part = overlap(node.numbers, window)
+            if part:
                 yield node, part
 
     def describe(self) -> str:
@@ -285,43 +286,53 @@ def declare_topology(
 ) -> Topology:
     """Return the machines in the order of their ranks; without ranks, as written. Raises PlacementError.
 
-    `kind` is how the accelerators will be driven: "cuda" or "emulated". `num_nodes` and `accelerators_per_node`, where
-    given, must be right. `by`: what the nodes come from.
+    kind: how the accelerators will be driven, "cuda" or "emulated". num_nodes,
+    accelerators_per_node: must be right where they are given. by: the source of the nodes,
+    in words.
     """
     problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {}, by)
     if problems:
         raise PlacementError(problems)
-    ranked = nodes[0].rank is not None
     made: list[Node] = []
+    first = 0
     for declared in sorted(nodes, key=lambda n: n.rank or 0):
-        runs = tuple(
-            Run(
-                count=r.count,
-                product=r.product,
-                memory_bytes=r.memory or memory_of(r.product),
-            )
-            for r in declared.mixed
-        )
+        # One entry may stand for several alike machines.
         for _ in range(declared.count):
-            node = Node(
-                rank=len(made),
-                accelerators=sum(r.count for r in runs) or declared.accelerators,
-                first=made[-1].numbers.stop if made else 0,
-                kind=kind,
-                memory_bytes=min(
-                    (r.memory_bytes for r in runs),
-                    default=declared.memory or memory_of(declared.product),
-                ),
-                product=" + ".join(r.product for r in runs) or declared.product,
-                host_memory_bytes=declared.host_memory,
-                nvlink_gb_per_s=declared.nvlink_gb_per_s,
-                pcie_gb_per_s=declared.pcie_gb_per_s,
-                network_gb_per_s=declared.network_gb_per_s,
-                runs=runs,
-            )
+            node = _declared(declared, len(made), first, kind)
             made.append(node)
-    return Topology(
-        tuple(made), f"by the ranks given in {by}" if ranked else f"as written in {by}"
+            first = node.numbers.stop
+    order = f"as written in {by}"
+    if nodes[0].rank is not None:
+        order = f"by the ranks given in {by}"
+    return Topology(tuple(made), order)
+
+
+def _declared(declared: NodeConfig, rank: int, first: int, kind: str) -> Node:
+    """Return one machine of an entry; sizes that are not declared are those of its products."""
+    runs = []
+    for mixed in declared.mixed:
+        memory = mixed.memory or memory_of(mixed.product)
+        run = Run(count=mixed.count, product=mixed.product, memory_bytes=memory)
+        runs.append(run)
+    accelerators = declared.accelerators
+    memory_bytes = declared.memory or memory_of(declared.product)
+    product = declared.product
+    if runs:
+        accelerators = sum(run.count for run in runs) or accelerators
+        memory_bytes = min(run.memory_bytes for run in runs)
+        product = " + ".join(run.product for run in runs) or product
+    return Node(
+        rank=rank,
+        accelerators=accelerators,
+        first=first,
+        kind=kind,
+        memory_bytes=memory_bytes,
+        product=product,
+        host_memory_bytes=declared.host_memory,
+        nvlink_gb_per_s=declared.nvlink_gb_per_s,
+        pcie_gb_per_s=declared.pcie_gb_per_s,
+        network_gb_per_s=declared.network_gb_per_s,
+        runs=tuple(runs),
     )
 
 
@@ -338,50 +349,44 @@ def _check_nodes(
     def reject(
         code: str, key: str, what: str, why: str, fix: str, got: str | None = None
     ) -> None:
-        source = source_of(key, sources)
-        problems.append(
-            Problem(
-                code=code, key=key, what=what, got=got, source=source, why=why, fix=fix
-            )
+        problem = Problem(
+            code=code,
+            key=key,
+            what=what,
+            got=got,
+            source=source_of(key, sources),
+            why=why,
+            fix=fix,
         )
+        problems.append(problem)
 
-    without = [i for i, n in enumerate(nodes) if n.rank is None]
-    if 0 < len(without) < len(nodes):
-        why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
-        reject(
-            "node-ranks",
-            f"{PATH}[{without[0]}]",
-            "has no rank, others have one",
-            why,
-            "remove all ranks",
-        )
-    following = 0
-    for i, node in (
-        sorted(enumerate(nodes), key=lambda entry: entry[1].rank or 0)
-        if not without
-        else ()
-    ):
-        if node.rank != following:
-            what = f"rank {node.rank} where {following} comes next"
-            fix = f"rank: {following}"
+    # Ranks: of all entries or of none, and without gaps.
+    without = [i for i, node in enumerate(nodes) if node.rank is None]
+    if not without:
+        wrong = _first_wrong_rank(nodes)
+        if wrong is not None:
+            i, expected = wrong
+            what = f"rank {nodes[i].rank} where {expected} comes next"
             why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
+            fix = f"rank: {expected}"
             reject("node-ranks", f"{PATH}[{i}].rank", what, why, fix)
-            break
-        following += node.count
+    elif len(without) < len(nodes):
+        what = "has no rank, others have one"
+        why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
+        reject("node-ranks", f"{PATH}[{without[0]}]", what, why, "remove all ranks")
+
+    # Mixed accelerators of an entry add up to its accelerators.
     for i, node in enumerate(nodes):
-        count, total = node.accelerators, sum(run.count for run in node.mixed)
-        if node.mixed and count not in (0, total):
-            what = f"is {count}, mixed adds up to {total}"
+        count = node.accelerators
+        mixed = sum(run.count for run in node.mixed)
+        if node.mixed and count not in (0, mixed):
+            what = f"is {count}, mixed adds up to {mixed}"
             why = "mixed lists all accelerators of the machine"
             key = f"{PATH}[{i}].accelerators"
-            reject(
-                "mixed-count",
-                key,
-                what,
-                why,
-                f"accelerators: {total}",
-                f"accelerators: {count}",
-            )
+            fix = f"accelerators: {mixed}"
+            reject("mixed-count", key, what, why, fix, f"accelerators: {count}")
+
+    # The two counts of the cluster block, where they are given.
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
         what = f"is {num_nodes}, {by} declares {total}"
@@ -389,12 +394,11 @@ def _check_nodes(
         fix = f"num_nodes: {total}"
         if by == PATH and len(nodes) == 1:
             fix += f"        (for {num_nodes}: {PATH}.0.count={num_nodes} instead)"
-        reject(
-            "node-count", "cluster.num_nodes", what, why, fix, f"num_nodes: {num_nodes}"
-        )
-    counts = {
-        sum(run.count for run in node.mixed) or node.accelerators for node in nodes
-    }
+        got = f"num_nodes: {num_nodes}"
+        reject("node-count", "cluster.num_nodes", what, why, fix, got)
+    counts = set()
+    for node in nodes:
+        counts.add(sum(run.count for run in node.mixed) or node.accelerators)
     if each is not None and counts != {each}:
         declared = ", ".join(map(str, sorted(counts)))
         what = f"is {each}, {by} declares {declared}"
@@ -405,31 +409,35 @@ def _check_nodes(
     return problems
 
 
+def _first_wrong_rank(nodes: Sequence[NodeConfig]) -> tuple[int, int] | None:
+    """Return the entry with the first wrong rank, and the rank that was expected; None: all are right."""
+    expected = 0
+    for i in sorted(range(len(nodes)), key=lambda i: nodes[i].rank or 0):
+        if nodes[i].rank != expected:
+            return i, expected
+        expected += nodes[i].count
+    return None
+
+
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return living nodes by label `rlplace-node-rank`, else the head first, then by address. Raises PlacementError."""
     key = "ray.address"
-    problems = list[Problem]()
-    alive = [n for n in nodes if n.get("Alive", True)]
+    alive = [node for node in nodes if node.get("Alive", True)]
     if not alive:
         what = "Ray lists no living node"
         why = "a plan needs at least one machine"
         raise PlacementError.of("no-node", key, what, "[]", why, "ray start --head")
-    labels = [(n.get("Labels") or {}).get(RANK_LABEL) for n in alive]
+    labels = [_label_of(node) for node in alive]
+    if not any(label is not None for label in labels):
+        return sorted(alive, key=_head_first)
+
     # The rank of a node that was lost is free until another has it: the nodes after it keep theirs.
-    gone = {
-        str((n.get("Labels") or {}).get(RANK_LABEL))
-        for n in nodes
-        if not n.get("Alive", True)
-    }
-    count = len(alive) + sum(
-        label.isdecimal() for label in gone - set(map(str, labels))
-    )
+    gone = {str(_label_of(node)) for node in nodes if not node.get("Alive", True)}
+    free = gone - set(map(str, labels))
+    count = len(alive) + sum(label.isdecimal() for label in free)
     ranks: dict[int, Mapping[str, Any]] = {}
-    for node, label in (
-        zip(alive, map(str, labels), strict=True)
-        if any(x is not None for x in labels)
-        else ()
-    ):
+    problems = list[Problem]()
+    for node, label in zip(alive, map(str, labels), strict=True):
         if label.isdecimal() and int(label) < count and int(label) not in ranks:
             ranks[int(label)] = node
             continue
@@ -441,24 +449,23 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         )
     if problems:
         raise PlacementError(problems)
+    return [ranks[rank] for rank in sorted(ranks)]
 
-    def head_first(
-        node: Mapping[str, Any],
-    ) -> tuple[bool, bool, tuple[int, ...], str, int]:
-        address = str(node.get("NodeManagerAddress", ""))
-        numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
-        named = (
-            len(numbers) < address.count(".") + 1
-        )  # host names come after numeric addresses
-        head = HEAD in (node.get("Resources") or {})
-        return (
-            not head,
-            named,
-            () if named else numbers,
-            address,
-            int(node.get("NodeManagerPort", 0)),
-        )
 
-    if ranks:
-        return [ranks[rank] for rank in sorted(ranks)]
-    return sorted(alive, key=head_first)
+def _label_of(node: Mapping[str, Any]) -> str | None:
+    """Return the rank that a node of Ray was started with, as text."""
+    label: str | None = (node.get("Labels") or {}).get(RANK_LABEL)
+    return label
+
+
+def _head_first(
+    node: Mapping[str, Any],
+) -> tuple[bool, bool, tuple[int, ...], str, int]:
+    """Return the sort key of a node without a label: head, numeric addresses, host names."""
+    address = str(node.get("NodeManagerAddress", ""))
+    numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
+    is_name = len(numbers) < address.count(".") + 1
+    if is_name:
+        numbers = ()
+    head = HEAD in (node.get("Resources") or {})
+    return not head, is_name, numbers, address, int(node.get("NodeManagerPort", 0))

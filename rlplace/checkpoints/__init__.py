@@ -13,7 +13,7 @@
             actor/rank_00001.failed    rank 1 could not: the text of its error
         latest                     the name of the newest
 
-`store` writes them and decides which are kept, `find` looks for the one to go on with, `checkpoint` reads one.
+`store` writes them and removes old ones, `find` looks for the one to resume from, `checkpoint` reads one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-MODEL_FILE_BYTES = (
-    4 << 30
-)  # of a model's weights in one file, which rank 0 has on its host until it is written
-STATE_FILE_BYTES = (
-    1 << 28
-)  # of a rank's tensors in one file, which is in memory twice more while it is written
+# Of a model's weights in one file, which rank 0 has on its host until it is written.
+MODEL_FILE_BYTES = 4 << 30
+# Of a rank's tensors in one file, which is in memory twice more while it is written.
+STATE_FILE_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """A file as it was written."""
+    """Size and hash of a file as it was written."""
 
     bytes: int
     sha256: str
@@ -49,7 +47,7 @@ def record_of(file: Path) -> FileRecord:
 
 
 def report_written(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """Record that a rank has written these files of its component's `folder`, and nothing more. Raises OSError."""
+    """Record that a rank has written these files, and no others, of its component's `folder`. Raises OSError."""
     files = {name: dataclasses.asdict(record_of(folder / name)) for name in names}
     write_whole(folder / f"rank_{rank:05}.json", json.dumps(files))
 
@@ -60,7 +58,7 @@ def report_failed(folder: Path, rank: int, text: str) -> None:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file by all of `text`, on the disk. Raises OSError; then the file is what it was before."""
+    """Replace a file by all of `text`, on the disk. Raises OSError; then the file is unchanged."""
     part = file.with_name(file.name + ".part")
     try:
         with open(part, "w", encoding="utf-8") as out:
@@ -87,8 +85,7 @@ def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:
         return None
     found: dict[str, FileRecord] = {}
     for report in reports:
-        found |= {
-            name: FileRecord(**of)
-            for name, of in json.loads(report.read_text(encoding="utf-8")).items()
-        }
+        files = json.loads(report.read_text(encoding="utf-8"))
+        for name, record in files.items():
+            found[name] = FileRecord(**record)
     return found

@@ -14,9 +14,10 @@ from rlplace.errors import ConfigError, Problem
 
 FORMAT = 1  # of the manifest; a later one may have other files
 MANIFEST = "manifest.json"
+# The texts of a checkpoint.
 CONFIG = "config.yaml"
 PLAN = "plan.json"
-RUN = "run.json"  # the texts of a checkpoint
+RUN = "run.json"
 DAMAGED = "checkpoint-damaged"
 
 _THREADS = 8  # that hash files at once
@@ -27,7 +28,7 @@ class Checkpoint:
     """A whole checkpoint. `files`: by their path below `folder`, all but the manifest."""
 
     folder: Path
-    iteration: int  # that many were over
+    iteration: int  # number of iterations before it
     version: int  # of the policy
     score: float | None  # higher is better; None where nothing was measured
     ranks: Mapping[str, int]  # of each component that wrote its state
@@ -46,34 +47,28 @@ class Checkpoint:
 
     def manifest(self) -> str:
         """Return the text of its manifest."""
-        values = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        }
-        del values["folder"], values["notes"]
-        values["files"] = {
-            name: dataclasses.asdict(record)
-            for name, record in sorted(self.files.items())
-        }
-        return json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False) + "\n"
+        values: dict[str, Any] = {"format": FORMAT}
+        for field in dataclasses.fields(self):
+            if field.name not in ("folder", "notes"):
+                values[field.name] = getattr(self, field.name)
+        files = {}
+        for name, record in sorted(self.files.items()):
+            files[name] = dataclasses.asdict(record)
+        values["files"] = files
+        return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
 
 def read(folder: Path, key: str = "resume") -> Checkpoint:
     """Read the manifest and compare the sizes of all files with it.
 
-    Raises ConfigError about `key`, with every file that differs, and OSError for what cannot be read.
+    Raises ConfigError about `key`, with every file that differs, and OSError for files that
+    cannot be read.
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
-        raise ConfigError(
-            [
-                damage(
-                    key,
-                    "the checkpoint has no manifest",
-                    manifest,
-                    "it is written last: when all is there",
-                )
-            ]
-        )
+        what = "the checkpoint has no manifest"
+        why = "it is written last: when all is there"
+        raise ConfigError([damage(key, what, manifest, why)])
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))
         form = values["format"]
@@ -83,45 +78,47 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = "the manifest of the checkpoint is no manifest"
         why = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            [
-                damage(
-                    key, "the manifest of the checkpoint is no manifest", manifest, why
-                )
-            ]
-        ) from error
-    problems = [
-        _size_problem(key, folder / name, record)
-        for name, record in checkpoint.files.items()
-    ]
-    if found := [problem for problem in problems if problem is not None]:
-        raise ConfigError(found)
+        raise ConfigError([damage(key, what, manifest, why)]) from error
+    problems = []
+    for name, record in checkpoint.files.items():
+        problem = _size_problem(key, folder / name, record)
+        if problem is not None:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(problems)
     return checkpoint
 
 
 def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
-    files = {
-        _inside(name): FileRecord(bytes=int(of["bytes"]), sha256=str(of["sha256"]))
-        for name, of in values["files"].items()
-    }
+    """Return the values of a manifest in their types.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for others.
+    """
+    files = {}
+    for name, record in values["files"].items():
+        size = int(record["bytes"])
+        sha256 = str(record["sha256"])
+        files[_inside(name)] = FileRecord(bytes=size, sha256=sha256)
     score = values["score"]
+    if score is not None:
+        score = float(score)
+    ranks = values["ranks"].items()
+    libraries = values["libraries"].items()
     return Checkpoint(
         folder=folder,
         iteration=int(values["iteration"]),
         version=int(values["version"]),
-        score=None if score is None else float(score),
-        ranks={
-            str(component): int(ranks) for component, ranks in values["ranks"].items()
-        },
-        libraries={
-            str(name): str(version) for name, version in values["libraries"].items()
-        },
+        score=score,
+        ranks={str(component): int(count) for component, count in ranks},
+        libraries={str(name): str(version) for name, version in libraries},
         files=files,
     )
 
 
 def _inside(name: str) -> str:
+    """Return the path of a file below a checkpoint. Raises ValueError where it leads outside."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r} is outside of the checkpoint")
@@ -129,18 +126,18 @@ def _inside(name: str) -> str:
 
 
 def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
+    """Compare the size of a file with its record; None where they are equal."""
+    expected = f"expected {record.bytes:,} bytes"
     if not file.is_file():
-        return damage(
-            key,
-            "a file of the checkpoint is missing",
-            file,
-            f"expected {record.bytes:,} bytes, found no file",
-        )
+        what = "a file of the checkpoint is missing"
+        return damage(key, what, file, f"{expected}, found no file")
     found = file.stat().st_size
     if found == record.bytes:
         return None
-    what = f"a file of the checkpoint was {'cut off' if found < record.bytes else 'made longer'}"
-    return damage(key, what, file, f"expected {record.bytes:,} bytes, found {found:,}")
+    what = "a file of the checkpoint was made longer"
+    if found < record.bytes:
+        what = "a file of the checkpoint was cut off"
+    return damage(key, what, file, f"{expected}, found {found:,}")
 
 
 def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
@@ -152,23 +149,17 @@ def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
         found = record_of(file).sha256
         if found == expected:
             return None
+        what = "a file of the checkpoint has other content than was written"
         why = f"expected SHA-256 {expected[:16]}..., found {found[:16]}..."
-        return damage(
-            key,
-            "a file of the checkpoint has other content than was written",
-            file,
-            why,
-        )
+        return damage(key, what, file, why)
 
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [
-            problem
-            for problem in threads.map(compare, checkpoint.files)
-            if problem is not None
-        ]
+        compared = list(threads.map(compare, checkpoint.files))
+    return [problem for problem in compared if problem is not None]
 
 
 def damage(key: str, what: str, file: Path, why: str) -> Problem:
+    """Return the problem of a damaged checkpoint; its fix is added where others are known."""
     return Problem(code=DAMAGED, key=key, what=what, got=str(file), why=why)
 
 

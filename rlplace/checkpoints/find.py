@@ -1,4 +1,4 @@
-"""Find the checkpoint that a run goes on with: the newest whole one, or the one that the user names."""
+"""Find the checkpoint from which a run resumes: the newest whole one, or the one that the user names."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rlplace.errors import ConfigError, Problem
 AUTO = "auto"
 ANEW = "start anew: resume=null"
 FOLDER = "checkpoints"  # of a run
-PART = ".part"  # behind the name of one that is being written or removed
-NAME = re.compile(
-    r"([0-9]{6,})(?:\.([0-9]+))?"
-)  # of a checkpoint: its iteration, and which attempt at it
+PART = ".part"  # behind the name of a checkpoint that is being written or removed
+# Name of a checkpoint: its iteration, and the number of the attempt at this iteration.
+NAME = re.compile(r"([0-9]{6,})(?:\.([0-9]+))?")
 
-_LISTED = 5  # of what is there, in an error
+_LISTED = 5  # folders that an error names
 
 
 def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
     """Return the checkpoint that `resume` names: a run's newest, or one by its folder.
 
-    "auto": the newest whole one of all `runs` of a job, its files compared already, with a note on every newer one
-    that is damaged or cannot be read; None where the job has none yet. Raises ConfigError about `key`.
+    "auto": the newest whole one of all `runs` of a job, with its files compared, and with a
+    note on every newer one that is damaged or cannot be read; None where the job has none
+    yet. Raises ConfigError about `key`.
     """
     try:
         if resume == AUTO:
@@ -46,7 +46,7 @@ def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
 
 
 def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
-    """Compare the SHA-256 of all its files with its manifest. Raises ConfigError with every file that differs."""
+    """Compare the SHA-256 of all files with the manifest. Raises ConfigError with every file that differs."""
     try:
         problems = changed_files(checkpoint, key)
     except OSError as error:
@@ -58,31 +58,33 @@ def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
 def whole_ones(runs: Path) -> Iterator[Checkpoint]:
     """Yield the whole checkpoints of all `runs`, in the order in which "auto" looks at them; files are not compared."""
     for folder in _all(runs, [], "resume"):
-        with contextlib.suppress(
-            ConfigError, OSError
-        ):  # what is damaged or cannot be read is not offered
+        # Damaged and unreadable ones are passed over.
+        with contextlib.suppress(ConfigError, OSError):
             yield read(folder)
 
 
 def folders_of(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, damaged ones too, the newest first."""
     folder = run / FOLDER
-    found = (
-        [f for f in folder.iterdir() if NAME.fullmatch(f.name) and f.is_dir()]
-        if folder.is_dir()
-        else []
-    )
+    if not folder.is_dir():
+        return []
+    found = [f for f in folder.iterdir() if NAME.fullmatch(f.name) and f.is_dir()]
     return sorted(found, key=_order, reverse=True)
 
 
 def _order(folder: Path) -> tuple[int, int]:
+    """Return iteration and attempt of a checkpoint."""
     named = NAME.fullmatch(folder.name)
     assert named is not None
     return int(named[1]), int(named[2] or 0)
 
 
 def _newest(runs: Path, key: str) -> Checkpoint | None:
-    passed: list[Problem] = []
+    """Return the newest whole checkpoint; None where there is none at all.
+
+    Raises ConfigError with the problems of all where none is whole.
+    """
+    passed: list[Problem] = []  # of newer ones
     for folder in _all(runs, passed, key):
         try:
             found = read(folder, key)
@@ -91,20 +93,23 @@ def _newest(runs: Path, key: str) -> Checkpoint | None:
             if set(error.codes) != {DAMAGED}:
                 raise
             changed = [*error.problems]
-        if changed:
-            passed += changed
-            continue
-        notes = tuple(
-            f"passed over: {p.what}: {p.got}" + (f": {p.why}" if p.why else "")
-            for p in passed
-        )
-        return dataclasses.replace(found, notes=notes)
-    if passed:
-        fix = _without(key) + ", or bring back the files"
-        raise ConfigError(
-            [dataclasses.replace(problem, fix=problem.fix or fix) for problem in passed]
-        )
-    return None
+        if not changed:
+            notes = tuple(map(_passed_over, passed))
+            return dataclasses.replace(found, notes=notes)
+        passed += changed
+    if not passed:
+        return None
+    fix = f"{_without(key)}, or bring back the files"
+    fixed = [dataclasses.replace(p, fix=p.fix or fix) for p in passed]
+    raise ConfigError(fixed)
+
+
+def _passed_over(problem: Problem) -> str:
+    """Write the note on a newer checkpoint with a problem."""
+    note = f"passed over: {problem.what}: {problem.got}"
+    if problem.why:
+        note += f": {problem.why}"
+    return note
 
 
 def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
@@ -112,10 +117,14 @@ def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
 
     Runs that another user keeps closed are added to `unreadable` instead.
     """
+    if not runs.is_dir():
+        return
+    # Time of the newest checkpoint of a run -> all its checkpoints.
     saved = {}
-    for run in runs.iterdir() if runs.is_dir() else ():
+    for run in runs.iterdir():
         try:
-            if folders := folders_of(run):
+            folders = folders_of(run)
+            if folders:
                 saved[max(map(_saved_at, folders))] = folders
         except PermissionError as error:
             unreadable += _unreadable(error, key).problems
@@ -124,38 +133,43 @@ def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
 
 
 def _saved_at(folder: Path) -> tuple[int, str]:
-    manifest = folder / MANIFEST
-    return (manifest if manifest.exists() else folder).stat().st_mtime_ns, str(folder)
+    """Return when a checkpoint was complete, in nanoseconds, and its path, by which to sort."""
+    last = folder / MANIFEST
+    if not last.exists():
+        last = folder
+    return last.stat().st_mtime_ns, str(folder)
 
 
 def _named(path: Path, runs: Path, key: str) -> Checkpoint:
+    """Return the checkpoint that a path names. Raises ConfigError with another one as the fix."""
     if not path.exists():
         raise _missing(path, runs, key)
-    if folders := _folders(path):
-        try:
-            return read(
-                folders[0].absolute(), key
-            )  # its run is two above, also of a path such as 000012
-        except ConfigError as error:
-            if set(error.codes) != {DAMAGED}:
-                raise
-            raise _with_fix(error.problems, folders[0].absolute(), key) from error
-    raise _none_in(path, runs, key)
+    folders = _folders(path)
+    if not folders:
+        raise _none_in(path, runs, key)
+    # Absolute: the run of a path such as 000012 is two folders above too.
+    folder = folders[0].absolute()
+    try:
+        return read(folder, key)
+    except ConfigError as error:
+        if set(error.codes) != {DAMAGED}:
+            raise
+        raise _with_fix(error.problems, folder, key) from error
 
 
 def _folders(path: Path) -> list[Path]:
     """Return the checkpoints that a path names, the newest first."""
     if _is_one(path):
         return [path]
-    return folders_of(path.parent if path.name == FOLDER else path)
+    if path.name == FOLDER:
+        return folders_of(path.parent)
+    return folders_of(path)
 
 
 def _is_one(path: Path) -> bool:
-    return (
-        path.is_dir()
-        and NAME.fullmatch(path.name) is not None
-        and path.absolute().parent.name == FOLDER
-    )
+    """Whether a path is the folder of a checkpoint, whole or not."""
+    named = NAME.fullmatch(path.name) is not None
+    return path.is_dir() and named and path.absolute().parent.name == FOLDER
 
 
 def _with_fix(problems: Sequence[Problem], damaged: Path, key: str) -> ConfigError:
@@ -175,49 +189,62 @@ def _without(key: str) -> str:
 
 
 def _taking(path: Path, key: str) -> str:
-    """Return what to write on the command line: a key of the config, or an argument by its place."""
-    return shlex.quote(f"{key}={path}" if key == "resume" else str(path))
+    """Write the words of a command line that name a checkpoint: a key of the config, or an argument by its place."""
+    if key == "resume":
+        return shlex.quote(f"{key}={path}")
+    return shlex.quote(str(path))
 
 
 def _whole(folder: Path) -> bool:
+    """Whether a checkpoint can be read and all sizes are right."""
     try:
         read(folder)
-    except (ConfigError, OSError):  # what cannot be read is not offered
+    except (ConfigError, OSError):
         return False
     return True
 
 
 def _offered(places: Iterable[Path]) -> Path | None:
     """Return the newest whole checkpoint of the first folder of runs that has one."""
-    return next((f for place in places for f in _all(place, [], "") if _whole(f)), None)
+    for place in places:
+        for folder in _all(place, [], ""):
+            if _whole(folder):
+                return folder
+    return None
 
 
 def _missing(path: Path, runs: Path, key: str) -> ConfigError:
-    """Offer what is called nearly so, else the newest checkpoint of the job."""
+    """Return the error of a path that does not exist. The fix is a similar path, else the job's newest checkpoint."""
     absolute = path.absolute()
     above = next(parent for parent in absolute.parents if parent.exists())
     lacking, *rest = absolute.relative_to(above).parts
-    names = sorted(
-        f.name for f in above.iterdir() if f.is_dir() and not f.name.endswith(PART)
-    )
-    near = (above / name for name in difflib.get_close_matches(lacking, names, n=1))
-    alike = (path for folder in near for path in (folder.joinpath(*rest), folder))
-    offered = next(
-        (path for path in alike if any(map(_whole, _folders(path)[:1]))), None
-    )
-    offered = offered or _offered(
-        [runs] if key == "resume" else [runs, Path("runs") / path.name]
-    )  # by the config's name
-    listed = ", ".join(names[-_LISTED:]) if names else "no folders"
+    folders = [folder for folder in above.iterdir() if folder.is_dir()]
+    names = sorted(f.name for f in folders if not f.name.endswith(PART))
+
+    # A folder with a similar name, and in it the rest of the path.
+    offered = None
+    for name in difflib.get_close_matches(lacking, names, n=1):
+        for similar in ((above / name).joinpath(*rest), above / name):
+            newest = _folders(similar)[:1]
+            if offered is None and newest and _whole(newest[0]):
+                offered = similar
+    if offered is None:
+        places = [runs]
+        if key != "resume":
+            places.append(Path("runs") / path.name)  # by the name of a config
+        offered = _offered(places)
+    fix = _without(key)
+    if offered is not None:
+        fix = _taking(offered, key)
+
+    listed = ", ".join(names[-_LISTED:]) or "no folders"
+    what = "the path does not exist"
     why = f"there is no {lacking!r} in {above}, but {listed}"
-    fix = _without(key) if offered is None else _taking(offered, key)
-    return ConfigError.of(
-        "resume-not-found", key, "the path does not exist", str(path), why, fix
-    )
+    return ConfigError.of("resume-not-found", key, what, str(path), why, fix)
 
 
 def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
-    """Say what the folder is instead, and offer what is below it, else the newest checkpoint of the job."""
+    """Return the error of a path without a checkpoint. The fix is one below it, else the job's newest one."""
     code = "not-a-checkpoint"
     what = "neither a checkpoint nor the folder of a run"
     why = f"a checkpoint has {MANIFEST}, a run has {FOLDER}/"
@@ -231,19 +258,20 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
         why = "it ended before the first one was whole"
     elif path.is_file() or any(path.glob("*.safetensors")):
         why = "weights alone lack the optimizer and the run's place; they can be a start: actor.model.path"
-    inside = (
-        [f for f in path.iterdir() if f.is_dir()] if path.is_dir() else []
-    )  # of a folder of jobs: their runs
-    offered = _offered(
-        [path, *sorted(inside, key=lambda f: f.stat().st_mtime_ns, reverse=True), runs]
-    )
-    fix = _without(key) if offered is None else _taking(offered, key)
+    # Below a folder of jobs: their runs, the newest job first.
+    inside: list[Path] = []
+    if path.is_dir():
+        inside = [folder for folder in path.iterdir() if folder.is_dir()]
+    inside.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+    offered = _offered([path, *inside, runs])
+    fix = _without(key)
+    if offered is not None:
+        fix = _taking(offered, key)
     return ConfigError.of(code, key, what, str(path), why, fix)
 
 
 def _unreadable(error: OSError, key: str) -> ConfigError:
+    code = "checkpoint-unreadable"
     what = f"cannot be read: {error.strerror or error}"
     fix = "let the user who starts the run read this file"
-    return ConfigError.of(
-        "checkpoint-unreadable", key, what, str(error.filename), None, fix
-    )
+    return ConfigError.of(code, key, what, str(error.filename), None, fix)

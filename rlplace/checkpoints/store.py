@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import itertools
 import math
 import os
 import shutil
@@ -24,20 +23,19 @@ from rlplace.errors import ConfigError, OutputError, RlplaceError
 
 LOCK = "run.lock"
 
-_POLL_S = 0.05
-_GIVE_UP_S = 1.0  # for what was cancelled to notice
+_POLL_S = 0.05  # between two looks for the reports of ranks
+_GIVE_UP_S = 1.0  # that a cancelled thread has to end
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What the driver knows of a checkpoint. The rest is in the components' folders."""
+    """The driver's part of a checkpoint. The rest is in the components' folders."""
 
     ranks: Mapping[str, int]  # of each component that writes its state
     texts: Mapping[str, str]  # config.yaml, plan.json, run.json
     version: int  # of the policy
-    score: (
-        float | None
-    )  # higher is better; None, or no finite number, is never the best
+    # Higher is better; None, or no finite number, is never the best.
+    score: float | None
     libraries: Mapping[str, str]
 
 
@@ -51,20 +49,21 @@ class Store:
         self._keep_best = keep_best
 
     def begin(self, iteration: int, components: Iterable[str]) -> Path:
-        """Make the folder that a checkpoint is written in, with one for each component. Raises OutputError.
+        """Make the folder in which a checkpoint is written, with one for each component. Raises OutputError.
 
-        What was left of others that were never whole is removed.
+        The rests of checkpoints that were never whole are removed.
         """
         for left in self._folder.glob(f"*{PART}"):
-            shutil.rmtree(
-                left, ignore_errors=True
-            )  # a rank that is late may still write there: next time
-        names = (
-            f"{iteration:06}" + (f".{again}" if again else "")
-            for again in itertools.count()
-        )
-        name = next(name for name in names if not (self._folder / name).exists())
-        part = self._folder / (name + PART)
+            # A rank that is late may still write there: then it is removed next time.
+            shutil.rmtree(left, ignore_errors=True)
+
+        # A second attempt at an iteration has a number behind its name.
+        name = f"{iteration:06}"
+        attempt = 0
+        while (self._folder / name).exists():
+            attempt += 1
+            name = f"{iteration:06}.{attempt}"
+        part = self._folder / f"{name}{PART}"
         try:
             part.mkdir(parents=True)
             for component in components:
@@ -83,7 +82,7 @@ class Store:
     ) -> Checkpoint:
         """Wait until all ranks have written, then make the checkpoint valid, whole and at once.
 
-        Raises OutputError; then `part` is gone and the checkpoints are those of before.
+        Raises OutputError; then `part` is removed and the other checkpoints are unchanged.
         """
         try:
             files = self._collect(part, contents, timeout_s, cancelled)
@@ -106,25 +105,23 @@ class Store:
         deadline_s = time.monotonic() + timeout_s
         files = dict[str, FileRecord]()
         for component, ranks in contents.ranks.items():
-            while (found := written(part / component, ranks)) is None:
-                for each in contents.ranks:
-                    if failure := failed(part / each):
-                        full = OutputError.of(
-                            part, OSError(errno.ENOSPC, "")
-                        )  # it had no room to say why
-                        why = failure[1] or str(full)
-                        raise _not_written(
-                            part, f"{each} {failure[0]} could not write its part", why
-                        )
+            found = written(part / component, ranks)
+            while found is None:
+                _check_failed(part, contents.ranks)
                 if time.monotonic() > deadline_s:
                     why = f"{component} has {ranks} ranks, and not all have written within {timeout_s:g} s"
                     raise _not_written(part, "ranks are late", why)
                 if cancelled.wait(_POLL_S):
                     why = "the run ended, or a rank that was to write its part was lost"
                     raise _not_written(part, "it was given up before it was whole", why)
-            files |= {f"{component}/{name}": record for name, record in found.items()}
+                found = written(part / component, ranks)
+            for name, record in found.items():
+                files[f"{component}/{name}"] = record
+
+        # The files are still as their ranks have reported them.
         for name, record in files.items():
-            if (size := (part / name).stat().st_size) != record.bytes:
+            size = (part / name).stat().st_size
+            if size != record.bytes:
                 why = f"{name} was written with {record.bytes:,} bytes and has {size:,}"
                 raise _not_written(part, "a file changed after it was written", why)
         return files
@@ -132,38 +129,40 @@ class Store:
     def _publish(
         self, part: Path, contents: Contents, files: Mapping[str, FileRecord]
     ) -> Checkpoint:
-        """Write what the driver has, then rename. Everything is on the disk before its name is. Raises OSError."""
+        """Write the driver's part, then rename. All files are on the disk before the name is. Raises OSError."""
         for component in contents.ranks:
             for report in (part / component).glob("rank_*.json"):
                 report.unlink()
         for name, text in contents.texts.items():
             write_whole(part / name, text)
         score = contents.score
+        if score is not None and not math.isfinite(score):
+            score = None
+        texts = {name: record_of(part / name) for name in contents.texts}
         checkpoint = Checkpoint(
             folder=part.with_suffix(""),
             iteration=int(part.name.partition(".")[0]),
             version=contents.version,
-            score=score if score is not None and math.isfinite(score) else None,
+            score=score,
             ranks=dict(contents.ranks),
             libraries=dict(contents.libraries),
-            files={
-                **files,
-                **{name: record_of(part / name) for name in contents.texts},
-            },
+            files={**files, **texts},
         )
         write_whole(part / MANIFEST, checkpoint.manifest())
         for folder, _, _ in os.walk(part, topdown=False):
             _sync(Path(folder))
+        # From here on the checkpoint is valid.
         part.rename(checkpoint.folder)
         _sync(self._folder)
         _sync(self._run)
         return checkpoint
 
     def retain(self, newest: Checkpoint) -> None:
-        """Point `latest` at it; remove what is neither among the newest nor among the best. Raises OutputError.
+        """Point `latest` at a checkpoint; remove those that are neither among the newest nor among the best.
 
-        Checkpoints of later iterations, or of the same, are from before the run was resumed at an earlier one: they
-        are removed too. Damaged ones stay: nothing tells what they are worth.
+        Checkpoints of the same or later iterations are from before the run was resumed at an
+        earlier one: they are removed too. Damaged ones stay: their score is not known. Raises
+        OutputError.
         """
         try:
             try:
@@ -174,18 +173,19 @@ class Store:
             raise OutputError.of(self._folder, error) from error
 
     def _surplus(self, newest: Checkpoint) -> list[Path]:
+        """Return the checkpoints to remove."""
         others: list[Checkpoint] = []  # newest first
         for folder in folders_of(self._run):
             if folder != newest.folder:
                 with contextlib.suppress(ConfigError):
                     others.append(read(folder))
         earlier = [c for c in others if c.iteration < newest.iteration]
+        # The newest one is kept too, so one fewer of the others.
         kept = earlier[: self._keep_last - 1]
         rest = earlier[self._keep_last - 1 :]
-        scored = (c for c in rest if c.score is not None)
-        best = sorted(
-            scored, key=lambda c: (c.score or 0.0, c.iteration), reverse=True
-        )[: self._keep_best]
+        scored = [c for c in rest if c.score is not None]
+        scored.sort(key=lambda c: (c.score or 0.0, c.iteration), reverse=True)
+        best = scored[: self._keep_best]
         return [c.folder for c in others if c not in kept and c not in best]
 
     def _remove(self, folders: Iterable[Path]) -> None:
@@ -205,17 +205,30 @@ def _sync(folder: Path) -> None:
         os.close(opened)
 
 
+def _check_failed(part: Path, components: Iterable[str]) -> None:
+    """Raise OutputError where a rank has reported that it could not write."""
+    for component in components:
+        failure = failed(part / component)
+        if failure is not None:
+            rank, why = failure
+            if not why:
+                # The rank had no room to write the reason.
+                why = str(OutputError.of(part, OSError(errno.ENOSPC, "")))
+            what = f"{component} {rank} could not write its part"
+            raise _not_written(part, what, why)
+
+
 def _not_written(part: Path, what: str, why: str | None) -> OutputError:
-    fix = "the run goes on, and so does the last whole checkpoint"
+    """Return the error of a checkpoint that does not become valid."""
+    code = "checkpoint-not-written"
     what = f"the checkpoint was not written: {what}"
-    return OutputError.about(
-        "checkpoint-not-written", "checkpoint", what, got=str(part), why=why, fix=fix
-    )
+    fix = "the run goes on, and so does the last whole checkpoint"
+    return OutputError.about(code, "checkpoint", what, got=str(part), why=why, fix=fix)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """How saving ended. With a checkpoint and an error: it is whole, and old ones could not be removed."""
+    """The end of saving. With a checkpoint and an error: it is whole, and old ones could not be removed."""
 
     checkpoint: Checkpoint | None
     error: RlplaceError | None
@@ -233,7 +246,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Return whether a checkpoint was started whose end nobody has taken yet."""
+        """Return whether a checkpoint was started whose end `poll` or `finish` has not returned yet."""
         return self._thread is not None
 
     def start(self, part: Path, contents: Contents) -> None:
@@ -248,27 +261,30 @@ class Saver:
         self._thread.start()
 
     def poll(self) -> Saved | None:
-        """Return how saving ended, once; None while it is under way, or where nothing was started."""
+        """Return the end of saving, once; None while it is under way, or where nothing was started."""
         return self._take(0.0)
 
     def finish(self, timeout_s: float) -> Saved | None:
-        """Wait for what is under way, but no longer than this: then give it up."""
-        if (saved := self._take(timeout_s)) is not None or not self.busy:
+        """Wait for the checkpoint under way at most `timeout_s`; then give it up."""
+        saved = self._take(timeout_s)
+        if saved is not None or not self.busy:
             return saved
         self._cancelled.set()
-        if (saved := self._take(_GIVE_UP_S)) is not None:
+        saved = self._take(_GIVE_UP_S)
+        if saved is not None:
             return saved
-        self._thread = None  # the disk holds it; what it may still commit is whole, and removes none
+
+        # The disk holds the thread: it is left behind. A checkpoint that it may still commit is
+        # whole, and it removes none.
+        self._thread = None
         if self._saved:  # it is committed, and others are still being removed
             return self._saved[-1]
-        error = OutputError.about(
-            "checkpoint-not-written",
-            "checkpoint",
-            f"not written within {timeout_s:g} s",
-        )
+        what = f"not written within {timeout_s:g} s"
+        error = OutputError.about("checkpoint-not-written", "checkpoint", what)
         return Saved(checkpoint=None, error=error)
 
     def _take(self, timeout_s: float) -> Saved | None:
+        """Wait for the thread; return its result, once."""
         if self._thread is None:
             return None
         self._thread.join(timeout_s)
@@ -284,18 +300,18 @@ class Saver:
         cancelled: threading.Event,
         saved: list[Saved],
     ) -> None:
+        """Commit a checkpoint and remove old ones; add the result to `saved`. Runs in the thread."""
         checkpoint = None
-        error: RlplaceError | None = _not_written(
-            part, "a bug, whose traceback is on the console", None
-        )
+        bug = "a bug, whose traceback is on the console"
+        error: RlplaceError | None = _not_written(part, bug, None)
         try:
             checkpoint = self._store.commit(
                 part, contents, timeout_s=self._timeout_s, cancelled=cancelled
             )
-            saved.append(
-                Saved(checkpoint=checkpoint, error=None)
-            )  # before another is removed: `finish` may not wait
-            if not cancelled.is_set():  # else the run may go on with an older one
+            # Before others are removed: `finish` may not wait for that.
+            saved.append(Saved(checkpoint=checkpoint, error=None))
+            # Of a cancelled one none is removed: the run may resume from an older one.
+            if not cancelled.is_set():
                 self._store.retain(checkpoint)
             error = None
         except RlplaceError as raised:
@@ -308,7 +324,8 @@ class Saver:
 def lock(run: Path) -> Iterator[None]:
     """Keep a run's folder for this process until the end of the block; the system frees it when the process dies.
 
-    Raises ConfigError where another has it, and OutputError where the folder cannot be written.
+    Raises ConfigError where another process has it, and OutputError where the folder cannot
+    be written.
     """
     try:
         file = _locked(run)
@@ -331,6 +348,7 @@ def in_use(run: Path) -> bool:
 
 
 def _locked(run: Path) -> TextIO:
+    """Return the locked file with this process in it. Raises ConfigError and OSError."""
     file = open(run / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  `lock` closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -344,13 +362,7 @@ def _locked(run: Path) -> TextIO:
 
 
 def _in_use(run: Path, by: str) -> ConfigError:
+    what = "another run is going on in this folder"
     why = f"{by or 'a process'} writes in it"
     fix = "wait for its end or end it; or start a new run: resume=null"
-    return ConfigError.of(
-        "run-in-use",
-        "resume",
-        "another run is going on in this folder",
-        str(run),
-        why,
-        fix,
-    )
+    return ConfigError.of("run-in-use", "resume", what, str(run), why, fix)

@@ -41,6 +41,7 @@ def gae(
     """
     next_values = torch.cat([values[1:], last_values[None]])
     next_values[truncated] = final_values  # boolean indexing is in argwhere order
+    # At the end of an episode the sum stops: the decay is 0 there.
     deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
     decay = gamma * gae_lambda * (~(terminated | truncated)).to(rewards.dtype)
     advantages = torch.empty_like(deltas)
@@ -62,13 +63,19 @@ def token_gae(
     the sum over the next n terms at every token, the sum over 2n is that plus the one n tokens on (Hillis and Steele
     1986, "Data parallel algorithms").
     """
+    # [N] how many tokens of the sample come after each token.
     tokens = torch.arange(int(lengths.sum()), device=lengths.device)
-    following = (
-        lengths.cumsum(0).repeat_interleave(lengths) - 1 - tokens
-    )  # [N] tokens of the sample after each token
-    ahead = torch.cat([values[1:], values.new_zeros(1)]) if len(values) else values
+    following = lengths.cumsum(0).repeat_interleave(lengths) - 1 - tokens
+    # The value after the last token of a sample is 0.
+    ahead = values
+    if len(values):
+        ahead = torch.cat([values[1:], values.new_zeros(1)])
     sums = rewards + gamma * torch.where(following > 0, ahead, 0.0) - values
-    longest = int(following.max()) if len(following) else 0
+
+    # With each turn the sums reach twice as many terms ahead.
+    longest = 0
+    if len(following):
+        longest = int(following.max())
     reach = 1
     decay = gamma * gae_lambda
     while reach <= longest and decay > 0.0:
@@ -85,24 +92,27 @@ def token_rewards(
     """Return [N] rewards: -kl_coef * kl at every token, plus the sample's score at its last one.
 
     Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), each token's KL where it arises.
-    `scores` [S] of samples without response tokens are lost; `lengths` [S] are response tokens; `kl` [N] is an estimate
-    for each token, of the estimators in `algo.kl` the unbiased k1 or k3.
+    scores: [S]; those of samples without response tokens are lost. lengths: [S] response
+    tokens. kl: [N] an estimate for each token, of the estimators in `algo.kl` the unbiased k1
+    or k3; None: none.
     """
-    rewards = (
-        scores.new_zeros(int(lengths.sum()))
-        if kl is None
-        else -kl_coef * kl.to(scores.dtype)
-    )
+    rewards = scores.new_zeros(int(lengths.sum()))
+    if kl is not None:
+        rewards = -kl_coef * kl.to(scores.dtype)
     some = lengths > 0
-    return rewards.index_add(0, lengths.cumsum(0)[some] - 1, scores[some])
+    last = lengths.cumsum(0)[some] - 1
+    return rewards.index_add(0, last, scores[some])
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one, less for worse."""
-    varies = float(returns.double().var(correction=0)) if len(returns) else 0.0
+    if not len(returns):
+        return 0.0
+    varies = float(returns.double().var(correction=0))
     if varies == 0.0:
         return 0.0  # there is nothing to explain
-    return 1.0 - float((returns.double() - values.double()).var(correction=0)) / varies
+    errors = returns.double() - values.double()
+    return 1.0 - float(errors.var(correction=0)) / varies
 
 
 # ── relative to other samples: an advantage counts for each response token of its sample ─────────────────────────────
@@ -118,38 +128,45 @@ class Outcomes(NamedTuple):
     @classmethod
     def of(cls, groups: Sequence[Sequence[Sample]]) -> Outcomes:
         """Number whole groups one after another: their own numbers may repeat over iterations."""
-        samples = [sample for group in groups for sample in group]
+        rewards = []
+        numbers = []
+        lengths = []
+        for number, group in enumerate(groups):
+            for sample in group:
+                rewards.append(sample.reward)
+                numbers.append(number)
+                lengths.append(sample.response_tokens)
         return cls(
-            rewards=torch.tensor([s.reward for s in samples], dtype=torch.float64),
-            groups=torch.repeat_interleave(
-                torch.tensor([len(group) for group in groups], dtype=torch.int64)
-            ),
-            lengths=torch.tensor(
-                [s.response_tokens for s in samples], dtype=torch.int64
-            ),
+            rewards=torch.tensor(rewards, dtype=torch.float64),
+            groups=torch.tensor(numbers, dtype=torch.int64),
+            lengths=torch.tensor(lengths, dtype=torch.int64),
         )
 
     def over_group(self, values: Tensor) -> Tensor:
         """Return [S] float64 the sum of `values` [S] over the group of each sample."""
-        return self._per_group().index_add(0, self.groups, values)[self.groups]
+        sums = self._per_group().index_add(0, self.groups, values)
+        return sums[self.groups]
 
     def group_sizes(self) -> Tensor:
+        """Return [S] float64 the number of samples in the group of each sample."""
         return self.over_group(torch.ones_like(self.rewards))
 
     def mixed(self) -> Tensor:
         """Return [S] bool: not all rewards of the sample's group are equal."""
-        highest, lowest = (
-            self._per_group().scatter_reduce(
-                0, self.groups, self.rewards, end, include_self=False
-            )
-            for end in ("amax", "amin")
+        return (self._end("amax") > self._end("amin"))[self.groups]
+
+    def _end(self, end: str) -> Tensor:
+        """Return [G] the highest (amax) or lowest (amin) reward of each group."""
+        return self._per_group().scatter_reduce(
+            0, self.groups, self.rewards, end, include_self=False
         )
-        return (highest > lowest)[self.groups]
 
     def _per_group(self) -> Tensor:
-        return torch.zeros(
-            int(self.groups.max()) + 1 if len(self.groups) else 0, dtype=torch.float64
-        )
+        """Return [G] zeros."""
+        groups = 0
+        if len(self.groups):
+            groups = int(self.groups.max()) + 1
+        return torch.zeros(groups, dtype=torch.float64)
 
 
 def carries_signal(rewards: Sequence[float]) -> bool:
@@ -167,9 +184,8 @@ def grpo(outcomes: Outcomes) -> Tensor:
     rewards of a group are equal, as in a group of one, nothing is better than anything else: zero.
     """
     centred = dr_grpo(outcomes)
-    variance = outcomes.over_group(centred.square()) / (
-        outcomes.group_sizes() - 1
-    ).clamp(min=1)
+    others = (outcomes.group_sizes() - 1).clamp(min=1)
+    variance = outcomes.over_group(centred.square()) / others
     return centred / (variance.sqrt() + LEAST_DEVIATION)
 
 
@@ -179,9 +195,8 @@ def dr_grpo(outcomes: Outcomes) -> Tensor:
     Liu et al. 2025 (arXiv:2503.20783), section 3.2; its other half is the constant mean of `losses.token_weights`.
     """
     mean = outcomes.over_group(outcomes.rewards) / outcomes.group_sizes()
-    return torch.where(
-        outcomes.mixed(), outcomes.rewards - mean, 0.0
-    )  # the mean of equals may be rounded
+    # Exactly 0 for equal rewards: their mean may be rounded.
+    return torch.where(outcomes.mixed(), outcomes.rewards - mean, 0.0)
 
 
 def rloo(outcomes: Outcomes) -> Tensor:
@@ -211,8 +226,10 @@ def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
 def _over_tokens(values: Tensor, lengths: Tensor) -> Tensor:
     """Return [S] values centred and scaled as if each value stood `lengths` times in the batch."""
     share = lengths.double() / lengths.sum().clamp(min=1)
-    centred = torch.where(lengths > 0, values - (share * values).sum(), 0.0)
-    return centred / ((share * centred.square()).sum().sqrt() + LEAST_DEVIATION)
+    mean = (share * values).sum()
+    centred = torch.where(lengths > 0, values - mean, 0.0)
+    deviation = (share * centred.square()).sum().sqrt()
+    return centred / (deviation + LEAST_DEVIATION)
 
 
 ESTIMATORS: Mapping[str, Callable[[Outcomes], Tensor]] = {

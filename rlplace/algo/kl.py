@@ -21,12 +21,14 @@ from torch import Tensor
 
 from rlplace.metrics import Metric, Metrics
 
-_LARGEST_ERROR = 0.2  # relative: one iteration far off moves the weight by no more
+# Relative error of the KL that changes its weight most: larger ones count as this.
+_LARGEST_ERROR = 0.2
 
 KlEstimator = Callable[[Tensor], Tensor]  # [N] of log q - log p
 
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
+    """Return [N] the estimate k3 of each token. `log_ratio` [N]: log q - log p."""
     return log_ratio.expm1() - log_ratio
 
 
@@ -56,7 +58,7 @@ def next_kl_coef(
 
 
 class Correction(NamedTuple):
-    """What importance weights correct: p_trainer / p_engine of each token, or of whole sequences, the product of these.
+    """Bounds of importance weights: p_trainer / p_engine of each token, or of whole sequences, the product of these.
 
     Sequences above the cap are left out in TRL's `sequence_mask`, tokens outside of both bounds in IcePop (Ling team
     2025, "Every Step Evolves", arXiv:2510.18855).
@@ -64,11 +66,15 @@ class Correction(NamedTuple):
 
     cap: float
     level: str = "token"  # token | sequence
-    above: str = "cap"  # what is above the cap: cap, it weighs as much as the cap | drop, nothing is learned from it
-    floor: float | None = None  # nothing is learned from what is below
+    # Weights above the cap: cap, they become the cap | drop, they become 0.
+    above: str = "cap"
+    # Weights below become 0; None: no bound.
+    floor: float | None = None
 
 
 class Corrected(NamedTuple):
+    """Importance weights, and the tokens whose weight a bound has changed."""
+
     weights: Tensor  # [N]
     cut: Tensor  # [N] bool, above the cap or below the floor
 
@@ -82,19 +88,22 @@ def importance_weights(
 ) -> Corrected:
     """Return min(p_trainer / p_engine, cap), without gradient: truncated importance sampling (TIS).
 
-    Both [N] are of the policy version that sampled, before the first step on these tokens; `lengths` [s] are those of
-    the sequences. The factor stands before the clipped surrogate, whose own ratio is then new / old of the trainer
-    alone. What is left out still counts in means.
+    Both [N] are of the policy version that sampled, before the first step on these tokens;
+    `lengths` [s] are tokens of the sequences. The factor stands before the clipped surrogate,
+    whose own ratio is then new / old of the trainer alone. Tokens of weight 0 still count in
+    means.
     """
     log_ratio = trainer_logprobs - engine_logprobs
     if correction.level == "sequence":
+        # Each token has the ratio of its whole sequence.
         sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
-        log_ratio = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)[
-            sequence
-        ]
+        sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)
+        log_ratio = sums[sequence]
     above = log_ratio > math.log(correction.cap)
     weights = log_ratio.exp().clamp(max=correction.cap)
-    left_out = above if correction.above == "drop" else torch.zeros_like(above)
+    left_out = torch.zeros_like(above)
+    if correction.above == "drop":
+        left_out = above
     if correction.floor is not None:
         below = log_ratio < math.log(correction.floor)
         above = above | below
@@ -108,22 +117,25 @@ def mismatch_metrics(
 ) -> Metrics:
     """Compare the log-probabilities [N] of this rank's response tokens in an iteration, possibly none.
 
-    `on_policy` [N], bool: tokens that were sampled under the version that the trainer has. Only these show how far
-    engine and trainer are apart by the same weights; in an iteration without any, that is not a metric. The KL is
-    KL(engine || trainer) by the estimator k3, since the engine drew the tokens. `cut` [N], bool: tokens whose weight
-    the correction bounds or drops.
+    on_policy: [N] bool, tokens that were sampled under the version that the trainer has. Only
+    these show how far engine and trainer are apart by the same weights; an iteration without
+    any has no weight in these metrics. cut: [N] bool, tokens whose weight the correction
+    bounds or drops. The KL is KL(engine || trainer) by the estimator k3, since the engine drew
+    the tokens.
     """
     log_ratio = (trainer_logprobs - engine_logprobs).double()
     share = float(cut.sum()) / max(1, len(cut))
     same = log_ratio[on_policy]
     tokens = len(same)
     apart = same.abs()
-    mean, kl = (torch.stack([apart.sum(), kl_k3(same).sum()]) / max(1, tokens)).tolist()
+    sums = torch.stack([apart.sum(), kl_k3(same).sum()])
+    mean, kl = (sums / max(1, tokens)).tolist()
+    most = 0.0
+    if tokens:
+        most = float(apart.max())
     return {
         "actor/mismatch": Metric(mean, weight=tokens),  # |log p_trainer - log p_engine|
-        "actor/mismatch_max": Metric(
-            float(apart.max()) if tokens else 0.0, "max", weight=tokens
-        ),
+        "actor/mismatch_max": Metric(most, "max", weight=tokens),
         "actor/mismatch_kl": Metric(kl, weight=tokens),
         "actor/mismatch_capped": Metric(share, weight=len(cut)),  # of all tokens
     }

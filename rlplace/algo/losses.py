@@ -20,11 +20,13 @@ from rlplace.algo.kl import kl_k3
 
 
 class Clip(NamedTuple):
-    """How far the ratio new / old may go before a sample stops pushing."""
+    """Bounds of the ratio new / old; a sample beyond them has no gradient."""
 
     low: float  # below 1
-    high: float  # above 1; more than `low` leaves unlikely tokens room to grow (DAPO's clip-higher)
-    dual: float | None = None  # a loss above this times -A stops pushing as well
+    # Above 1; more than `low` leaves unlikely tokens room to grow (DAPO's clip-higher).
+    high: float
+    # A loss above this times -A has no gradient either; None: no such bound.
+    dual: float | None = None
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
@@ -34,15 +36,13 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
     clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
     """
     ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
     losses = -advantages
-    surrogate = torch.maximum(
-        ratio * losses, ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * losses
-    )
+    surrogate = torch.maximum(ratio * losses, clipped * losses)
     if clip.dual is None:
         return surrogate
-    return torch.where(
-        advantages < 0, torch.minimum(surrogate, clip.dual * losses), surrogate
-    )
+    bounded = torch.minimum(surrogate, clip.dual * losses)
+    return torch.where(advantages < 0, bounded, surrogate)
 
 
 def cispo(
@@ -50,14 +50,11 @@ def cispo(
 ) -> Tensor:
     """Return [N] to be minimised: -clip(r, 1 - low, 1 + high) * A * log p, where the clipped ratio has no gradient.
 
-    Every token pushes, with a weight that is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL,
-    arXiv:2510.13786). `clip.dual` is not used.
+    Every token has a gradient, with a weight that is clipped (MiniMax-M1, arXiv:2506.13585,
+    equations 4 and 5; ScaleRL, arXiv:2510.13786). `clip.dual` is not used.
     """
-    return (
-        -log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high)
-        * advantages
-        * logprobs
-    )
+    weights = log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high)
+    return -weights * advantages * logprobs
 
 
 def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
@@ -69,13 +66,14 @@ def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
 def _without_slope(
     log_ratio: Tensor, advantages: Tensor, clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return [N] bool each, of tokens that push no more: bad ones of a low ratio, others of a high one."""
+    """Return [N] bool each, of tokens without a gradient: bad ones of a low ratio, others of a high one."""
     ratio = log_ratio.exp()
-    low = (advantages < 0) & (ratio < 1.0 - clip.low)
+    bad = advantages < 0
+    low = bad & (ratio < 1.0 - clip.low)
     high = (advantages > 0) & (ratio > 1.0 + clip.high)
-    return low, high if clip.dual is None else high | (
-        (advantages < 0) & (ratio > clip.dual)
-    )
+    if clip.dual is not None:
+        high = high | (bad & (ratio > clip.dual))
+    return low, high
 
 
 def value_loss(
@@ -88,9 +86,8 @@ def value_loss(
     """
     error = (values - returns).square()
     if value_clip is not None:
-        error = torch.maximum(
-            error, _clipped_error(values, old_values, returns, value_clip)
-        )
+        clipped = _clipped_error(values, old_values, returns, value_clip)
+        error = torch.maximum(error, clipped)
     return 0.5 * error
 
 
@@ -107,6 +104,7 @@ def is_value_clipped(
 def _clipped_error(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float
 ) -> Tensor:
+    """Return [N] the squared error of values that are at most `value_clip` from the old ones."""
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     return (near - returns).square()
 
@@ -114,13 +112,8 @@ def _clipped_error(
 @torch.no_grad()
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
     """Return [] float64 of each term: summed over ranks and micro-batches, these are means over `count` samples."""
-    return dict(
-        zip(
-            terms._fields,
-            torch.stack(terms).sum(dim=1, dtype=torch.float64) / count,
-            strict=True,
-        )
-    )
+    means = torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
+    return dict(zip(terms._fields, means, strict=True))
 
 
 # ── simulator policies: every sample of a minibatch counts alike ─────────────────────────────────────────────────────
@@ -141,11 +134,11 @@ class StepSamples(NamedTuple):
 
 
 class PPOSlopes(NamedTuple):
-    """Of the loss of a step, by this rank's samples of a minibatch, and this rank's shares of the step's means."""
+    """Gradients of a step's loss by this rank's samples of a minibatch, and partial sums of the step's means."""
 
-    logprobs: Tensor  # [N]
-    values: Tensor  # [N]
-    shares: Tensor  # [5], as PPO_MEANS names them
+    logprobs: Tensor  # [N], gradient by log-probabilities
+    values: Tensor  # [N], gradient by values
+    shares: Tensor  # [5], this rank's part of each mean, as PPO_MEANS names them
 
 
 PPO_MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -167,6 +160,7 @@ def ppo_slopes(
     All tensors are [N], possibly none; `old` has the samples as they were drawn. The loss is `clipped_surrogate` and
     `value_loss` (Schulman et al. 2017, with the sign turned); without autograd, whose calls cost more than the numbers.
     """
+    # The clipped surrogate, with the sign turned.
     log_ratio = logprobs - old.logprobs
     moved = log_ratio.expm1()
     ratio = moved + 1.0
@@ -174,6 +168,8 @@ def ppo_slopes(
     free = ratio * old.advantages
     clipped = near * old.advantages  # to be as large as possible
     least = torch.minimum(free, clipped)
+
+    # The value loss and its gradient.
     error = values - old.returns
     squared = error.square()
     slopes = error * (value_coef / count)
@@ -184,17 +180,15 @@ def ppo_slopes(
         # Within the clip both are the same estimate, but for rounding.
         slopes.masked_fill_((worse > squared) & (held != change), 0.0)
         squared = torch.maximum(squared, worse)
-    means = torch.stack(
-        (
-            -least,
-            0.5 * squared,
-            entropies,
-            moved - log_ratio,
-            (near != ratio).to(ratio.dtype),
-        )
-    )
+
+    # In the order of PPO_MEANS; the KL is the estimate k3.
+    approx_kl = moved - log_ratio
+    is_clipped = (near != ratio).to(ratio.dtype)
+    means = torch.stack((-least, 0.5 * squared, entropies, approx_kl, is_clipped))
+    # The gradient of the surrogate is 0 where the clipped term is the smaller one.
+    has_slope = free <= clipped
     return PPOSlopes(
-        logprobs=(free * (free <= clipped)).mul_(-1.0 / count),
+        logprobs=(free * has_slope).mul_(-1.0 / count),
         values=slopes,
         shares=means.sum(dim=1).div_(count),
     )
@@ -204,11 +198,12 @@ def ppo_slopes(
 
 
 class Totals(NamedTuple):
-    """Of one optimizer step, over all ranks and micro-batches."""
+    """Sizes of one optimizer step, over all ranks and micro-batches."""
 
     samples: int
     tokens: int  # response tokens
-    longest: int  # most response tokens a sample can have; a constant of the job, not of the step
+    # Most response tokens that a sample can have: a constant of the job, not of the step.
+    longest: int
 
 
 def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
@@ -233,10 +228,9 @@ def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
     if mean == "sequence":
         weights = 1.0 / (lengths.clamp(min=1) * totals.samples).float()
     else:
-        counted = {
-            "token": max(1, totals.tokens),
-            "constant": totals.samples * totals.longest,
-        }[mean]
+        all_tokens = max(1, totals.tokens)
+        constant = totals.samples * totals.longest
+        counted = {"token": all_tokens, "constant": constant}[mean]
         weights = torch.full(lengths.shape, 1.0 / counted, device=lengths.device)
     return weights.repeat_interleave(lengths)
 
@@ -246,14 +240,17 @@ class LmTerms(NamedTuple):
 
     policy_loss: Tensor
     entropy: Tensor
-    approx_kl: Tensor  # of the old policy from the new; no gradient
-    # 1.0 where a bad token was already unlikely enough to push no more; with cispo where its weight was raised. As the
-    # next, without gradient.
+    # All below have no gradient.
+    approx_kl: Tensor  # of the old policy from the new
+    # 1.0 where a bad token is so unlikely that the clip takes its gradient; with cispo where
+    # its weight was raised.
     clipped_low: Tensor
-    clipped_high: Tensor  # 1.0 where a good one was likely enough, a bad one above the dual clip; or weight was cut
+    # 1.0 where a good token is so likely that the clip takes its gradient, or a bad one is
+    # above the dual clip; with cispo where its weight was cut.
+    clipped_high: Tensor
 
     def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
-        """Return [] this micro-batch's share of the step's loss, to differentiate; without tokens a 0 that still is."""
+        """Return [] this micro-batch's part of the step's loss; it has a gradient, without tokens too."""
         each = self.policy_loss
         if entropy_coef != 0.0:  # a zero gradient is not worth its cost
             each = each - entropy_coef * self.entropy
@@ -272,29 +269,31 @@ def lm_terms(
     surrogate: str = "clip",
     importance: Tensor | None = None,
 ) -> LmTerms:
-    """All tensors are [N], `lengths` [s]; only `logprobs` and `entropies` carry a gradient.
+    """Return the loss and metrics by token. All tensors are [N], `lengths` [s].
 
-    `old_logprobs` are those of the policy before the first step on these tokens. `ratio`: token, each token's own as in
-    PPO, GRPO and DAPO, or sequence. `surrogate`: clip, of the ratio, or cispo, of a weight. `importance` weighs each
+    Only `logprobs` and `entropies` carry a gradient. old_logprobs: of the policy before the
+    first step on these tokens. ratio: token, each token's own as in PPO, GRPO and DAPO, or
+    sequence. surrogate: clip, of the ratio, or cispo, of a weight. importance: weighs each
     token's surrogate (`kl.importance_weights`); None: alike.
     """
     log_ratio = logprobs - old_logprobs
-    limited = sequence_ratio(log_ratio, lengths) if ratio == "sequence" else log_ratio
-    weighed = surrogate == "cispo"
-    each = (
-        cispo(limited, logprobs, advantages, clip)
-        if weighed
-        else clipped_surrogate(limited, advantages, clip)
-    )
+    limited = log_ratio
+    if ratio == "sequence":
+        limited = sequence_ratio(log_ratio, lengths)
+    if surrogate == "cispo":
+        each = cispo(limited, logprobs, advantages, clip)
+        with torch.no_grad():
+            low, high = _outside(limited, clip)
+    else:
+        each = clipped_surrogate(limited, advantages, clip)
+        with torch.no_grad():
+            low, high = _without_slope(limited, advantages, clip)
     with torch.no_grad():
-        low, high = (
-            _outside(limited, clip)
-            if weighed
-            else _without_slope(limited, advantages, clip)
-        )
         approx_kl = kl_k3(log_ratio)
+    if importance is not None:
+        each = importance * each
     return LmTerms(
-        policy_loss=each if importance is None else importance * each,
+        policy_loss=each,
         entropy=entropies,
         approx_kl=approx_kl,
         clipped_low=low.to(logprobs.dtype),

@@ -23,9 +23,8 @@ class Rows:
 def iteration_generator(seed: int, iteration: int) -> torch.Generator:
     """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
     # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
-    return torch.Generator().manual_seed(
-        random.Random(f"{seed}/{iteration}").getrandbits(32)
-    )
+    mixed = random.Random(f"{seed}/{iteration}").getrandbits(32)
+    return torch.Generator().manual_seed(mixed)
 
 
 def minibatches(
@@ -37,27 +36,31 @@ def minibatches(
 ) -> Iterator[tuple[Tensor, int]]:
     """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
 
-    A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and its samples over all
-    ranks. All ranks draw the same order: membership does not depend on how rows are spread. Of fewer samples than
-    `number`, each is a part. `sound`: [steps * total] bool, the samples that count; None: all do.
+    A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and
+    the number of its samples over all ranks. All ranks draw the same order: membership does
+    not depend on how rows are spread. Of fewer samples than `number`, each is a part.
+    sound: [steps * total] bool, the samples that count; None: all do.
 
     With a `length`, sequences of so many steps are drawn instead: [n] into those of this rank, flattened
     [steps / length, rows], of which at least one sample counts.
     """
+    # The order of all samples, or sequences, of the job; those without a sound sample are left out.
     order = torch.randperm(rows.steps // length * rows.total, generator=generator)
-    counted = (
-        None
-        if sound is None
-        else sound.view(-1, length, rows.total).sum(dim=1).flatten()
-    )
-    order = order if counted is None else order[counted[order] > 0]
+    counted = None
+    if sound is not None:
+        counted = sound.view(-1, length, rows.total).sum(dim=1).flatten()
+        order = order[counted[order] > 0]
+    parts = order.tensor_split(min(number, len(order)))
+
+    # Those of this rank.
     step = order // rows.total
     row = order % rows.total - rows.first
     mine = (row >= 0) & (row < rows.count)
-    parts = order.tensor_split(min(number, len(order)))
-    counts = [
-        length * len(part) if counted is None else int(counted[part].sum())
-        for part in parts
-    ]
-    own = [int(part.sum()) for part in mine.split([len(part) for part in parts])]
-    yield from zip((step * rows.count + row)[mine].split(own), counts, strict=True)
+    sizes = [len(part) for part in parts]
+    own = [int(part.sum()) for part in mine.split(sizes)]
+    indices = (step * rows.count + row)[mine].split(own)
+    for part, picked in zip(parts, indices, strict=True):
+        count = length * len(part)
+        if counted is not None:
+            count = int(counted[part].sum())
+        yield picked, count

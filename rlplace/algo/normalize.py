@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-LEAST_DEVIATION = 1e-6  # added to deviations: values that differ by rounding are not to look far apart
+# Added to deviations: values that differ by rounding are not to look far apart.
+LEAST_DEVIATION = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,31 +44,27 @@ def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
     `samples` is [N, *S]. Shifting by a value near the mean (here: the running mean, equal on all ranks) keeps the sum
     of squares from cancelling (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance").
     """
-    centred = samples.double() - shift
-    centred = centred.flatten(start_dim=1) if samples.dim() > 1 else centred[:, None]
-    count = torch.full(
-        (1,), float(len(samples)), dtype=torch.float64, device=samples.device
-    )
+    centred = (samples.double() - shift).reshape(len(samples), shift.numel())
+    number = float(len(samples))
+    count = torch.full((1,), number, dtype=torch.float64, device=samples.device)
     return torch.cat([count, centred.sum(dim=0), centred.square().sum(dim=0)])
 
 
 def merge(running: Moments, sums: Tensor) -> Moments:
-    """Return the moments of everything seen before and the batch of `sums`, which were shifted by `running.mean`.
+    """Return the moments of `running` and of the batch of `sums`, which were shifted by `running.mean`.
 
     Chan, Golub, LeVeque 1983: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b). An empty batch changes
     nothing.
     """
-    count, total, squares = sums[0], *sums[1:].view(2, *running.mean.shape)
+    count = sums[0]
     if float(count) == 0.0:
         return running
+    total, squares = sums[1:].view(2, *running.mean.shape)
     delta = total / count  # batch mean minus running mean
     batch_m2 = squares - total * delta
     merged_count = running.count + count
-    m2 = (
-        running.var * running.count
-        + batch_m2
-        + delta.square() * (running.count * count / merged_count)
-    )
+    between = delta.square() * (running.count * count / merged_count)
+    m2 = running.var * running.count + batch_m2 + between
     return Moments(
         count=merged_count,
         mean=running.mean + delta * (count / merged_count),
@@ -84,14 +81,13 @@ def moments_of(values: Tensor) -> Moments:
 def normalized(
     values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION
 ) -> Tensor:
-    """Return [N] of zero mean and unit variance by `moments` [], which are those of all values over all ranks."""
-    return ((values - moments.mean) / (moments.var.sqrt() + least_deviation)).to(
-        values.dtype
-    )
+    """Return [N] of zero mean and unit variance. `moments` []: of all values over all ranks."""
+    deviation = moments.var.sqrt() + least_deviation
+    return ((values - moments.mean) / deviation).to(values.dtype)
 
 
 class ReturnScale:
-    """Scale rewards by the running deviation of the discounted return. Owns the return that each row has gathered.
+    """Scale rewards by the running deviation of the discounted return. Owns the return of each row so far.
 
     Engstrom et al. 2020 (arXiv:2005.12729), section 3, "reward scaling": rewards are scaled, never shifted.
     """

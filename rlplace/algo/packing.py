@@ -1,4 +1,4 @@
-"""Which samples of a language model form an optimizer step, which rank takes which of them, in which micro-batches.
+"""Samples of a language model -> optimizer steps, each divided over ranks and into micro-batches.
 
 ::
 
@@ -23,48 +23,48 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-MicroBatch = tuple[
-    int, ...
-]  # numbers of samples, ascending; empty where a rank has nothing left but collectives
+# Numbers of samples, ascending; empty where a rank only joins the collectives of the others.
+MicroBatch = tuple[int, ...]
+# Ranks may compute this much more than without cutting groups, one after the other.
+_NEAR = 1.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleSizes:
-    """Tokens of samples, and how many of them the samples of a group have in common."""
+    """Tokens of samples, and of the prompts that samples of a group share."""
 
     tokens: tuple[int, ...]  # of each sample, its prompt included
-    prompts: tuple[
-        int, ...
-    ] = ()  # of these, those that all samples of its group begin with; empty: not shared
-    groups: tuple[
-        int, ...
-    ] = ()  # the number of its group; those of a group stand together; empty: each by itself
-    # what a token of a prompt costs for each sample that reads it, if a token that is computed costs 1
+    # Of each sample, the tokens with which all samples of its group begin; empty: not shared.
+    prompts: tuple[int, ...] = ()
+    # Of each sample, the number of its group; those of a group stand together; empty: each
+    # sample is by itself.
+    groups: tuple[int, ...] = ()
+    # Cost of one token of a shared prompt for each sample that reads it, relative to a token
+    # that is computed.
     again: float = 1.0
 
     def size(self, picks: Iterable[int]) -> int:
         """Return the tokens of a micro-batch of samples in ascending order.
 
-        A prompt that several of them share counts once, and `again` for each: attention keeps its keys and values for
-        every answer, without a kernel for all segments its queries and what was attended too.
+        A prompt that several of them share counts once, and `again` for each of them: attention
+        keeps the keys and values of the prompt for every answer; without a kernel for all
+        segments, the queries and the attended values too.
         """
         if not self.prompts:
             return sum(self.tokens[i] for i in picks)
         total = 0
         for _, members in itertools.groupby(picks, self.groups.__getitem__):
             first, *others = members
-            total += self.tokens[first] + sum(
-                self.tokens[i] - self.prompts[i] for i in others
-            )
-            total += (
-                math.ceil(self.prompts[first] * (1 + len(others)) * self.again)
-                if others
-                else 0
-            )
+            total += self.tokens[first]
+            for i in others:
+                total += self.tokens[i] - self.prompts[i]
+            if others:
+                readers = 1 + len(others)
+                total += math.ceil(self.prompts[first] * readers * self.again)
         return total
 
     def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
-        """Return of each the number of its group, and how many tokens it has in common with the others."""
+        """Return of each sample the number of its group, and the tokens of the shared prompt; empty: not shared."""
         if self.prompts:
             return [(self.groups[i], self.prompts[i]) for i in picks]
         return []
@@ -72,12 +72,12 @@ class SampleSizes:
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
         """Cut each group into parts of `most` samples, and of `budget` tokens unless they are one sample."""
         found: list[MicroBatch] = []
-        for _, group in itertools.groupby(
-            picks, self.groups.__getitem__ if self.prompts else None
-        ):
+        group_of = self.groups.__getitem__ if self.prompts else None
+        for _, group in itertools.groupby(picks, group_of):
             members = list(group)
             first = 0
             while first < len(members):
+                # The largest part from `first` on within the budget; at least one sample.
                 stops = range(first + 1, min(first + most, len(members)) + 1)
                 fitting = bisect.bisect_right(
                     stops, budget, key=lambda stop: self.size(members[first:stop])
@@ -92,11 +92,15 @@ class Packing(NamedTuple):
     """One optimizer step over all ranks. Every sample is in exactly one micro-batch."""
 
     ranks: tuple[tuple[MicroBatch, ...], ...]  # equally many micro-batches on each rank
-    imbalance: float  # time lost to waiting: 0.1 is a tenth longer than if all ranks had equal tokens at all times
+    # Time lost to waiting: 0.1 is a tenth longer than with equal tokens on all ranks in each
+    # micro-batch.
+    imbalance: float
 
     @property
     def samples(self) -> list[int]:
-        return [i for share in self.ranks for micro_batch in share for i in micro_batch]
+        """The numbers of all samples, by rank and micro-batch."""
+        micro_batches = itertools.chain(*self.ranks)
+        return list(itertools.chain(*micro_batches))
 
 
 def optimizer_steps(
@@ -112,21 +116,19 @@ def optimizer_steps(
         if samples:
             return [list(samples)]
         return []
-    steps = -(-len(samples) // train_batch)
-    order = [
-        list(members)
-        for _, members in itertools.groupby(
-            samples, (sizes.groups or samples).__getitem__
-        )
-    ]
+    steps = -(-len(samples) // train_batch)  # rounded up
+    group_of = (sizes.groups or samples).__getitem__
+    order = [list(members) for _, members in itertools.groupby(samples, group_of)]
     if len(order) < steps:
         order = [[sample] for sample in samples]
     random.Random(seed).shuffle(order)
+
+    # Equally many groups for each step, but for one.
     cuts = [len(order) * step // steps for step in range(steps + 1)]
-    return [
-        sorted(itertools.chain(*order[start:stop]))
-        for start, stop in itertools.pairwise(cuts)
-    ]
+    found = []
+    for start, stop in itertools.pairwise(cuts):
+        found.append(sorted(itertools.chain(*order[start:stop])))
+    return found
 
 
 def pack_steps(
@@ -139,11 +141,11 @@ def pack_steps(
     token_budget: int,
 ) -> tuple[Packing, ...]:
     """Pack all optimizer steps of an iteration, equally many in each epoch; see `optimizer_steps` and `pack`."""
-    return tuple(
-        pack(sizes, ranks, token_budget, picks)
-        for epoch in range(epochs)
-        for picks in optimizer_steps(sizes, train_batch, f"{seed} {epoch}")
-    )
+    packings: list[Packing] = []
+    for epoch in range(epochs):
+        for picks in optimizer_steps(sizes, train_batch, f"{seed} {epoch}"):
+            packings.append(pack(sizes, ranks, token_budget, picks))
+    return tuple(packings)
 
 
 def pack(
@@ -154,43 +156,56 @@ def pack(
 ) -> Packing:
     """Spread samples over ranks and micro-batches; all, or those of ascending `picks`.
 
-    A micro-batch has the size of `token_budget` at most, or is one sample that alone has more. Groups stay whole, or
-    are halved as often as makes ranks compute fewer tokens.
+    A micro-batch has the size of `token_budget` at most, or is one sample that alone has more.
+    Groups stay whole, or are halved as often as ranks compute fewer tokens by it.
     """
-    items = range(len(sizes.tokens)) if picks is None else picks
+    items: Sequence[int] = range(len(sizes.tokens))
+    if picks is not None:
+        items = picks
     units = sizes.units(items, max(1, len(items)), token_budget)
     least = sum(map(sizes.size, units))
     most = max(map(len, units), default=1)
-    found = [_packed(sizes, units, ranks, token_budget)]
-    while most > 1 and found[-1][0] * ranks > 1.02 * least:
-        most = -(-most // 2)
-        found.append(
-            _packed(sizes, sizes.units(items, most, token_budget), ranks, token_budget)
-        )
-    return min(found, key=lambda one: one[0])[1]
+    slowest, best = _packed(sizes, units, ranks, token_budget)
+
+    # Smaller units divide better and compute shared prompts more often: the fastest is taken.
+    latest = slowest
+    while most > 1 and latest * ranks > _NEAR * least:
+        most = -(-most // 2)  # half, rounded up
+        units = sizes.units(items, most, token_budget)
+        latest, packing = _packed(sizes, units, ranks, token_budget)
+        if latest < slowest:
+            slowest = latest
+            best = packing
+    return best
 
 
 def _packed(
     sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int
 ) -> tuple[int, Packing]:
-    """Spread units that stay together; return as well the tokens that ranks compute one after the other."""
+    """Spread units that stay together; also return the tokens that the slowest ranks compute, one after the other."""
     loads = [sizes.size(unit) for unit in units]
     shares = spread(loads, ranks)
     packed = [fit(loads, budget, share) for share in shares]
-    number = max(len(micro_batches) for micro_batches in packed)
-    widened = tuple(
-        tuple(
-            tuple(sorted(i for unit in micro_batch for i in units[unit]))
-            for micro_batch in _widen(micro_batches, share, loads, number, budget)
-        )
-        for micro_batches, share in zip(packed, shares, strict=True)
-    )
-    each = [[sizes.size(micro_batch) for micro_batch in share] for share in widened]
-    total = sum(map(sum, each))
-    slowest = sum(map(max, zip(*each, strict=True)))
-    return slowest, Packing(
-        ranks=widened, imbalance=slowest * ranks / total - 1.0 if total else 0.0
-    )
+    number = max(map(len, packed))  # of micro-batches
+
+    # Units of each micro-batch -> samples of each micro-batch, and their tokens.
+    widened: list[tuple[MicroBatch, ...]] = []
+    tokens: list[list[int]] = []
+    for micro_batches, share in zip(packed, shares, strict=True):
+        of_rank = []
+        for micro_batch in _widen(micro_batches, share, loads, number, budget):
+            samples = itertools.chain(*(units[unit] for unit in micro_batch))
+            of_rank.append(tuple(sorted(samples)))
+        widened.append(tuple(of_rank))
+        tokens.append([sizes.size(micro_batch) for micro_batch in of_rank])
+
+    # In each micro-batch, all ranks wait for the slowest.
+    total = sum(map(sum, tokens))
+    slowest = sum(map(max, zip(*tokens, strict=True)))
+    imbalance = 0.0
+    if total:
+        imbalance = slowest * ranks / total - 1.0
+    return slowest, Packing(ranks=tuple(widened), imbalance=imbalance)
 
 
 def spread(
@@ -198,12 +213,12 @@ def spread(
 ) -> list[list[int]]:
     """Return the numbers of all items, or of `items`, in `parts` of about equal total length; parts may stay empty.
 
-    Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to
-    the part that has least. No part exceeds 4/3 - 1 / (3 * parts) of the best possible.
+    Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"):
+    the longest item goes to the part with the least load. No part exceeds
+    4/3 - 1 / (3 * parts) of the best possible.
     """
-    loads = [
-        (0, part) for part in range(parts)
-    ]  # a heap: equal loads go to the lower part
+    # A heap of (load, part): equal loads go to the lower part.
+    loads = [(0, part) for part in range(parts)]
     members: list[list[int]] = [[] for _ in range(parts)]
     for item in _longest_first(lengths, items):
         load, part = loads[0]
@@ -221,13 +236,16 @@ def fit(
     performance bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
-    rooms: list[
-        tuple[int, int, int]
-    ] = []  # sorted: what is left of a bin, its last turn with a minus, the bin
+    # Sorted: room left in a bin, the turn of its last item with a minus, the bin.
+    rooms: list[tuple[int, int, int]] = []
     for turn, item in enumerate(_longest_first(lengths, items)):
+        # The bin with the least room that suffices; else a new one.
         at = bisect.bisect_left(rooms, (lengths[item],))
-        room, _, chosen = rooms.pop(at) if at < len(rooms) else (capacity, 0, len(bins))
-        if chosen == len(bins):
+        if at < len(rooms):
+            room, _, chosen = rooms.pop(at)
+        else:
+            room = capacity
+            chosen = len(bins)
             bins.append([])
         bins[chosen].append(item)
         if room > lengths[item]:
@@ -236,10 +254,10 @@ def fit(
 
 
 def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[int]:
-    items = range(len(lengths)) if items is None else items
-    return sorted(
-        items, key=lengths.__getitem__, reverse=True
-    )  # stable: equal ones in their order
+    """Return the items by length; equal ones stay in their order."""
+    if items is None:
+        items = range(len(lengths))
+    return sorted(items, key=lengths.__getitem__, reverse=True)
 
 
 def _widen(
@@ -249,16 +267,18 @@ def _widen(
     number: int,
     budget: int,
 ) -> tuple[MicroBatch, ...]:
-    """Return exactly `number` micro-batches, of even size where possible, fullest first: ranks wait in each one."""
-    even = spread(lengths, number, share)
-    fits = all(
-        len(members) <= 1 or sum(lengths[i] for i in members) <= budget
-        for members in even
-    )
-    chosen = (
-        even
-        if fits
-        else [*micro_batches, *([] for _ in range(number - len(micro_batches)))]
-    )
-    chosen = sorted(chosen, key=lambda members: -sum(lengths[i] for i in members))
+    """Return exactly `number` micro-batches, fullest first, since ranks wait for each other in each one.
+
+    They are of even size where that keeps them within the budget.
+    """
+
+    def size(members: Sequence[int]) -> int:
+        return sum(lengths[i] for i in members)
+
+    chosen: list[Sequence[int]] = [*spread(lengths, number, share)]
+    if any(len(members) > 1 and size(members) > budget for members in chosen):
+        missing = number - len(micro_batches)
+        chosen = [*micro_batches]
+        chosen += [()] * missing
+    chosen.sort(key=lambda members: -size(members))
     return tuple(tuple(sorted(members)) for members in chosen)

@@ -1,4 +1,4 @@
-"""Formulas of the user's own in place of the shipped ones, as `algorithm.variant` names them.
+"""Custom formulas in place of the shipped ones, as `algorithm.variant` names them.
 
 Letters: T steps, B rows, K truncations, N samples or response tokens of one minibatch or micro-batch (possibly none),
 S samples of an iteration, M their response tokens, s sequences.
@@ -33,10 +33,10 @@ from rlplace.errors import ConfigError
 
 
 class Steps(NamedTuple):
-    """What simulators gave in an iteration; `final_values` are in the order of `argwhere(truncated)`."""
+    """Steps of simulators in an iteration; `final_values` are in the order of `argwhere(truncated)`."""
 
     rewards: Tensor  # [T, B]
-    values: Tensor  # [T, B], of the observations that were acted on
+    values: Tensor  # [T, B], of the observations before the actions
     last_values: Tensor  # [B], of the observations after step T - 1
     final_values: Tensor  # [K], of the observations at the cuts
     terminated: Tensor  # [T, B] bool
@@ -60,24 +60,25 @@ class TokenSamples(NamedTuple):
 
 
 class Variant:
-    """Calls the methods that the user's object has. Raises ConfigError where one returns another shape, or no gradient.
+    """Calls the methods of the user's object. Raises ConfigError where one returns another shape, or no gradient.
 
-    What they raise themselves passes through.
+    Exceptions of the methods pass through.
     """
 
     def __init__(self, name: str, own: object) -> None:
+        """`name`: as the config has it. `own`: the object of the user."""
         self.name = name
         self._own = own
-        self._measured: tuple[str, ...] | None = (
-            None  # the names of its metrics, once they are known
-        )
+        # Names of the metrics, once they are known.
+        self._measured: tuple[str, ...] | None = None
 
     def has(self, method: str) -> bool:
+        """Whether the user's object has this method."""
         return hasattr(self._own, method)
 
     @property
     def differentiates(self) -> bool:
-        """Whether a loss, or a metric, is its own."""
+        """Whether a loss, or a metric, is custom."""
         return any(map(self.has, ("policy_loss", "value_loss", "metrics")))
 
     def advantages_and_returns(
@@ -86,41 +87,36 @@ class Variant:
         """Return both in the shape of `steps.rewards`."""
         found = self._call("advantages", steps)
         shape = tuple(steps.rewards.shape)
-        if not isinstance(found, (tuple, list)) or len(found) != len(
-            ("advantages", "returns")
-        ):
-            raise self._wrong(
-                "advantages", found, f"advantages and returns, {list(shape)} each"
-            )
-        advantages, returns = (
-            self._shaped("advantages", each, shape).to(steps.rewards.dtype)
-            for each in found
-        )
-        return advantages, returns
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            wanted = f"advantages and returns, {list(shape)} each"
+            raise self._wrong("advantages", found, wanted)
+        advantages = self._shaped("advantages", found[0], shape)
+        returns = self._shaped("advantages", found[1], shape)
+        dtype = steps.rewards.dtype
+        return advantages.to(dtype), returns.to(dtype)
 
     def advantages(self, outcomes: Any) -> Tensor:
         """Return [S] of `Outcomes`."""
-        return self._shaped(
-            "advantages",
-            self._call("advantages", outcomes),
-            tuple(outcomes.rewards.shape),
-        )
+        found = self._call("advantages", outcomes)
+        return self._shaped("advantages", found, tuple(outcomes.rewards.shape))
 
     def policy_loss(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Tensor:
+        """Return [N] the loss of each sample, with a gradient by `logprobs` [N]."""
         return self._loss("policy_loss", logprobs, samples)
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
+        """Return [N] the loss of each sample, with a gradient by `values`; all are [N]."""
         return self._loss("value_loss", values, old_values, returns)
 
     @torch.no_grad()
     def metrics(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Mapping[str, Tensor]:
-        """Return [N] of each, by name in alphabetical order, always the same names; none where it has no such method.
+        """Return [N] of each metric, by name in alphabetical order, always the same names.
 
-        Ranks add up their metrics by place.
+        Ranks add up their metrics by place. Empty where the variant has no such method.
         """
         if not self.has("metrics"):
             return {}
@@ -129,53 +125,52 @@ class Variant:
             raise self._wrong("metrics", found, "a dict of tensors by name")
         shape = tuple(logprobs.shape)
         names = tuple(sorted(found))
-        self._measured = names if self._measured is None else self._measured
+        if self._measured is None:
+            self._measured = names
         if names != self._measured:
-            wanted = f"metrics of the same names each time, first {', '.join(self._measured)}"
+            before = ", ".join(self._measured)
+            wanted = f"metrics of the same names each time, first {before}"
             raise self._wrong("metrics", found, wanted, got=", ".join(names) or "none")
-        return {
-            f"own/{name}": self._shaped("metrics", found[name], shape).to(logprobs)
-            for name in names
-        }
+        metrics = {}
+        for name in names:
+            metric = self._shaped("metrics", found[name], shape)
+            metrics[f"own/{name}"] = metric.to(logprobs)
+        return metrics
 
     def _loss(self, method: str, trained: Tensor, *given: Any) -> Tensor:
-        found = self._shaped(
-            method, self._call(method, trained, *given), tuple(trained.shape)
-        )
-        if not found.requires_grad:
-            raise self._wrong(
-                method,
-                found,
-                "a loss that depends on its first argument, without detach or no_grad",
+        """Return the result of a loss method. Raises ConfigError without a gradient."""
+        returned = self._call(method, trained, *given)
+        loss = self._shaped(method, returned, tuple(trained.shape))
+        if not loss.requires_grad:
+            wanted = (
+                "a loss that depends on its first argument, without detach or no_grad"
             )
-        return found
+            raise self._wrong(method, loss, wanted)
+        return loss
 
     def _call(self, method: str, *given: Any) -> Any:
         return getattr(self._own, method)(*given)
 
     def _shaped(self, method: str, found: object, shape: tuple[int, ...]) -> Tensor:
+        """Return a result as a tensor. Raises ConfigError for other types and shapes."""
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
-            raise self._wrong(
-                method,
-                found,
-                f"a tensor of shape {list(shape)}: a number for each sample, not their mean",
-            )
+            numbers = "a number for each sample, not their mean"
+            wanted = f"a tensor of shape {list(shape)}: {numbers}"
+            raise self._wrong(method, found, wanted)
         return found
 
     def _wrong(
         self, method: str, found: object, wanted: str, got: str | None = None
     ) -> ConfigError:
+        """Return the error of a result. `got`: in place of a description of `found`."""
         if got is None:
-            got = (
-                f"a tensor of shape {list(found.shape)}"
-                if isinstance(found, Tensor)
-                else type(found).__name__
-            )
+            got = type(found).__name__
+            if isinstance(found, Tensor):
+                got = f"a tensor of shape {list(found.shape)}"
         what = f"{method} of {self.name} does not return what is learned from"
+        why = f"it is to be {wanted}"
         fix = f"return {wanted}"
-        return ConfigError.of(
-            "bad-variant", "algorithm.variant", what, got, f"it is to be {wanted}", fix
-        )
+        return ConfigError.of("bad-variant", "algorithm.variant", what, got, why, fix)
 
 
 def ppo_slopes_by_variant(
@@ -190,35 +185,37 @@ def ppo_slopes_by_variant(
     value_coef: float,
     count: int,
 ) -> PPOSlopes:
-    """Differentiate as `losses.ppo_slopes` by autograd; what the variant lacks is as it is there.
+    """Differentiate as `losses.ppo_slopes` does, but by autograd; losses that the variant lacks are the shipped ones.
 
-    Shares are those of PPO_MEANS, then of the variant's metrics by name.
+    The partial sums are those of PPO_MEANS, then of the variant's metrics by name.
     """
+    # The loss and its gradients, also where the caller is in inference mode.
     with torch.inference_mode(mode=False), torch.enable_grad():
         old = StepSamples(*(tensor.clone() for tensor in old))
         trained = logprobs.clone().requires_grad_()
         valued = values.clone().requires_grad_()
         log_ratio = trained - old.logprobs
-        own = variant.has
-        shipped = clipped_surrogate(log_ratio, old.advantages, clip)
-        policy = variant.policy_loss(trained, old) if own("policy_loss") else shipped
-        if own("value_loss"):
+        policy = clipped_surrogate(log_ratio, old.advantages, clip)
+        if variant.has("policy_loss"):
+            policy = variant.policy_loss(trained, old)
+        if variant.has("value_loss"):
             error = variant.value_loss(valued, old.values, old.returns)
         else:
             error = value_loss(valued, old.values, old.returns, value_clip)
         loss = (policy.sum() + value_coef * error.sum()) / count
         slopes = torch.autograd.grad(loss, (trained, valued))
-    ratio = log_ratio.detach().exp()
+    # The means, in the order of PPO_MEANS; the KL is the estimate k3.
     moved = log_ratio.detach()
+    ratio = moved.exp()
+    approx_kl = moved.expm1() - moved
     outside = (ratio < 1.0 - clip.low) | (ratio > 1.0 + clip.high)
-    more = variant.metrics(trained, old)
     parts = (
         policy.detach(),
         error.detach(),
         entropies,
-        moved.expm1() - moved,
+        approx_kl,
         outside.to(ratio.dtype),
-        *more.values(),
+        *variant.metrics(trained, old).values(),
     )
     return PPOSlopes(
         logprobs=slopes[0],

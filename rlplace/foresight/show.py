@@ -1,4 +1,4 @@
-"""A prediction in words and as plain values, and beside what a run has measured."""
+"""A prediction in words, as plain values, as a picture, and compared with the measured seconds of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import bottleneck
+from rlplace.tables import chapter
 
-NINE_OF_TEN = 1.64  # standard deviations to both sides
+NINE_OF_TEN = 1.64  # standard deviations to both sides that have nine of ten values
 STAGES = ("rollout", "infer", "learn", "sync", "moves")
-_NOTED = 6
-_BUSY = 0.9
+_NOTED = 6  # names of costs in a note
+_BUSY = 0.9  # share of time at work from which processors are named
 
 
 def foreseen(
@@ -36,22 +37,19 @@ def foreseen(
 ) -> Prediction:
     """Predict a plan from the profile that its config names, or from the last one, whose file is told.
 
-    `words`: a command line of the job, for the command that measures it. Raises ConfigError where no profile is of it.
+    words: a command line of the job, for the fix of an error. tell: prints a line. Raises
+    ConfigError where no profile is of this job.
     """
     if not can_predict(config):
-        what = "is required to predict seconds"
-        missing = config.missing.items()
-        raise ConfigError(
-            [
-                Problem(code="plan-only", key=k, what=what, why=why, fix=fix)
-                for k, (why, fix) in missing
-            ]
-        )
-    profile = (
-        find_profile(config, plan, case, words)
-        if config.profile not in (None, LAST)
-        else None
-    )
+        problems = []
+        for key, (why, fix) in config.missing.items():
+            what = "is required to predict seconds"
+            problem = Problem(code="plan-only", key=key, what=what, why=why, fix=fix)
+            problems.append(problem)
+        raise ConfigError(problems)
+    profile = None
+    if config.profile not in (None, LAST):
+        profile = find_profile(config, plan, case, words)
     if profile is None:
         file, profile = last_profile(config, plan, words)
         tell(f"profile={file}, the last of this job")
@@ -59,80 +57,81 @@ def foreseen(
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:
-    """Return between what seconds nine of ten iterations are, if they vary as those of the profile did."""
+    """Return the least and the most seconds of nine of ten iterations, which vary as those of the profile did."""
     off = NINE_OF_TEN * prediction.costs.spread
-    return max(0.0, prediction.seconds * (1.0 - off)), prediction.seconds * (1.0 + off)
+    least = max(0.0, prediction.seconds * (1.0 - off))
+    return least, prediction.seconds * (1.0 + off)
 
 
 def stage_seconds(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of an iteration and of its stages."""
-    found = {stage: numbers.get(f"time/{stage}_s") for stage in ("iteration", *STAGES)}
-    return {stage: seconds for stage, seconds in found.items() if seconds is not None}
+    found = {}
+    for stage in ("iteration", *STAGES):
+        metric = f"time/{stage}_s"
+        if metric in numbers:
+            found[stage] = numbers[metric]
+    return found
 
 
 def limit(prediction: Prediction) -> str:
-    """Say in one line what limits an iteration."""
-    return f"bottleneck {bottleneck(prediction.numbers, prediction.active)}{crowded(prediction)}"
+    """Write the bottleneck of an iteration on one line."""
+    longest = bottleneck(prediction.numbers, prediction.active)
+    return f"bottleneck {longest}{crowded(prediction)}"
 
 
 def crowded(prediction: Prediction) -> str:
-    """Return the end of a sentence: on which node the processors are at work nearly always; "" for none."""
+    """Return the end of a sentence: the node whose processors are nearly always at work; "" for none."""
     node, share = max(prediction.processors.items(), key=lambda pair: pair[1])
-    where = f" of node {node}" if len(prediction.processors) > 1 else ""
-    if share >= _BUSY:
-        return f"; processors{where} at work {share:.0%}"
-    return ""
+    if share < _BUSY:
+        return ""
+    where = ""
+    if len(prediction.processors) > 1:
+        where = f" of node {node}"
+    return f"; processors{where} at work {share:.0%}"
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Say what the prediction rests on that was not measured here."""
+    """Name the costs of the prediction that were not measured here, as they are now."""
     costs = prediction.costs
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:
         return told
-    for what, names in (
+    busy = "measured on a busy machine, or no line is near; to be measured again"
+    for what, costs_of_kind in (
         ("not measured, counted as nothing", costs.missing),
         ("of other sizes than were measured", costs.stretched),
         ("assumed", sorted(costs.assumed)),
-        (
-            "measured on a busy machine, or no line is near; to be measured again",
-            costs.noisy,
-        ),
+        (busy, costs.noisy),
     ):
-        shown = [*names][:_NOTED]
-        if shown:
-            more = (
-                f" and {len(names) - len(shown)} more"
-                if len(names) > len(shown)
-                else ""
-            )
-            told.append(f"{what}: {', '.join(shown)}{more}")
+        names = list(costs_of_kind)
+        if not names:
+            continue
+        note = f"{what}: {', '.join(names[:_NOTED])}"
+        if len(names) > _NOTED:
+            note += f" and {len(names) - _NOTED} more"
+        told.append(note)
     return told
 
 
 def render_prediction(prediction: Prediction) -> str:
     """Write the seconds of an iteration as a chapter of a plan."""
-    low, high = interval(prediction)
     seconds = stage_seconds(prediction.numbers)
-    varies = f", nine of ten {low:.3g} to {high:.3g} s" if high > low else ""
-    lines = [f"an iteration takes {seconds.pop('iteration'):.3g} s{varies}"]
-    lines.append(
-        ", ".join(f"{stage} {value:.3g} s" for stage, value in seconds.items())
-    )
-    lines += [limit(prediction), *notes(prediction)]
-    return "\n".join(
-        ["seconds: predicted from the profile", *(f"  {line}" for line in lines)]
-    )
+    whole = f"an iteration takes {seconds.pop('iteration'):.3g} s"
+    low, high = interval(prediction)
+    if high > low:
+        whole += f", nine of ten {low:.3g} to {high:.3g} s"
+    stages = [f"{stage} {value:.3g} s" for stage, value in seconds.items()]
+    lines = [whole, ", ".join(stages), limit(prediction), *notes(prediction)]
+    return chapter("seconds: predicted from the profile", lines)
 
 
 def draw_prediction(prediction: Prediction, plan: Plan, name: str) -> str:
     """Draw an iteration as an SVG document: accelerators down, seconds across, as the report of a run does."""
-    accelerators = sorted(plan.placement.used)
+    placement = plan.placement
+    accelerators = sorted(placement.used)
+    title = f"{name}, predicted"
     return render_timeline(
-        prediction.iterations,
-        accelerators,
-        plan.placement.components,
-        f"{name}, predicted",
+        prediction.iterations, accelerators, placement.components, title
     )
 
 
@@ -150,7 +149,12 @@ def prediction_parts(prediction: Prediction, plan: Plan, name: str) -> list[str]
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """Return the prediction as plain values."""
     low, high = interval(prediction)
+    # Begin and end of each stage, in seconds since the iteration began.
     last = prediction.iterations[-1]
+    stages = []
+    for stage in last.stages:
+        began_s = stage.began_s - last.began_s
+        stages.append([stage.stage, began_s, stage.ended_s - last.began_s])
     return {
         "seconds": stage_seconds(prediction.numbers),
         "low_s": low,
@@ -158,10 +162,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         "bottleneck": limit(prediction),
         "queues": dict(prediction.queues),
         "notes": notes(prediction),
-        "stages": [
-            [stage.stage, stage.began_s - last.began_s, stage.ended_s - last.began_s]
-            for stage in last.stages
-        ],
+        "stages": stages,
     }
 
 
@@ -170,8 +171,8 @@ def compare_seconds(
 ) -> dict[str, dict[str, float]]:
     """Return the seconds of an iteration and of its stages, predicted and measured."""
     there = stage_seconds(measured)
-    return {
-        stage: {"predicted": seconds, "measured": there[stage]}
-        for stage, seconds in stage_seconds(prediction.numbers).items()
-        if stage in there
-    }
+    compared = {}
+    for stage, seconds in stage_seconds(prediction.numbers).items():
+        if stage in there:
+            compared[stage] = {"predicted": seconds, "measured": there[stage]}
+    return compared

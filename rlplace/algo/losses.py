@@ -277,6 +277,7 @@ def lm_terms(
     token's surrogate (`kl.importance_weights`); None: alike.
     """
     log_ratio = logprobs - old_logprobs
+    # The ratio that the clip limits: of the token, or of its sequence.
     limited = log_ratio
     if ratio == "sequence":
         limited = sequence_ratio(log_ratio, lengths)

@@ -71,6 +71,7 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
         raise ConfigError([damage(key, what, manifest, why)])
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))
+        # A later format may have other keys, so it is checked before all others.
         form = values["format"]
         if isinstance(form, int) and form > FORMAT:
             raise _newer(key, manifest, form)
@@ -81,6 +82,7 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
         what = "the manifest of the checkpoint is no manifest"
         why = f"{type(error).__name__}: {error}"
         raise ConfigError([damage(key, what, manifest, why)]) from error
+    # Sizes only: hashes take as long as reading all files, see `changed_files`.
     problems = []
     for name, record in checkpoint.files.items():
         problem = _size_problem(key, folder / name, record)
@@ -153,6 +155,7 @@ def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
         why = f"expected SHA-256 {expected[:16]}..., found {found[:16]}..."
         return damage(key, what, file, why)
 
+    # Hashing releases Python's lock, so threads use several cores.
     with ThreadPoolExecutor(_THREADS) as threads:
         compared = list(threads.map(compare, checkpoint.files))
     return [problem for problem in compared if problem is not None]

@@ -130,6 +130,7 @@ class Store:
         self, part: Path, contents: Contents, files: Mapping[str, FileRecord]
     ) -> Checkpoint:
         """Write the driver's part, then rename. All files are on the disk before the name is. Raises OSError."""
+        # The reports of the ranks are in the manifest from now on.
         for component in contents.ranks:
             for report in (part / component).glob("rank_*.json"):
                 report.unlink()

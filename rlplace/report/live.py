@@ -138,6 +138,7 @@ class Display:
         if loop is None:
             started = f"for {span(now_s - self._began_s)}"
             return [("starting", started), *self._starting.items()]
+        # The step under way, residencies and channels, as they are at this moment.
         now = "between iterations"
         doing = loop.doing  # read once: the driver changes it
         if doing is not None:
@@ -203,6 +204,7 @@ class Display:
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", no_wrap=True, min_width=len("bottleneck"))
         table.add_column()
+        # The first row has a bar, once the workers have started; all others are text.
         if self._loop is not None:
             done = self._iterations
             all_of = self._runner.total_iterations

@@ -157,6 +157,7 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
     heading = ("", *(f">{name}" for name in names), ">ratio")
     parts += _section("Numbers", heading, _side_by_side(left, right))
 
+    # Keys of either config with different values, as they are written.
     changed = []
     for key in dict.fromkeys([*left.keys, *right.keys]):
         values = [run.keys.get(key) for run in (left, right)]
@@ -168,6 +169,7 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
     else:
         parts.append("<p>The same config.</p>")
 
+    # Curves of both runs in the same charts, timelines below each other.
     parts += _curves(runs)
     pictures = ""
     for name, run in runs.items():
@@ -252,6 +254,7 @@ def _score(summary: Mapping[str, Any]) -> str:
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield large and small text: score, held-out score, seconds, speed, use of accelerators."""
     summary = run.summary
+    # Return or reward; None before the first episode has finished.
     first = summary.get("return_first")
     last = summary.get("return_last")
     if first is not None and last is not None:
@@ -263,6 +266,7 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
         before = number(summary["eval_first"])
         yield number(held_out), f"reward of held-out prompts, from {before}"
 
+    # Seconds of the whole command, and steps or answers for each second of training.
     start = _seconds(summary["start_s"])
     training = _seconds(summary["train_s"])
     yield _seconds(summary["wall_s"]), f"start {start}, training {training}"
@@ -276,6 +280,7 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
     speed = number(summary[f"{steps}_per_s"])
     yield f"{speed} / s", f"{steps.replace('_', ' ')}: {made}"
 
+    # Shares of the accelerators' time; a job without accelerators has none.
     usage = summary.get("utilisation", {})
     if usage:
         shares = []

@@ -97,6 +97,7 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         values = _checked(yaml.safe_load(config), CONFIG, _OF_CONFIG)
         keys = dict(_flat("", values))
         _checked(plan, PLAN, _OF_PLAN)
+        # The page does without those that are missing.
         plan_picture = _text_if_there(folder / "plan.svg")
         timeline = _text_if_there(folder / "timeline.svg")
         plan_text = _text_if_there(folder / "plan.txt")

@@ -289,6 +289,7 @@ def open_sinks(
         def append_to(path: Path) -> WholeAppends:
             return opened.enter_context(contextlib.closing(WholeAppends(path)))
 
+        # A file without a size at the checkpoint was made later: it becomes empty.
         if sizes is not None:
             for name, size in metric_files(directory).items():
                 append_to(directory / name).cut(min(size, sizes.get(name, 0)))

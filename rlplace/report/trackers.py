@@ -107,6 +107,7 @@ def _wandb(info: RunInfo) -> Tracker:
     """Open a run of Weights & Biases."""
     import wandb
 
+    # The id makes a resumed run go on in the same run of the tracker; nothing is printed.
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         group=info.group,
@@ -131,6 +132,7 @@ def _wandb(info: RunInfo) -> Tracker:
     def table(iteration: int, samples: Samples) -> None:
         run.log({"samples": wandb.Table(*_table(samples))}, step=iteration)
 
+    # Offline there is no page: the command that sends the files stands for it.
     page = str(run.url)
     if run.offline:
         page = f"wandb sync {shlex.quote(str(info.folder / 'wandb'))}/offline-run-*"
@@ -222,6 +224,7 @@ def _swanlab(info: RunInfo) -> Tracker:
         rows = swanlab.echarts.Table().add(*_table(samples))
         run.log({"samples": rows}, step=iteration)
 
+    # As with wandb: offline, the command that sends the files.
     page = run.url
     if run.mode != "online":
         page = f"swanlab sync {shlex.quote(str(info.folder / 'swanlab'))}/run-*"
@@ -232,6 +235,7 @@ def _trackio(info: RunInfo) -> Tracker:
     """Open a run of Trackio."""
     import trackio
 
+    # Trackio knows a run by its name, so the name has both config and time.
     name = f"{info.group}/{info.name}"
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
     run = trackio.init(

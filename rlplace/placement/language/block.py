@@ -374,6 +374,7 @@ def _read_counts(block: Text) -> dict[str, int]:
             if count is not None:
                 counts[key] = count
 
+    # A rank is a process: so many on one accelerator are a typing mistake.
     sharing = counts.get("ranks_per_accelerator", 1)
     if sharing > MOST_RANKS_EACH:
         text = block.child("ranks_per_accelerator")
@@ -381,6 +382,7 @@ def _read_counts(block: Text) -> dict[str, int]:
         why = f"a rank is a process; more than {MOST_RANKS_EACH:,} are a typing mistake"
         text.reject("too-many-ranks", what, why, text.open_line("a number"))
 
+    # The two options that are no counts; their defaults are right.
     across = block.child("tensor_parallel_across_nodes", False)
     if not isinstance(across.value, bool):
         what = "expected true or false"
@@ -529,6 +531,7 @@ def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Pl
         target = line.asked
         if i in placed or not isinstance(target, str):
             return placed.get(i)
+        # A circle, an unknown name, or a line that is placed before this one.
         if i in chain:
             circle = [lines[j].names[0] for j in (*chain[chain.index(i) :], i)]
             what = f"goes in a circle: {' -> '.join(circle)}"
@@ -540,6 +543,7 @@ def resolve(lines: Sequence[Line], broken: Collection[str] = ()) -> dict[int, Pl
         elif target not in unplaced:
             found = follow(line_of[target], [*chain, i])
             if found is not None:
+                # The same numbers; ranks of another size are spread over them again.
                 pool, segments = found
                 if line.each * line.sharing > 1:
                     numbers = [segment.accelerators for segment in segments]
@@ -788,7 +792,7 @@ def _side_by_side(
 
     room: accelerators. sizes: accelerators of the components that have a size.
     """
-    # The size of each set; None: any.
+    # The size of each set, by any of its components; None: it has no size.
     asked: list[int | None] = []
     for members in sets:
         sized = [name for name in members if name in sizes]
@@ -801,6 +805,7 @@ def _side_by_side(
             return {}
         asked.append(next(iter(given), None))
 
+    # Sets without a size get at least one accelerator each.
     taken = sum(size or 0 for size in asked)
     unsized = asked.count(None)
     if room - taken < unsized:

@@ -314,6 +314,7 @@ def _declared(declared: NodeConfig, rank: int, first: int, kind: str) -> Node:
         memory = mixed.memory or memory_of(mixed.product)
         run = Run(count=mixed.count, product=mixed.product, memory_bytes=memory)
         runs.append(run)
+    # Where the accelerators differ, the least memory counts for all, and every product is named.
     accelerators = declared.accelerators
     memory_bytes = declared.memory or memory_of(declared.product)
     product = declared.product

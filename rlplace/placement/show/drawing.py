@@ -91,6 +91,7 @@ def picture(
     label: for those who hear the picture. components: how many colours are used.
     looks: rules of a style sheet beside the shared ones.
     """
+    # Half a pixel further in: the line around the page is one pixel wide.
     page = element(
         "rect",
         class_="page",
@@ -103,6 +104,7 @@ def picture(
     sheets = [style(components)]
     if looks:
         sheets.append(element("style", looks))
+    # One part on each line.
     inside = "\n".join(["", *sheets, page, *parts, ""])
     document = element(
         "svg",

@@ -85,6 +85,7 @@ def tiles(pairs: Iterable[tuple[str, str]]) -> str:
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
     """Yield large and small text: accelerators in use, fullest one, moves, weights."""
+    # Accelerators in use, compared with a dedicated placement.
     if view.comparison is not None:
         savings = view.comparison.savings
         instead = "no component shares any"
@@ -92,6 +93,7 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
             instead = f"each component on its own would use {savings.dedicated}"
         yield f"{savings.used} accelerators", instead
 
+    # The fullest accelerator at its worst moment.
     tightest = view.ledger.tightest
     if tightest is not None and not view.ledger.empty:
         worst = tightest.worst
@@ -101,6 +103,7 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
         where = _accelerators(tightest, clipped(str(tightest.numbers), *_CLIP))
         yield held, f"at most, on {where} in {worst.moment}"
 
+    # Moves of one iteration, with the bytes they copy where these are known.
     traffic = view.traffic
     copied = traffic.to_host_bytes + traffic.from_host_bytes
     moved = "in each iteration"
@@ -110,6 +113,7 @@ def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
         moved = f"{show_bytes(copied)} to and from hosts"
     yield counted(view.moves, "move"), moved
 
+    # Bytes of one weight sync over all transports.
     weights = sum(traffic.weights_bytes.values())
     if weights:
         ways = [way.value.replace("_", " ") for way in traffic.weights_bytes]
@@ -210,6 +214,7 @@ def _tables(view: PlanView) -> Iterator[str]:
     residency = table(header, _residency(view))
     yield f"<h2>Residency by stage</h2>\n<p>{_BRACKETS}</p>\n{residency}"
 
+    # Data between components, and how far apart their ranks are.
     rows: list[tuple[str, ...]] = []
     for transfer in view.transfers:
         ends = f"{transfer.source} \u2192 {transfer.target}"

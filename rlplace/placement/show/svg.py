@@ -433,6 +433,7 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
     """Draw the meaning of the looks that occur; also return the height it takes."""
+    # Only looks that some component has in some stage.
     looks = {stage.look(c) for stage in view.stages for c in stage.held}
     parts: list[str] = []
     x = float(left)
@@ -494,6 +495,7 @@ def _draw_run(
         top += _LINE  # the alarm has its line above the block
     box = Box(x, top, width, run[-1].y + run[-1].height - top - 2)
 
+    # An empty cell says so, in place of blocks.
     if not cell.residents:
         middle_x = box.x + box.width / 2
         middle_y = box.y + box.height / 2 + 4
@@ -501,11 +503,13 @@ def _draw_run(
         hint = title(f"nothing is resident in {stage.name}")
         yield element("g", hint, box.drawn("free"), "\n", free)
 
+    # The residents divide the width of the stage evenly.
     each = _share(cell, width)
     for at, component in enumerate(cell.residents):
         block = Box(x + at * (each + _BLOCK_GAP), box.y, each, box.height)
         yield _block(view, stage, component, run, block, cell.sizes[at])
 
+    # A frame around all blocks, with both sizes as far as there is room for words.
     if over:
         short = f"{show_bytes(cell.total)} of {show_bytes(cell.capacity)}"
         alarm = f"{short}: does not fit"

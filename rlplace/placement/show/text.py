@@ -69,6 +69,7 @@ def render_short(view: PlanView) -> str:
     if view.comparison is not None and view.comparison.savings.saved:
         texts.append(f"savings: {view.comparison.savings.text}")
 
+    # Long lines go on below, indented; warnings have lines of their own already.
     lines: list[str] = []
     for text in texts:
         for line in text.splitlines():
@@ -313,6 +314,7 @@ def _savings(view: PlanView) -> Iterator[str]:
         yield f"savings: none, every component has accelerators of its own ({sizes})"
         return
 
+    # The two placements side by side; a stage may exist in one of them only.
     rows: Rows = [
         ("", "here", "each component on its own"),
         ("accelerators", str(savings.used), str(savings.dedicated)),
@@ -444,6 +446,7 @@ def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
 
 def _facts(view: PlanView) -> dict[str, dict[str, str]]:
     """Return the facts of a plan by chapter; the chapters are the same for all plans."""
+    # By component: place, and residency in each stage.
     traffic = view.traffic
     placed = {}
     residency = {}
@@ -454,6 +457,7 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
         words = [stage.held[spec.name].word for stage in view.stages]
         residency[spec.name] = ", ".join(words)
 
+    # Bytes of one iteration; a transport that is not used has 0 bytes.
     moves = {
         "moves": str(view.moves),
         "copied to hosts": show_bytes(traffic.to_host_bytes),

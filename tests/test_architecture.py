@@ -121,6 +121,7 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
     },
     "wandb": {"report.trackers"},
     "yaml": {
+        "cli.own_job",
         "config.compose",
         "config.yaml_text",
         "imports.settings",

@@ -196,7 +196,8 @@ class Job:
 
     def measures(self, config: Any) -> Measures:
         """Return the metrics that a run is summed up by."""
-        return Measures(score=self.score, steps="iterations_done")
+        name = self.score.rpartition("/")[2]
+        return Measures(score=self.score, score_name=name, steps="iterations")
 
     def console(self, config: Any, plan: Plan) -> Console:
         """Return the columns that are shown while it runs."""

@@ -105,6 +105,8 @@ class Loop:
             False  # some of what learns has begun with an update that not all have made
         )
         self._work = work
+        # In methods of workers: of each step, that of the slowest rank.
+        self._in_calls_s = 0.0
         self._steps = work.of(schedule)
         # The last turn of what trains: behind it there is a new policy version.
         turns = [s for s in schedule.stages if base_stage(s) in work.trains]
@@ -126,9 +128,16 @@ class Loop:
         )
         self._meanwhile = {}
         self._dropped = {}
-        return numbers | overhead(
-            numbers, self._schedule.active, self.log.iterations[-1].on_cores()
-        )
+        if self._work.collects:
+            return numbers | self._outside_calls(numbers["time/iteration_s"])
+        on_cores = self.log.iterations[-1].on_cores()
+        return numbers | overhead(numbers, self._schedule.active, on_cores)
+
+    def _outside_calls(self, iteration_s: float) -> dict[str, float]:
+        """Return the seconds and share of an iteration in which no worker was in a method that a stage calls."""
+        outside_s = max(0.0, iteration_s - self._in_calls_s)
+        share = outside_s / iteration_s if iteration_s > 0 else 0.0
+        return {"time/overhead_s": outside_s, "time/overhead_share": share}
 
     @property
     def held(self) -> dict[str, Residency]:
@@ -348,6 +357,7 @@ class Loop:
     ) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""
         reports: list[Metrics] = []
+        self._in_calls_s = 0.0
         numbers: dict[str, float] = {"time/moves_s": 0.0}
         began = self.clock.now()
         self.began_s = time.monotonic()
@@ -471,6 +481,8 @@ class Loop:
         taken = {c: self._groups[c].take_metrics() for c in components}
         results = self._wait([*pending, *taken.values()])
         collected = dict(zip(components, results[len(pending) :], strict=True))
+        slowest_s = max((max(call.seconds()) for call in pending), default=0.0)
+        self._in_calls_s += slowest_s
         counted: list[Metrics] = []
         for call in pending:
             # The waiting of a component counts once, however many methods it has run.

@@ -13,6 +13,7 @@ from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles
 from rlplace.report.charts import STYLE, Line, chart, number
 from rlplace.report.record import RunRecord
+from rlplace.report.summary import steps_name
 from rlplace.report.timeline import LOOK
 from rlplace.report.trackers import FAILED, STOPPED
 from rlplace.report.utilisation import SYNC, bottleneck
@@ -246,9 +247,10 @@ def _machines(run: RunRecord) -> str:
 
 
 def _score(summary: Mapping[str, Any]) -> str:
-    if "env_steps" in summary:
-        return "return"
-    return "reward"
+    named = summary.get("score_name")
+    if named:
+        return str(named)
+    return "return" if "env_steps" in summary else "reward"
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -271,9 +273,7 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
     training = _seconds(summary["train_s"])
     yield _seconds(summary["wall_s"]), f"start {start}, training {training}"
 
-    steps = "answers"
-    if "env_steps" in summary:
-        steps = "env_steps"
+    steps = steps_name(summary)
     iterations = summary["iterations"]
     noun = plural(iterations, "iteration")
     made = f"{summary[steps]:,} in {iterations:,} {noun}"

@@ -19,6 +19,7 @@ from rlplace.config.read import value_at
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
+from rlplace.report.summary import steps_name
 
 CONFIG = "config.yaml"
 PLAN = "plan.json"
@@ -144,10 +145,7 @@ def _summary(folder: Path, key: str) -> dict[str, Any]:
         why = "it ended before the first iteration was over"
         raise _wrong(key, "run-without-iterations", what, folder, why)
 
-    # Runs on simulators count env steps, those of language models count answers.
-    steps = "answers"
-    if "env_steps" in summary:
-        steps = "env_steps"
+    steps = steps_name(summary)
     kinds = {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER}
     try:
         _checked(summary, SUMMARY, kinds)

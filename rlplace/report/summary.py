@@ -36,6 +36,7 @@ _KEPT = (
 _SKIPPED = ("/poisoned", "/skipped_steps")
 _NAMED = 100  # of the things that were skipped, the first ones are named
 _LEAST_WAIT_S = 0.05  # seconds; a channel with less waiting is not shown
+_NO_STAGES = ("iteration", "overhead")  # seconds that are of no stage
 _STAGES = ("rollout", "infer", "learn", "sync", "moves", "evaluate")
 _HEAD = 11  # width of the first column
 
@@ -44,7 +45,8 @@ _HEAD = 11  # width of the first column
 class Measures:
     """The metrics that a kind of run is summed up by."""
 
-    score: str  # metric of an iteration's mean return
+    score: str  # metric of an iteration's mean return; "" where a job has none
+    score_name: str = "reward"  # what people call it
     # Metric with the number of episodes behind the score; None: an iteration counts as one.
     episodes: str | None = None
     window: int = 1  # episodes behind the mean return, rounded up to whole iterations
@@ -54,7 +56,11 @@ class Measures:
 
 
 SIMULATED = Measures(
-    score="env/return", episodes="env/episodes", window=100, steps="env_steps"
+    score="env/return",
+    score_name="return",
+    episodes="env/episodes",
+    window=100,
+    steps="env_steps",
 )
 TEXT = Measures(
     score="actor/reward",
@@ -207,6 +213,8 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
         speed = progress.steps / total
         overhead = progress.seconds.get("time/overhead_s", 0.0) / total
     record: dict[str, Any] = {
+        "steps_name": steps,
+        "score_name": progress.measures.score_name,
         "iterations": progress.iterations,
         steps: progress.steps,
         "return_first": progress.first_return,
@@ -296,10 +304,13 @@ def summary_text(report: Mapping[str, Any]) -> str:
     report: the result of `summary`, with the run's `memory`, `waits` and `utilisation`.
     """
     rows: list[tuple[str, str]] = []
-    if SIMULATED.steps in report:
+    steps = steps_name(report)
+    if steps == SIMULATED.steps:
         rows += _simulated_rows(report)
-    else:
+    elif steps == TEXT.steps:
         rows += _text_rows(report)
+    else:
+        rows += _own_rows(report)
     # Where the time went.
     rows += _seconds_rows(report)
     rows += _predicted_rows(report.get("predicted", {}))
@@ -318,6 +329,16 @@ def summary_text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def steps_name(report: Mapping[str, Any]) -> str:
+    """Return what the steps of a run are called in its summary; older ones do not say it."""
+    named = report.get("steps_name")
+    if named is not None:
+        return str(named)
+    if SIMULATED.steps in report:
+        return SIMULATED.steps
+    return TEXT.steps
+
+
 def fitted(line: str, indent: int = 2) -> str:
     """Break a line at spaces for the terminal, or a pipe of 80 columns; parts behind the first are indented."""
     parts = textwrap.TextWrapper(
@@ -332,12 +353,18 @@ def fitted(line: str, indent: int = 2) -> str:
 def _seconds_rows(report: Mapping[str, Any]) -> Rows:
     """Yield the seconds of start and training by stage, and the overhead."""
     seconds = report["seconds"]
-    stages = [f"{stage} {seconds[stage]:.1f}" for stage in _STAGES if stage in seconds]
+    names = [stage for stage in _STAGES if stage in seconds]
+    if steps_name(report) not in (SIMULATED.steps, TEXT.steps):
+        names = [name for name in seconds if name not in _NO_STAGES]
+    stages = [f"{name} {seconds[name]:.1f}" for name in names]
     each = ", ".join(stages) or "no iteration"
     parts = f"start {report['start_s']:.1f}, training {report['train_s']:.1f} ({each})"
     yield "seconds", f"{report['wall_s']:.1f} in all: {parts}"
     share = f"{report['overhead_share']:.0%}"
-    yield "overhead", f"{share} of training was neither {_OVERHEAD}"
+    if steps_name(report) in (SIMULATED.steps, TEXT.steps):
+        yield "overhead", f"{share} of training was neither {_OVERHEAD}"
+    else:
+        yield "overhead", f"{share} of training was outside of the workers' methods"
 
 
 def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:
@@ -360,6 +387,16 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
     steps = f"{report['env_steps']:,}"
     rate = f"{report['env_steps_per_s']:,.0f} per second"
     yield "env steps", f"{steps} in {report['iterations']} iterations, {rate}"
+
+
+def _own_rows(report: Mapping[str, Any]) -> Rows:
+    """Yield the score of a job of one's own, if it has one, and its iterations."""
+    first, last = report["return_first"], report["return_last"]
+    if first is not None and last is not None:
+        name = report["score_name"]
+        yield name, f"{first:,.4g} -> {last:,.4g}   (first, last iteration)"
+    rate = f"{report['iterations_per_s']:,.3g} per second"
+    yield "iterations", f"{report['iterations']:,}, {rate}"
 
 
 def _text_rows(report: Mapping[str, Any]) -> Rows:

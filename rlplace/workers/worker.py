@@ -156,14 +156,14 @@ class Worker:
         worker._lanes = Lanes()
         worker._registered = None
         worker._joined = None
-        worker._state = None
+        worker._own_state = None
         return worker
 
     _collected: Collected
     _lanes: Lanes  # of messages that go on beside the worker
     _registered: Registered | None  # what `offload` was given
     _joined: ProcessGroup | None
-    _state: StateOfRank | None  # that is written
+    _own_state: StateOfRank | None  # that is written
 
     def __init__(
         self, config: Any = _AS_LAUNCHED, context: WorkerContext | None = None
@@ -228,7 +228,7 @@ class Worker:
         return None
 
     def load_state(self, state: Any) -> None:
-        """Take what `save_state` has returned; tensors are on the host. Called after `setup`, with the component off."""
+        """Take what `save_state` has returned; its tensors are on the host. Called once, after `setup`."""
 
     def load_states(self, states: list[Any]) -> None:
         """Take the states of all ranks that saved, in rank order; another number of ranks may have saved.
@@ -255,10 +255,10 @@ class Worker:
     def _state_of_rank(self) -> StateOfRank:
         from rlplace.workers.own_state import StateOfRank
 
-        if self._state is None:
-            self._state = StateOfRank(self)
-            self.context.opened.callback(self._state.close)
-        return self._state
+        if self._own_state is None:
+            self._own_state = StateOfRank(self)
+            self.context.opened.callback(self._own_state.close)
+        return self._own_state
 
     # ── weights that go to another component, or come from one ───────────────────────────────────────────────────────
 

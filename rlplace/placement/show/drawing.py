@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 # (fill, ink on a light page, ink on a dark page); the fills carry white text and differ
 # for the colour-blind.
@@ -50,7 +49,7 @@ def element(name: str, *inside: str, **attributes: Attribute) -> str:
         if isinstance(value, float):
             value = f"{value:.1f}"
         attribute = key.removesuffix("_").replace("_", "-")
-        written.append(f"{attribute}={quoteattr(str(value))}")
+        written.append(f'{attribute}="{escape(str(value))}"')
     head = " ".join(written)
     if inside:
         return f"<{head}>{''.join(inside)}</{name}>"

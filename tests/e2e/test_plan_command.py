@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplace import commands, plan
+from rlplace import commands
+from rlplace.cli import plan
 from rlplace.config import compose
 from rlplace.placement.memory import families
 from tests.e2e.test_command_line import problem_codes

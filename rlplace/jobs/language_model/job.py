@@ -12,7 +12,6 @@ from rlplace.contract.job import Job
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check_task
 from rlplace.errors import Problem, Source
-from rlplace.foresight.performance import Performance
 from rlplace.jobs.language_model import checks, iteration, plan
 from rlplace.jobs.notes import learning_rate_notes
 from rlplace.placement.counts import Count, explain_counts
@@ -29,6 +28,7 @@ from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_engine, check_variant
 
 if TYPE_CHECKING:
+    from rlplace.foresight.performance import Performance
     from rlplace.workers.worker import Worker
 
 # Roles whose ranks have no state that a checkpoint keeps.

@@ -14,7 +14,6 @@ from rlplace.contract.job import Job
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
-from rlplace.foresight.performance import Performance
 from rlplace.jobs.notes import learning_rate_notes, missing_problems
 from rlplace.jobs.simulator import iteration, plan
 from rlplace.models.own_module import check_module
@@ -29,6 +28,7 @@ from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
+    from rlplace.foresight.performance import Performance
     from rlplace.workers.worker import Worker
 
 _WHOLE = "policies of simulators are whole on every rank, which divide the rows"

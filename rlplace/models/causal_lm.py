@@ -116,28 +116,21 @@ class PackedLm(nn.Module):
     Letters: T tokens of s sequences, N of them scored, E size of a state.
     """
 
-    made_by: ClassVar[Any] = (
-        AutoModelForCausalLM  # of transformers: from a config to the trunk with its head
-    )
-    labels: ClassVar[int | None] = (
-        None  # rows of a head that the config does not tell the size of
-    )
-    value_heads: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names that the value head may have in the files
-    new_head: ClassVar[bool] = (
-        False  # the value head starts anew where the files have none
-    )
-    kept: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # weights that only the learner has: neither pushed nor saved
+    # Of transformers: from a config to the trunk with its head
+    made_by: ClassVar[Any] = AutoModelForCausalLM
+    # Rows of a head that the config does not tell the size of
+    labels: ClassVar[int | None] = None
+    # Names that the value head may have in the files
+    value_heads: ClassVar[tuple[str, ...]] = ()
+    # The value head starts anew where the files have none
+    new_head: ClassVar[bool] = False
+    # Weights that only the learner has: neither pushed nor saved
+    kept: ClassVar[frozenset[str]] = frozenset()
 
-    parallel: TensorParallel | None = (
-        None  # where several ranks have a copy of the weights between them
-    )
-    context: ContextParallel | None = (
-        None  # where several ranks have the tokens between them
-    )
+    # Where several ranks have a copy of the weights between them
+    parallel: TensorParallel | None = None
+    # Where several ranks have the tokens between them
+    context: ContextParallel | None = None
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
@@ -186,9 +179,8 @@ class PackedLm(nn.Module):
 
     @property
     def head(self) -> nn.Linear:
-        return cast(
-            nn.Linear, self.lm.get_output_embeddings()
-        )  # any other is refused when the model is built
+        # Any other is refused when the model is built
+        return cast(nn.Linear, self.lm.get_output_embeddings())
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -381,9 +373,8 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
     checkpoint = cast(Callable[..., Any], block._gradient_checkpointing_func)
 
     def checkpoint_from_host(*inputs: Any) -> Any:
-        with torch.autograd.graph.save_on_cpu(
-            pin_memory=pinned
-        ):  # of the inputs; `checkpoint` saves nothing else
+        # Of the inputs; `checkpoint` saves nothing else
+        with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
             return checkpoint(*inputs)
 
     block._gradient_checkpointing_func = checkpoint_from_host  # type: ignore[assignment]  # no module or parameter
@@ -447,9 +438,8 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         add_factors(lm, spec.lora)
         if score is not None:
             lm.score = score
-        for (
-            parameter
-        ) in lm.parameters():  # only trained ones need the optimizer's dtype
+        # Only trained ones need the optimizer's dtype
+        for parameter in lm.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[spec.compute])
     return module
@@ -470,9 +460,8 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
                 local = DTensor(local, parameter._spec, requires_grad=False)
             made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
         filled[name] = made[parameter]
-    module.lm.load_state_dict(
-        filled, assign=True, strict=False
-    )  # FSDP registers the new memory here
+    # FSDP registers the new memory here
+    module.lm.load_state_dict(filled, assign=True, strict=False)
     _move_buffers(module, device)
 
 

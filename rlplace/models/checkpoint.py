@@ -57,9 +57,8 @@ class Checkpoint:
                 index.read_text(encoding="utf-8")
             )["weight_map"]
         else:
-            with safe_open(
-                folder / SINGLE, framework="np"
-            ) as single:  # for torch all of it is mapped at once
+            # For torch all of it is mapped at once
+            with safe_open(folder / SINGLE, framework="np") as single:
                 self._file_of = dict.fromkeys(single.keys(), SINGLE)
         self._open: dict[str, Any] = {}
 
@@ -216,9 +215,8 @@ def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
     try:
         save_file(tensors, file, metadata={"format": "pt"})
-    except (
-        SafetensorError
-    ) as error:  # which has the error of the operating system in words only
+    except SafetensorError as error:
+        # Which has the error of the operating system in words only
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise

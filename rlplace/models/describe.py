@@ -32,9 +32,8 @@ from transformers.models.auto.modeling_auto import (
 from rlplace.models.families import SEEING
 
 _ATTENTION = "rlplace_described"
-_TOKENS = (
-    128  # of the shorter of two passes; what grows between them is what a token saves
-)
+# Of the shorter of two passes; what grows between them is what a token saves
+_TOKENS = 128
 # What code of a model raises that asks for values, or for more than text.
 _UNTRACED = (
     AssertionError,
@@ -198,9 +197,8 @@ def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
     """Return into how many parts tensor parallelism can cut a weight of a layer; 1 where that is not known."""
     module, _, kind = name.rpartition(".")
     last = (name if len(shape) == 3 else module).rpartition(".")[2]
-    if (
-        kind == "bias" and last in _INPUTS_CUT
-    ):  # parts are summed, and every rank adds the whole bias
+    # Parts are summed, and every rank adds the whole bias
+    if kind == "bias" and last in _INPUTS_CUT:
         return 1
     if "linear_attn." in name:
         if shape[0] > 1 and last != "norm":
@@ -270,17 +268,15 @@ def _saved(
     AttentionMaskInterface.register(_ATTENTION, lambda *_, **__: None)
     if getattr(model, "_supports_attention_backend", False):
         model.set_attn_implementation(_ATTENTION)
-    text._attn_implementation = (
-        _ATTENTION  # of decoders that do not say that it can be replaced
-    )
+    # Of decoders that do not say that it can be replaced
+    text._attn_implementation = _ATTENTION
     model.train()
     active = int(getattr(text, "num_experts_per_tok", None) or 1)
 
     def read(tokens: int) -> None:
         ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
-        model(
-            input_ids=ids, attention_mask=torch.ones((1, tokens)), use_cache=False
-        )  # the mask's values are asked for
+        # The mask's values are asked for
+        model(input_ids=ids, attention_mask=torch.ones((1, tokens)), use_cache=False)
 
     return _by_token(
         model,
@@ -376,9 +372,8 @@ def _pass(
     """Return each tensor that a pass over `tokens` saves once, by layer."""
     found: dict[str, _Tensors] = {}
     inside: list[str] = []
-    kept: list[Tensor] = list(
-        model.parameters()
-    )  # alive, so that no storage has the id of another
+    # Alive, so that no storage has the id of another
+    kept: list[Tensor] = list(model.parameters())
     seen = {tensor.untyped_storage()._cdata for tensor in kept}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -394,10 +389,11 @@ def _pass(
         def hook(_: nn.Module, args: Any, named: Mapping[str, Any]) -> None:
             inside.append(name)
             found.setdefault(name, [])
+            # Such as cosines of positions, which all layers share
             for given in (
                 *args[1:],
                 *named.values(),
-            ):  # such as cosines of positions, which all layers share
+            ):
                 for tensor in given if isinstance(given, tuple) else (given,):
                     if isinstance(tensor, Tensor) and tensor.shape[-1:] != (hidden,):
                         kept.append(tensor)
@@ -448,9 +444,8 @@ def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
     width = 2 * (
         getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     )
-    if getattr(
-        text, "kv_lora_rank", None
-    ):  # DeepSeek-V2, arXiv:2405.04434, section 2.1: one latent for all heads
+    # DeepSeek-V2, arXiv:2405.04434, section 2.1: one latent for all heads
+    if getattr(text, "kv_lora_rank", None):
         heads = 1
         width = (
             text.kv_lora_rank

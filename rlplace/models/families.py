@@ -46,18 +46,18 @@ TRAINED = frozenset(
 # Those that see images, and write text.
 SEEING = frozenset(["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
+# Rotations that depend on the longest sequence of a batch
 _LONG = (
     "dynamic",
     "longrope",
-)  # rotations that depend on the longest sequence of a batch
+)
 
 
 def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
     """Return why no run trains the `model`, given by its config.json, on `context` tokens; None where one does."""
     family = model.get("model_type")
-    if (
-        model.get("use_bidirectional_attention") or model.get("is_causal") is False
-    ):  # such as EmbeddingGemma
+    # Such as EmbeddingGemma
+    if model.get("use_bidirectional_attention") or model.get("is_causal") is False:
         return (
             "its tokens see those behind them, as of a model that embeds texts: it "
             "cannot write one token after another"

@@ -12,11 +12,12 @@ from rlplace.errors import Problem
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # one file of weights, or where each weight is
 HEAD = "score.weight"  # as transformers' sequence classification has it
+# And as trainers of value models call it
 HEADS = (
     HEAD,
     "value_head.weight",
     "v_head.summary.weight",
-)  # and as trainers of value models call it
+)
 
 
 def stored_heads(head: str) -> tuple[str, ...]:

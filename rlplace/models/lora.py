@@ -34,9 +34,8 @@ _STORED_B = ".lora_B.weight"
 class LoraSpec:
     rank: int
     alpha: float
-    targets: tuple[
-        str, ...
-    ] = ()  # last names of linear layers, "q_proj"; empty: all but the head
+    # Last names of linear layers, "q_proj"; empty: all but the head
+    targets: tuple[str, ...] = ()
     key: str = "actor.lora_targets"  # that names them, for errors
 
     @property

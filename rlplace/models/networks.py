@@ -46,11 +46,12 @@ from rlplace.models.mlp import (
 from rlplace.models.own_module import find_module, not_a_module
 
 Observed = Tensor | Mapping[str, Tensor]
+# Kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
 _NATURE = (
     (8, 4),
     (4, 2),
     (3, 1),
-)  # kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
+)
 _NATURE_CHANNELS = (32, 64, 64)
 _IMPALA_CHANNELS = (16, 32, 32)
 _BESIDE = 64  # features of the numbers beside images
@@ -165,14 +166,14 @@ class NetworkPolicy(nn.Module):
             return rows
         if not count:
             return rows[:, :0].float()
+        # Clone: aligned
         return (
             rows[:, : 4 * count].flatten().clone().view(torch.float32).view(-1, count)
-        )  # clone: aligned
+        )
 
     def _rows(self, observations: Tensor) -> Tensor:
-        return observations.reshape(
-            -1, math.prod(self._spaces.observation_shape)
-        )  # of any N also once it is traced
+        # Of any N also once it is traced
+        return observations.reshape(-1, math.prod(self._spaces.observation_shape))
 
     def prepared(self, observations: Tensor) -> Tensor:
         """Return the observations as `Passes` take them: as they are, since each pass normalises its own."""

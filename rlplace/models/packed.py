@@ -57,9 +57,8 @@ class Packed:
     scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
     before: Tensor  # [N] int64, the token before each
     images: tuple[Files, ...] = ()  # [s], of each segment
-    context: ContextParallel | None = (
-        None  # where ranks have a part of the tokens each: those it has come to attention
-    )
+    # Where ranks have a part of the tokens each: those it has come to attention
+    context: ContextParallel | None = None
 
     @classmethod
     def of(
@@ -188,9 +187,8 @@ def attend_packed(model: PreTrainedModel) -> None:
             f"{type(model).__name__} does not let its attention be replaced"
         )
     AttentionInterface.register(_NAME, attention)
-    AttentionMaskInterface.register(
-        _NAME, lambda *_, **__: None
-    )  # the edges of the sequences define it
+    # The edges of the sequences define it
+    AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
     model.config._attn_implementation = _NAME
 
 
@@ -214,9 +212,8 @@ def attention(
         raise ValueError(
             f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none"
         )
-    if (
-        getattr(getattr(module, "config", None), "model_type", "") == "qwen2_moe"
-    ):  # which hands it to masks alone
+    # Which hands it to masks alone
+    if getattr(getattr(module, "config", None), "model_type", "") == "qwen2_moe":
         sliding_window = getattr(module, "sliding_window", None)
     if packed.context is None:
         return _attention(query, key, value, packed, scaling, sliding_window), None
@@ -234,13 +231,13 @@ def _attention(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
+    # All segments by one kernel
     if query.is_cuda and query.dtype in (
         torch.bfloat16,
         torch.float16,
-    ):  # all segments by one kernel
-        q, k, v = (
-            tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
-        )  # [T, heads, D]
+    ):
+        # [T, heads, D]
+        q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
         own = seen = Edges(packed.edges, max(packed.lengths))
         if packed.keys is not None:
             places, seen = packed.keys
@@ -274,9 +271,8 @@ def _attention(
             v = v.clone()
         length = first + own
         mask = None
-        if (
-            sliding_window is not None and length > sliding_window
-        ):  # [own, length], true where a token sees another
+        # [own, length], true where a token sees another
+        if sliding_window is not None and length > sliding_window:
             mask = torch.ones(own, length, dtype=torch.bool, device=q.device).tril(
                 first
             )
@@ -336,9 +332,8 @@ def _asks_for_groups(kernel: Callable[..., object]) -> bool:
 
 class TokenScores(NamedTuple):
     logprobs: Tensor  # [N] float32
-    entropies: (
-        Tensor  # [N] float32, of the whole distribution that the token was drawn from
-    )
+    # [N] float32, of the whole distribution that the token was drawn from
+    entropies: Tensor
 
 
 def token_scores(
@@ -418,9 +413,8 @@ class _TokenScores(torch.autograd.Function):
         for rows in _parts(len(hidden), ctx.tile[0]):
             logprob = None if by_logprob is None else by_logprob[rows].unsqueeze(1)
             entropy = None if by_entropy is None else by_entropy[rows].unsqueeze(1)
-            sums = (
-                None if by_hidden is None else by_hidden[rows].float()
-            )  # itself, where it is float32
+            # Itself, where it is float32
+            sums = None if by_hidden is None else by_hidden[rows].float()
             for entries in _parts(len(head), ctx.tile[1]):
                 places = targets[rows] - entries.start
                 terms = (

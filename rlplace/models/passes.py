@@ -27,9 +27,8 @@ _ATEN = torch.ops.aten
 
 class _Activation(NamedTuple):
     forward: Callable[[Tensor], Tensor]  # may overwrite what it is given
-    backward: Callable[
-        [Tensor, Tensor, Tensor], Tensor
-    ]  # of the slopes behind it, its input and its output
+    # Of the slopes behind it, its input and its output
+    backward: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 # By the module that stands in a trunk. Where the input is overwritten, the slope follows from the output.
@@ -73,9 +72,8 @@ class _Trunk:
         self._layers = list(
             zip(weights[0::2], weights[1::2], slopes[0::2], slopes[1::2], strict=True)
         )
-        self._kept: list[
-            tuple[Tensor, Tensor]
-        ] = []  # what each layer was given, and that before its activation
+        # What each layer was given, and that before its activation
+        self._kept: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, given: Tensor) -> Tensor:
         before = given
@@ -226,9 +224,10 @@ class _Numbers:
         self._inverse, size, total = torch.exp(-log_std), log_std.numel(), log_std.sum()
         self._z = (actions - means).mul_(self._inverse)
         self._squares = self._z.square()
+        # [N]
         self.logprobs = (
             self._squares.sum(dim=-1).mul_(-0.5).sub_(total + size * HALF_LOG_2PI)
-        )  # [N]
+        )
         self.entropies = (total + size * (0.5 + HALF_LOG_2PI)).expand(len(means))  # [N]
 
     def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:

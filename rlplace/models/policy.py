@@ -233,9 +233,8 @@ def write_onnx(policy: Policy, out: Path) -> None:
 def _tracing(out: Path) -> Iterator[None]:
     """Write what torch records of a pass inside. Raises ConfigError where it cannot be recorded."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of what `_traced` tries, and for forms that need Python to run
+        # Of what `_traced` tries, and for forms that need Python to run
+        warnings.simplefilter("ignore")
         try:
             yield
         except (RuntimeError, TypeError) as error:

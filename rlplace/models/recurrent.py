@@ -24,9 +24,8 @@ from rlplace.envs.contract import Actions, Spaces
 from rlplace.models.mlp import ACTIVATIONS, initialise
 from rlplace.models.networks import ImageEncoder, Observed, heads
 
-_Step = Callable[
-    [Tensor, Tensor], tuple[Tensor, Tensor]
-]  # features [M, F], memory -> hidden [M, H], memory
+# Features [M, F], memory -> hidden [M, H], memory
+_Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class NumberEncoder(nn.Module):

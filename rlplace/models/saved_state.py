@@ -21,9 +21,8 @@ from rlplace.models.checkpoint import write_file
 
 _MODEL = "model."
 _AVERAGE = "average."
-_NUMBERS = {
-    "normalizer.count"
-}  # single ones, which the files hold as vectors of length 1
+# Single ones, which the files hold as vectors of length 1
+_NUMBERS = {"normalizer.count"}
 _BATCH_BYTES = 1 << 30  # that are read at once
 
 
@@ -86,9 +85,10 @@ class SavedState:
     def _read(self, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         places = {self._places[name]: tensor for name, tensor in batch.items()}
         with warnings.catch_warnings():
+            # As it is meant
             warnings.filterwarnings(
                 "ignore", "torch.distributed is disabled", UserWarning
-            )  # as it is meant
+            )
             state_dict_loader.load(
                 places,
                 storage_reader=HuggingFaceStorageReader(str(self._folder)),

@@ -25,11 +25,12 @@ TENSOR = "tensor"  # dimensions of a mesh
 
 Part = tuple[slice, ...]  # of a tensor, by dimension
 
+# By their names in a config
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-}  # by their names in a config
+}
 
 
 _CUTS = (Shard, _StridedShard)
@@ -80,9 +81,8 @@ def all_gather(
     whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None
 ) -> None:
     """Fill `whole` with the parts of all ranks."""
-    gather = (
-        getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    )  # its name before torch 2.13
+    # Its name before torch 2.13
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, part, group=group)
 
 

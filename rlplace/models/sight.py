@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 _LONGEST_SIDE = 200  # times the other one; the processors refuse images beyond it
 _FORMATS = ("PNG", "JPEG")
-_JPEG_END = (
-    b"\xff\xd9"  # pixels have no such bytes; what stands before them may, as a preview
-)
+# Pixels have no such bytes; what stands before them may, as a preview
+_JPEG_END = b"\xff\xd9"
 # One black pixel, as PNG.
 BLANK = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
@@ -179,9 +178,10 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
     sight = Sight.of(folder, config.text_env)
     if sight is None:
         return CausalLm
+    # Image processors take a second to import
     from rlplace.models.vision_lm import (
         seeing,
-    )  # image processors take a second to import
+    )
 
     return seeing(sight)
 

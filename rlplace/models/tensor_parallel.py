@@ -31,14 +31,16 @@ from transformers import PreTrainedModel
 
 from rlplace.models.sharding import all_gather
 
+# Of transformers: the dimension of [out, in] that is cut
 _CUT = {
     "colwise": 0,
     "rowwise": 1,
-}  # of transformers: the dimension of [out, in] that is cut
+}
+# The embedding is cut anyway
 _WHOLE = {
     "replicated_with_grad_allreduce",
     "embedding_rowwise",
-}  # the embedding is cut anyway
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,9 +181,8 @@ def _cut_vocabulary(
     head = lm.get_output_embeddings()
     assert isinstance(embedding, nn.Embedding), "as all models that are trained"
     _cut_rows_or_columns(embedding, 0, mesh, made)
-    if (
-        head is not None
-    ):  # it scores tokens by its weight alone: see packed.token_scores
+    # It scores tokens by its weight alone: see packed.token_scores
+    if head is not None:
         _cut_rows_or_columns(head, 0, mesh, made)
     own_rows = embedding.forward
     rows = embedding.num_embeddings // mesh.size()
@@ -225,9 +226,10 @@ def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     found = states.new_empty(*states.shape[:-2], tokens // group.size(), width)
     sent = states.contiguous().view(group.size(), -1, width)
     if states.is_cuda:
+        # As in `all_gather`
         reduce = (
             getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        )  # as in `all_gather`
+        )
         reduce(found.view(-1, width), sent.flatten(0, 1), group=group)
     else:  # gloo would reduce a copy of everything, around a ring
         parts = torch.empty_like(sent)

@@ -98,9 +98,8 @@ class Eyes:
         states = states.masked_scatter(
             places[..., None], torch.cat(seen.pooler_output).to(states.dtype)
         )
-        if layers := getattr(
-            seen, "deepstack_features", None
-        ):  # which the first layers add (Qwen3-VL)
+        # Which the first layers add (Qwen3-VL)
+        if layers := getattr(seen, "deepstack_features", None):
             stacked = [
                 torch.cat(layer) if isinstance(layer, (list, tuple)) else layer
                 for layer in layers

@@ -75,18 +75,14 @@ class Spaces:
 
     observation_shape: tuple[int, ...]
     actions: Actions
-    observation_dtype: Literal["float32", "uint8"] = (
-        "float32"  # uint8: an image, or a row of bytes
-    )
-    parts: tuple[
-        Part, ...
-    ] = ()  # in their order within a row; none: the observation is an array by itself
-    memory: int = (
-        0  # float32 numbers that the policy remembers; the parts do not name them
-    )
-    chunk: int = (
-        1  # actions decided at once; more than one are the first axis of `actions`
-    )
+    # uint8: an image, or a row of bytes
+    observation_dtype: Literal["float32", "uint8"] = "float32"
+    # In their order within a row; none: the observation is an array by itself
+    parts: tuple[Part, ...] = ()
+    # float32 numbers that the policy remembers; the parts do not name them
+    memory: int = 0
+    # Actions decided at once; more than one are the first axis of `actions`
+    chunk: int = 1
 
     @property
     def numbers(self) -> int:
@@ -210,9 +206,8 @@ class StepResult:
     rewards: NDArray[np.float32]  # [B]
     terminated: NDArray[np.bool_]  # [B]
     truncated: NDArray[np.bool_]  # [B], never where terminated
-    final_observations: NDArray[
-        Any
-    ]  # [K, *O], last observation of truncated rows, in row order
+    # [K, *O], last observation of truncated rows, in row order
+    final_observations: NDArray[Any]
     episode_returns: Sequence[float]  # N, undiscounted
     episode_lengths: Sequence[int]  # N, steps
 

@@ -173,10 +173,11 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         wrap = named(
             wrapper.name, {}, key=f"{key}.name", code="unknown-wrapper", noun="wrapper"
         )
+        # YAML has none
         kwargs = {
             name: tuple(v) if isinstance(v, list) else v
             for name, v in wrapper.kwargs.items()
-        }  # YAML has none
+        }
         try:
             env = wrap(env, **kwargs)
         except (TypeError, ValueError, AssertionError) as error:

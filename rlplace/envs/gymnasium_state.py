@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 _RANDOM = "random"
 _OWN = "own."
+# Of MuJoCo: rewards take what these were before a step, and they lag behind the
+# positions
 _DERIVED = (
     "xpos",
     "xipos",
-)  # of MuJoCo: rewards take what these were before a step, and they lag behind the positions
+)
 
 
 def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:

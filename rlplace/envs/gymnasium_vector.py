@@ -89,15 +89,13 @@ class GymnasiumVector:
             returns[row] += float(reward)
             lengths[row] += 1
             if terminated or truncated or lengths[row] >= limit:
-                if (
-                    terminated
-                ):  # also if both at once: there is nothing to bootstrap from
+                # Also if both at once: there is nothing to bootstrap from
+                if terminated:
                     terminations[row] = True
                 else:
                     truncations[row] = True
-                    finals.append(
-                        np.array(observation, self._dtype)
-                    )  # a copy: `reset` may reuse its array
+                    # A copy: `reset` may reuse its array
+                    finals.append(np.array(observation, self._dtype))
                 episode_returns.append(returns[row])
                 episode_lengths.append(lengths[row])
                 returns[row] = 0.0

@@ -15,9 +15,8 @@ from rlplace.envs.contract import Part
 
 _IMAGE_AXES = 2  # height and width at least
 _Vector = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-_Place = tuple[
-    tuple[Any, ...], gymnasium.Space[Any]
-]  # the keys to an entry, and its space
+# The keys to an entry, and its space
+_Place = tuple[tuple[Any, ...], gymnasium.Space[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +25,8 @@ class Encoding:
 
     whole: Part
     parts: tuple[Part, ...] = ()
-    encode: Callable[[Any], NDArray[Any]] | None = (
-        None  # None: what the simulator shows is the array
-    )
+    # None: what the simulator shows is the array
+    encode: Callable[[Any], NDArray[Any]] | None = None
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
@@ -47,9 +45,8 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
     named = [
         (_part(".".join(map(str, keys)), entry), keys, entry) for keys, entry in places
     ]
-    named.sort(
-        key=lambda place: place[0].dtype == "uint8"
-    )  # stable: numbers first, else as they were
+    # Stable: numbers first, else as they were
+    named.sort(key=lambda place: place[0].dtype == "uint8")
     parts = tuple(part for part, _, _ in named)
     count = sum(part.dtype == "float32" for part in parts)
 

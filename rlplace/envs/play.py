@@ -27,9 +27,8 @@ from rlplace.errors import ConfigError, OutputError, SimulatorError, one_of
 Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[Any]]
 _ROWS = 16  # most that are simulated side by side
 _EVALUATION = -1  # instead of an iteration: no episodes that a run has trained on
-_GIF_FRAMES_PER_S = (
-    20.0  # at most: each frame is a picture of its own, slow to make and large
-)
+# At most: each frame is a picture of its own, slow to make and large
+_GIF_FRAMES_PER_S = 20.0
 _KEY = "video"
 
 
@@ -128,9 +127,8 @@ def _made(
 ) -> Simulator:
     if not drawn:
         return make_simulator(config, rows, chunk)
-    os.environ.setdefault(
-        "SDL_VIDEODRIVER", "dummy"
-    )  # pygame looks for a screen, and complains where there is none
+    # Pygame looks for a screen, and complains where there is none
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     drawing = dataclasses.replace(
         config, kwargs={**config.kwargs, "render_mode": "rgb_array"}
     )
@@ -170,10 +168,11 @@ class _Film:
         rate = simulator.frames_per_s
         self._every = 1 if film else math.ceil(rate / _GIF_FRAMES_PER_S)
         self._asked = 0
+        # Ms; plays for ever
         options: dict[str, Any] = {
             "duration": 1000 * self._every / rate,
             "loop": 0,
-        }  # ms; plays for ever
+        }
         if film:
             options = {"fps": rate, "macro_block_size": 2}  # its sides are even
         with self._writing():
@@ -208,9 +207,8 @@ class _Film:
             raise missing_library(
                 str(error), got=self._config.id, extra="video", key=_KEY, of="videos"
             ) from error
-        except (
-            Exception
-        ) as error:  # foreign renderers and drivers fail with errors of any kind
+        except Exception as error:
+            # Foreign renderers and drivers fail with errors of any kind
             raise _not_drawn(
                 self._config, f"{type(error).__name__}: {error}"
             ) from error
@@ -224,9 +222,8 @@ class _Film:
 
 def _not_drawn(config: SimulatorEnvConfig, why: str) -> ConfigError:
     fix = f"leave out {_KEY}="
-    if (
-        config.kind == "gymnasium" and ":" in config.id
-    ):  # of the user's own, or of a library
+    # Of the user's own, or of a library
+    if config.kind == "gymnasium" and ":" in config.id:
         own = "let the class take render_mode=None, and have render(self) return a picture: np.uint8 [height, width, 3]"
         own += "        (docs/own_environment.md has one)"
         fix = one_of([own, fix])

@@ -252,9 +252,8 @@ def missing_library(
     """Name the extra of this package that installs a library."""
     what = f"a library of {of} is not installed"
     fix = install_command(extra)
-    theirs = re.findall(
-        r"`(pip install [^`]+)`", why
-    )  # as Gymnasium names what our extra does not have, such as Box2D
+    # As Gymnasium names what our extra does not have, such as Box2D
+    theirs = re.findall(r"`(pip install [^`]+)`", why)
     if theirs and why.partition(" ")[0].lower() not in fix:
         fix = " && ".join(theirs)
     return ConfigError.of("missing-library", key, what, got, why, fix)

@@ -40,13 +40,14 @@ _MOST_UNKNOWN = 1 << 20  # of a request; of one without a key of an episode
 _SILENT_S = 120.0  # after which a connection is closed on which nothing comes
 _END_S = 10.0  # that an agent may take to return once nothing answers it any more
 _KEPT = 64  # first requests, to compare those of the samples of one prompt
+# That a request may not ask for
 _NOT_HERE = (
     "stream",
     "tools",
     "functions",
     "response_format",
     "logprobs",
-)  # that a request may not ask for
+)
 
 
 class Agent(Protocol):
@@ -69,9 +70,8 @@ class AgentTask:
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
-    size: int | None = (
-        None  # rows are not asked for their prompts before they come: that would begin all agents
-    )
+    # Rows are not asked for their prompts before they come: that would begin all agents
+    size: int | None = None
 
     def __init__(
         self,
@@ -170,9 +170,8 @@ class AgentEpisode:
         )
         self._thread.start()
         self._failed: NoPrompt | None = None  # why there was no first request
-        self._until_s: float | None = (
-            None  # how long the agent may take to return, once it is over
-        )
+        # How long the agent may take to return, once it is over
+        self._until_s: float | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
         """Wait for the first request, until a time of the monotonic clock; return why there is none."""
@@ -279,9 +278,8 @@ class _Line:
 
     def __init__(self) -> None:
         self.asked: queue.SimpleQueue[list[Message] | _End] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[str | None] = (
-            queue.SimpleQueue()
-        )  # None: there will be no more
+        # None: there will be no more
+        self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.result: float | Mapping[str, Any] | None = None
         self.closed = False
         self._asking = threading.Lock()
@@ -349,9 +347,8 @@ class _Endpoint:
         with self._lock:
             if self._server is None:
                 self._server = _Server((_HOST, 0), _requests_of(self._lines.get))
-                weakref.finalize(
-                    self, _end, self._server
-                ).atexit = False  # its threads end with the process
+                # Its threads end with the process
+                weakref.finalize(self, _end, self._server).atexit = False
                 threading.Thread(
                     target=_serve, args=(self._server,), name="agents", daemon=True
                 ).start()

@@ -97,17 +97,15 @@ def _read(fd: int, timeout_s: float) -> bytes:
 def kill_session(process: subprocess.Popen[bytes]) -> None:
     """End a process that began a session, and all that it started there."""
     with contextlib.suppress(ProcessLookupError):  # all of them have ended
-        os.killpg(
-            process.pid, signal.SIGKILL
-        )  # the session's first process: its number is the group's
+        # The session's first process: its number is the group's
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _passed(text: bytes, tests: int) -> int:
     """Count in whole lines only: one that was cut off by death or deadline does not count."""
-    results: dict[
-        str, str
-    ] = {}  # by the number of the test; the code may have written lines of its own before them
+    # By the number of the test; the code may have written lines of its own before them
+    results: dict[str, str] = {}
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
         number, _, result = line.partition(" ")
         results[number] = result
@@ -163,9 +161,8 @@ def main(report_fd: int) -> None:
 
 def succeeds(code: str, names: dict[str, Any]) -> bool:
     try:
-        exec(
-            compile(code, "<answer>", "exec"), names
-        )  # running it is the purpose of this process
+        # Running it is the purpose of this process
+        exec(compile(code, "<answer>", "exec"), names)
     except BaseException:  # noqa: BLE001  # whatever it raises, SystemExit too, is the answer's own failure
         return False
     return True

@@ -38,9 +38,8 @@ class Image:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
     role: Literal["system", "user", "assistant"]
-    content: (
-        str | tuple[str | Image, ...]
-    )  # parts where a model sees images, in the order in which it reads them
+    # Parts where a model sees images, in the order in which it reads them
+    content: str | tuple[str | Image, ...]
 
     @property
     def text(self) -> str:
@@ -52,9 +51,8 @@ class Message:
         return tuple(part for part in self.content if isinstance(part, Image))
 
 
-Prompt = (
-    str | Sequence[Message]
-)  # a text is one message of the user where the model chats
+# A text is one message of the user where the model chats
+Prompt = str | Sequence[Message]
 
 
 class TextEpisode(Protocol):
@@ -81,9 +79,8 @@ class TextTask(Protocol):
     episodes are made in threads, at the same time; with `replies_alone = True`, one by one in the rank's own.
     """
 
-    rewards: ClassVar[
-        Sequence[str]
-    ]  # names of the reward functions that count where the config names none
+    # Names of the reward functions that count where the config names none
+    rewards: ClassVar[Sequence[str]]
 
     @property
     def size(self) -> int | None:

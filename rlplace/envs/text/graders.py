@@ -66,9 +66,8 @@ class InlineGrader:
         for reward, function in self._functions:
             try:
                 value = function(case.transcript)
-            except (
-                ValueError
-            ) as error:  # a fact that the task does not give, an argument out of range
+            except ValueError as error:
+                # A fact that the task does not give, an argument out of range
                 raise reward_failed(
                     reward, case, "reward-raised", "refused", str(error)
                 ) from error
@@ -199,9 +198,8 @@ class ProcessGrader:
         """Send the transcript; the process waits for it, so a long one does not block either."""
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # it has died, as is heard next
+        # It has died, as is heard next
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(worker.case.transcript)
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
@@ -259,9 +257,8 @@ class ProcessGrader:
         )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # it ends by itself, unless it only closed its pipe
+        # It ends by itself, unless it only closed its pipe
+        with contextlib.suppress(subprocess.TimeoutExpired):
             worker.popen.wait(_ENDING_S)
         worker.close()  # now its exit code is known
         why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
@@ -325,9 +322,8 @@ def grade(
 ) -> None:
     """Send (error, None) or (None, number) for each function; stop after the first that raised."""
     for _, function in functions:
-        signal.setitimer(
-            signal.ITIMER_REAL, _PATIENCE * timeout_s
-        )  # unhandled, its signal ends even code in C
+        # Unhandled, its signal ends even code in C
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)
         try:
             value = function(transcript)
         except BaseException as error:  # noqa: BLE001  # any error of a user's function, and its exit, names the sample

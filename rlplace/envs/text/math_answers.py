@@ -105,9 +105,8 @@ def last_boxed(text: str) -> str | None:
     begins = {match.end() - 1 for match in re.finditer(r"\\boxed\s*\{", text)}
     found = (-1, 0)
     opened = list[int]()
-    for brace in (
-        re.finditer(r"[{}]", text) if begins else ()
-    ):  # once, however many are never closed
+    # Once, however many are never closed
+    for brace in re.finditer(r"[{}]", text) if begins else ():
         if brace[0] == "{":
             opened.append(brace.start())
         elif opened and (begin := opened.pop()) in begins:

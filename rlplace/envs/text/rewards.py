@@ -29,9 +29,8 @@ import logging
 import re
 
 _LOG = logging.getLogger(__name__)
-RewardFunction = Callable[
-    ..., float
-]  # (transcript, **kwargs); may be called in another process
+# (transcript, **kwargs); may be called in another process
+RewardFunction = Callable[..., float]
 REWARDS: Mapping[str, str] = {
     name: f"rlplace.envs.text.rewards:{name}"
     for name in (
@@ -42,12 +41,13 @@ REWARDS: Mapping[str, str] = {
     name: f"rlplace.envs.text.math_answers:{name}"
     for name in ("math_answer", "math_verify")
 }
+# Patterns, libraries and code that may never come to an end
 _APART = {
     "matches",
     "math_verify",
     "reasoning_score",
     "unit_tests",
-}  # patterns, libraries and code that may never come to an end
+}
 _SHOWN = 400  # characters of an answer in an error
 _LISTS = ("prompts", "answers", "labels")
 _FIXES = {

@@ -21,9 +21,8 @@ _MOST_OFTEN = 1_000  # that a row is asked in an epoch
 _MORE = 8  # places of further bad rows in an error
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
-Row = tuple[
-    Mapping[str, Any], Source
-]  # values by column, and the line of the file or the number of the row
+# Values by column, and the line of the file or the number of the row
+Row = tuple[Mapping[str, Any], Source]
 
 
 def bad_row(
@@ -97,9 +96,8 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     Raises ConfigError: nothing there, a line that is no JSON object, a file of another kind, a library missing.
     """
     file = Path(path)
-    if not os.path.exists(
-        path
-    ):  # a folder that may not be entered holds nothing, either
+    # A folder that may not be entered holds nothing, either
+    if not os.path.exists(path):
         folder = next(
             parent for parent in file.absolute().parents if os.path.isdir(parent)
         )
@@ -218,7 +216,8 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
         ValueError,
         LookupError,
         TypeError,
-    ) as error:  # whichever of its files is missing or damaged
+    ) as error:
+        # Whichever of its files is missing or damaged
         why = f"a folder is read as what `datasets` writes with save_to_disk: {error}"
         raise _no_data_set("the folder is no data set", str(folder), why) from error
     if isinstance(found, datasets.DatasetDict):

@@ -23,9 +23,8 @@ _RAW = "-raw"  # without wrappers: each observation holds only the messages sinc
 _GAME = -1  # sender of the game's own messages
 _ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
 _ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is asked for
-_HALF = (
-    1 << 30
-)  # entry i is made from first seed + i: held-out ones begin where training never comes
+# Entry i is made from first seed + i: held-out ones begin where training never comes
+_HALF = 1 << 30
 _ROLES = ("system", "user", "assistant")
 _MEANT = {  # columns of well-known data sets
     "prompt": (
@@ -182,9 +181,8 @@ class ToyText:
         self._id = game
         self._game = _GAMES[game]
         self._options: dict[str, Any] = dict(options or {})
-        self._idle = [
-            self._make()
-        ]  # to make some is slow; arguments that it does not take are refused here
+        # To make some is slow; arguments that it does not take are refused here
+        self._idle = [self._make()]
 
     def episode(self, number: int) -> ToyTextGame:
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
@@ -505,9 +503,8 @@ class PromptSet:
             if column is None:
                 continue
             value = _column(values, column)
-            if (
-                value is None or value != value
-            ):  # nan is how some libraries write that there is none
+            # Nan is how some libraries write that there is none
+            if value is None or value != value:
                 names = _columns(values)
                 near = did_you_mean(column, names) or next(
                     (n for n in names if n.rpartition(".")[2] in _MEANT[key]), None

@@ -44,9 +44,8 @@ class SpreadChannel(Channel):
         super().__init__(spec)
         self._branches = tuple(branches)
         self._branch_of = {key: branch for branch in branches for key in branch.keys}
-        self._ends: dict[
-            tuple[str, str], Channel
-        ] = {}  # by owner and key, filled on first use
+        # By owner and key, filled on first use
+        self._ends: dict[tuple[str, str], Channel] = {}
 
     def _end(self, key: str) -> Channel:
         end = self._ends.get((self.owner, key))
@@ -152,9 +151,10 @@ class ProcessChannels:
             return self._shared[path]
 
     def connection(self, server: ServerAddress) -> Connection:
+        # Here: where one node suffices ZeroMQ is not needed
         from rlplace.comm.network import (
             Connection,
-        )  # here: where one node suffices ZeroMQ is not needed
+        )
 
         with self._lock:
             if server.endpoint not in self._connections:
@@ -228,9 +228,8 @@ class NodeLocation:
         return RemoteChannel(place.ends.connection(self.server), self.spec)
 
 
-Location = (
-    ProcessLocation | NodeLocation
-)  # where one branch of a channel lives: its keys and its capacity
+# Where one branch of a channel lives: its keys and its capacity
+Location = ProcessLocation | NodeLocation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

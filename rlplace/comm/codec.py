@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, an array of bytes
-Pieces = tuple[
-    Buffer, ...
-]  # a header, and the buffers behind it in the order in which the header names them
-Packed = (
-    bytes | Pieces
-)  # a value in one piece, or in several, which alias its contiguous arrays on the host
+# A header, and the buffers behind it in the order in which the header names them
+Pieces = tuple[Buffer, ...]
+# A value in one piece, or in several, which alias its contiguous arrays on the host
+Packed = bytes | Pieces
 
 
 def unpack(packed: Packed | list[Buffer]) -> Any:
@@ -43,9 +41,8 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
             f"only dense tensors travel, got layout {tensor.layout}, dtype {tensor.dtype}"
         )
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    flat = dense.as_strided(
-        (dense.numel(),), (1,)
-    )  # reshape keeps a stride that does not matter, and view refuses it
+    # Reshape keeps a stride that does not matter, and view refuses it
+    flat = dense.as_strided((dense.numel(),), (1,))
     return flat.view(torch.uint8).numpy()
 
 

@@ -27,9 +27,8 @@ from typing import Any, Final
 
 _PID_BITS = 22  # Linux gives no larger pid (kernel's PID_MAX_LIMIT)
 
-_IDLE = (
-    16  # wakers that a process keeps for later waits on a channel; each is an open file
-)
+# Wakers that a process keeps for later waits on a channel; each is an open file
+_IDLE = 16
 
 LOCK_BYTES = 64
 # A change takes microseconds. A process that has to wait longer than a few tries waits for a holder that was
@@ -85,9 +84,8 @@ def _word_of(pid: int) -> int:
 def _read(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = (
-                file.read().rpartition(b")")[2].split()
-            )  # the name before it may hold anything
+            # The name before it may hold anything
+            fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     if fields[0] in (b"Z", b"X"):
@@ -194,15 +192,13 @@ class SharedLock:
     def close(self) -> None:
         """Never touch the memory again: any later call is a ValueError. Idempotent."""
         if self._unlock is not _closed:
-            self._unlock(
-                self._mutex
-            )  # the C library would go on to refer to a mutex that this thread still holds
+            # The C library would go on to refer to a mutex that this thread still holds
+            self._unlock(self._mutex)
         self._try = self._unlock = _closed
 
     def _taken(self, code: int) -> bool:
-        if (
-            code == errno.EOWNERDEAD
-        ):  # the last holder died; what it left is for the caller to see
+        # The last holder died; what it left is for the caller to see
+        if code == errno.EOWNERDEAD:
             self._repair(self._mutex)
             return True
         if code not in (0, errno.EBUSY):

@@ -67,9 +67,8 @@ class Get:
     owner_name: str
     key_name: str
     limit: float | None  # None: one item
-    remote: bool = (
-        False  # whether the items may come back by `restore`, until `confirm`
-    )
+    # Whether the items may come back by `restore`, until `confirm`
+    remote: bool = False
     owner: int = 0
     key: int = 0
     waiter: int = 0
@@ -92,9 +91,8 @@ class QueueMachine:
         self.keys = Names(table, keys=True)
         self._declared = None if self.spec.keys is None else frozenset(self.spec.keys)
         self._capacity = self.spec.capacity_items
-        self._entered: dict[
-            tuple[str, str, int], tuple[int, int]
-        ] = {}  # participant and key by names and side
+        # Participant and key by names and side
+        self._entered: dict[tuple[str, str, int], tuple[int, int]] = {}
 
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,9 +126,8 @@ class QueueMachine:
             else:
                 self._append(entry, put.key, put.payload, now)
             return True
-        self._wake(
-            t.PUTTERS, credit, now
-        )  # those ahead may have been passed over while others were woken for it
+        # Those ahead may have been passed over while others were woken for it
+        self._wake(t.PUTTERS, credit, now)
         if waker and not waiter:
             self._join(put, t.PUTTERS, waker, now)
         return False
@@ -583,9 +580,8 @@ class QueueMachine:
         waits = []
         for line in lines:
             for waiter in self._waiters(line):
-                seconds = max(
-                    0.0, now - reals[waiter + t.W_SINCE]
-                )  # the clock was read before the lock was acquired
+                # The clock was read before the lock was acquired
+                seconds = max(0.0, now - reals[waiter + t.W_SINCE])
                 owner = names[words[waiter + t.W_OWNER]]
                 key = keys[words[waiter + t.W_KEY]]
                 waits.append(

@@ -43,9 +43,8 @@ class WaitForGraph:
 
     def __init__(self, views: Collection[ChannelStats]) -> None:
         self.dead = {name for stats in views for name in stats.dead}
-        self.waits: dict[
-            str, list[tuple[str, ...]]
-        ] = {}  # owner -> the workers that could end each of its waits
+        # Owner -> the workers that could end each of its waits
+        self.waits: dict[str, list[tuple[str, ...]]] = {}
         for stats in views:
             for wait in stats.waits:
                 self.waits.setdefault(wait.owner, []).append(stats.could_end(wait))
@@ -79,9 +78,8 @@ class WaitForGraph:
         try:
             graphlib.TopologicalSorter(ahead).prepare()
         except graphlib.CycleError as found:
-            circle: list[str] = found.args[1][
-                :0:-1
-            ]  # it names each behind the one that waits for it
+            # It names each behind the one that waits for it
+            circle: list[str] = found.args[1][:0:-1]
             first = circle.index(min(circle))
             return (*circle[first:], *circle[: first + 1])
         return ()
@@ -144,9 +142,8 @@ class Watchdog:
     def __init__(self, channels: Mapping[str, Channel], *, stall_s: float) -> None:
         self._channels = channels
         self._stall_s = stall_s
-        self._moved: dict[
-            str, tuple[int, float]
-        ] = {}  # channel -> puts and gets, and since when there are no more
+        # Channel -> puts and gets, and since when there are no more
+        self._moved: dict[str, tuple[int, float]] = {}
         self._reported: set[str] = set()  # channels and workers
         self._over = threading.Event()
         self._thread = threading.Thread(

@@ -45,14 +45,12 @@ class Waiter:
     """A request until its caller has the answer. No caller waits for the answer to a "withdraw"."""
 
     request: Request
-    outgoing: Sequence[
-        Frame
-    ] = ()  # kept until the answer: it may have to be sent again
+    # Kept until the answer: it may have to be sent again
+    outgoing: Sequence[Frame] = ()
     reply: Reply = NO_REPLY
     frames: Sequence[zmq.Frame] = ()  # of the answer
-    arrived: threading.Lock = dataclasses.field(
-        default_factory=threading.Lock
-    )  # released once, by who has `_lock`
+    # Released once, by who has `_lock`
+    arrived: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 class Connection:
@@ -64,16 +62,14 @@ class Connection:
         self.endpoint = endpoint
         self.keys = keys
         self._serials = itertools.count(1)
-        self._waiters: dict[
-            int, Waiter
-        ] = {}  # everything that is unanswered, or answered and not yet done
+        # Everything that is unanswered, or answered and not yet done
+        self._waiters: dict[int, Waiter] = {}
         self._done: list[int] = []  # for the server with the next message
         self._tell = False  # whether that cannot wait
         self._welcomed = False
         self._broken: str | None = None
-        self._lost_at: float | None = (
-            time.monotonic() + patience_s - LOST_S
-        )  # None while connected
+        # None while connected
+        self._lost_at: float | None = time.monotonic() + patience_s - LOST_S
         self._lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -163,9 +159,8 @@ class Connection:
         self._socket.send_multipart(
             (wire.pack(request), *frames), zmq.NOBLOCK, copy=False
         )
-        if wire.has_message(
-            self._socket
-        ):  # sending may have taken in the signal of a message
+        # Sending may have taken in the signal of a message
+        if wire.has_message(self._socket):
             self._pump()
 
     def _read(self) -> None:
@@ -195,9 +190,8 @@ class Connection:
                     )
                     self._break(gone if self._welcomed else never)
         with self._lock:
-            linger_ms = (
-                500 if self._welcomed and self._lost_at is None else 0
-            )  # for the goodbye
+            # For the goodbye
+            linger_ms = 500 if self._welcomed and self._lost_at is None else 0
             self._socket.disable_monitor()
             self._monitor.close(0)
             self._socket.close(linger_ms)
@@ -238,9 +232,8 @@ class Connection:
             else:
                 del self._waiters[reply.serial]
                 self._done.append(reply.serial)
-                self._tell |= bool(
-                    reply.marks
-                )  # the server keeps items until their arrival is confirmed
+                # The server keeps items until their arrival is confirmed
+                self._tell |= bool(reply.marks)
                 waiter.reply = reply
                 waiter.frames = frames
                 waiter.outgoing = ()

@@ -36,9 +36,8 @@ _REFUSED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_BESIDE_BYTES = (
-    1 << 20
-)  # what a message may have beside one frame of data: envelopes, encryption
+# What a message may have beside one frame of data: envelopes, encryption
+_BESIDE_BYTES = 1 << 20
 _HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
 
 Answer = Sequence[Frame]  # an envelope, and the frames behind it
@@ -49,13 +48,11 @@ class Session:
 
     def __init__(self, client: bytes) -> None:
         self.client = client
-        self.lost_since: float | None = (
-            None  # since when it cannot be reached, on the loop's clock
-        )
+        # Since when it cannot be reached, on the loop's clock
+        self.lost_since: float | None = None
         self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
-        self.answers: dict[
-            int, Answer
-        ] = {}  # each until the client has it: sent again when it asks again
+        # Each until the client has it: sent again when it asks again
+        self.answers: dict[int, Answer] = {}
         # Credit that is neither filled nor withdrawn, items that have not arrived; by serial.
         self.held: dict[int, tuple[SharedChannel, Put | Get]] = {}
         self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
@@ -82,9 +79,8 @@ class Session:
         for serial in sorted(
             {*self.performing, *self.held, *self.answers}, reverse=True
         ):
-            self.withdraw(
-                serial
-            )  # the last that was taken first, so that the front of a line is as it was
+            # The last that was taken first, so that the front of a line is as it was
+            self.withdraw(serial)
 
     def died(self) -> None:
         self.withdraw_all()
@@ -136,9 +132,8 @@ class Authenticator:
         self.socket.bind("inproc://zeromq.zap.01")
         keys.guard(server)
         server.zap_domain = b"rlplace"
-        server.maxmsgsize = (
-            keys.frame_bytes + _BESIDE_BYTES
-        )  # also of strangers, before any key is shown
+        # Also of strangers, before any key is shown
+        server.maxmsgsize = keys.frame_bytes + _BESIDE_BYTES
         server.handshake_ivl = int(_HANDSHAKE_S * 1000)
         self.monitor = server.get_monitor_socket(_REFUSED)
         self._told = False
@@ -198,12 +193,10 @@ class ChannelServer:
             self._socket = self._context.socket(zmq.ROUTER)
             self._authenticator = Authenticator(self._context, self._socket, self._keys)
             wire.endure(self._socket)
-            self._socket.router_mandatory = (
-                True  # a client that cannot be reached is noticed
-            )
-            self._socket.router_handover = (
-                True  # a client that comes back may still seem to be connected
-            )
+            # A client that cannot be reached is noticed
+            self._socket.router_mandatory = True
+            # A client that comes back may still seem to be connected
+            self._socket.router_handover = True
             self.endpoint = wire.listen(self._socket, self._host)
         except Exception:
             self._context.destroy(linger=0)
@@ -299,13 +292,13 @@ class ChannelServer:
     ) -> None:
         session = self._sessions.get(client)
         if request.method == "hello":
-            welcomed, wanted = (
-                request.arguments
-            )  # welcomed before: it is known, or forgotten for good
+            # Welcomed before: it is known, or forgotten for good
+            welcomed, wanted = request.arguments
             if session is not None:
+                # It has these, unsaid
                 session.done(
                     [serial for serial in session.answers if serial not in wanted]
-                )  # it has these, unsaid
+                )
             elif not welcomed:
                 session = self._sessions[client] = Session(client)
             if session is not None:
@@ -343,9 +336,8 @@ class ChannelServer:
                 raise
             if session.lost_since is None:
                 session.lost_since = self._loop.time()
-        if not self._receiving and wire.has_message(
-            self._socket
-        ):  # sending may have taken in the signal of a message
+        # Sending may have taken in the signal of a message
+        if not self._receiving and wire.has_message(self._socket):
             self._loop.call_soon(self._receive)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -144,9 +144,8 @@ class StreamTaker:
         self.socket.reconnect_ivl = 50  # ms
         address.keys.show(self.socket)
         self._monitor = self.socket.get_monitor_socket(_EVENTS)
-        self._lost_at: float | None = (
-            time.monotonic() + CONNECT_S - LOST_S
-        )  # None while connected
+        # None while connected
+        self._lost_at: float | None = time.monotonic() + CONNECT_S - LOST_S
         self._connections = 0  # that were made
         self.socket.connect(address.endpoint)
 
@@ -173,9 +172,8 @@ class StreamTaker:
                     ) from None
                 return None
             number, marks = pickle.loads(envelope)
-            if (
-                number == self.taken
-            ):  # else it only says that it is here, or comes twice
+            # Else it only says that it is here, or comes twice
+            if number == self.taken:
                 self.taken += 1
                 return codec.unpack(wire.disclose(marks, frames)[0])
 

@@ -24,9 +24,8 @@ from zmq.utils import z85
 from rlplace.comm import codec
 from rlplace.errors import ClusterError
 
-INLINE_BYTES = (
-    32 << 10
-)  # above this, credit is granted before data moves, and buffers are sent without a copy
+# Above this, credit is granted before data moves, and buffers are sent without a copy
+INLINE_BYTES = 32 << 10
 
 # What a server sends without being asked, instead of a serial.
 WELCOME = -1
@@ -34,9 +33,8 @@ HERE = -2
 FORGOTTEN = -3
 CLOSED = -4
 
-Mark = (
-    bytes | tuple[int, ...]
-)  # an item: in the envelope, or the lengths of its pieces, which follow in frames
+# An item: in the envelope, or the lengths of its pieces, which follow in frames
+Mark = bytes | tuple[int, ...]
 Frame = bytes | memoryview
 
 
@@ -47,9 +45,8 @@ class Request(NamedTuple):
     method: str
     channel: str = ""
     owner: str = ""
-    done: tuple[
-        int, ...
-    ] = ()  # serials whose answers have arrived and are not needed again
+    # Serials whose answers have arrived and are not needed again
+    done: tuple[int, ...] = ()
     arguments: tuple[Any, ...] = ()
 
 
@@ -156,9 +153,8 @@ class JobPassword:
     """PLAIN: keeps strangers and other jobs out, hides nothing. For an interface that only the cluster uses."""
 
     mechanism: ClassVar[bytes] = b"PLAIN"
-    frame_bytes: ClassVar[int] = (
-        32 << 20
-    )  # large: there is nothing to prepare, and joining frames is a copy
+    # Large: there is nothing to prepare, and joining frames is a copy
+    frame_bytes: ClassVar[int] = 32 << 20
 
     password: str = dataclasses.field(repr=False)
 

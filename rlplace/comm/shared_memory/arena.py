@@ -44,15 +44,13 @@ _LOG = logging.getLogger(__name__)
 LOCK = 0  # eight words
 CHANGING, END, LOOKED, WARM = range(8, 12)  # LOOKED: real
 _CLASSES = 8 * 34
-EMPTY = (
-    WARM + _CLASSES
-)  # WARM, EMPTY: heads of the free lists with memory and without, by class
+# WARM, EMPTY: heads of the free lists with memory and without, by class
+EMPTY = WARM + _CLASSES
 _FIRST_SEGMENT = 8192  # byte
 
 # ── a segment, in words after its first byte ─────────────────────────────────────────────────────────────────────────
-SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(
-    6
-)  # SIZE: bytes with this header; MEMORY: whether it has any
+# SIZE: bytes with this header; MEMORY: whether it has any
+SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(6)
 FREE = 0  # instead of a process as HOLDER; a channel is minus its number
 _HEADER_BYTES = 64
 _ALIGNMENT = 64  # bytes: a cache line
@@ -105,14 +103,12 @@ class Arena:
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
         self._words, self._reals = self._data.cast("q"), self._data.cast("d")
-        self._late: deque[tuple[int, int]] = (
-            deque()
-        )  # segments to free with the next change, and their holders
+        # Segments to free with the next change, and their holders
+        self._late: deque[tuple[int, int]] = deque()
         self._stuck = False  # the last wait for the lock was in vain
         self._me = processes.this_process()
-        self._populated: dict[
-            int, int
-        ] = {}  # segment: serial of its memory that is mapped here
+        # Segment: serial of its memory that is mapped here
+        self._populated: dict[int, int] = {}
         processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
@@ -197,9 +193,8 @@ class Arena:
         first = segment // 8
         serial = self._words[first + SERIAL]
         if self._populated.get(segment) != serial:
-            with contextlib.suppress(
-                OSError
-            ):  # an older kernel maps the pages one by one
+            # An older kernel maps the pages one by one
+            with contextlib.suppress(OSError):
                 self._map.madvise(_POPULATE_WRITE, segment, self._words[first + SIZE])
             self._populated[segment] = serial
 
@@ -304,9 +299,8 @@ class Arena:
 
     def _remove_memory(self, segment: int) -> None:
         """All but the page with the header."""
-        with contextlib.suppress(
-            OSError
-        ):  # a file system that cannot: the memory stays until it is used again
+        # A file system that cannot: the memory stays until it is used again
+        with contextlib.suppress(OSError):
             self._map.madvise(
                 mmap.MADV_REMOVE,
                 segment + _PAGE,
@@ -430,9 +424,9 @@ def _make(path: Path) -> None:
 
 Bytes = NDArray[np.uint8]
 
-LARGE = (
-    32 << 20
-)  # bytes; the C library gives larger blocks back to the kernel at once, and new pages cost twice a copy
+# Bytes; the C library gives larger blocks back to the kernel at once, and new pages
+# cost twice a copy
+LARGE = 32 << 20
 _IDLE = 2  # blocks kept: one is in use while the next item arrives
 
 
@@ -447,16 +441,14 @@ class OwnedMemory:
         if size_bytes < LARGE:
             return np.empty(size_bytes, np.uint8)
         block = np.empty(0, np.uint8)
-        while (
-            not size_bytes <= block.nbytes <= 2 * size_bytes
-        ):  # what does not serve on the way to it is given up
+        # What does not serve on the way to it is given up
+        while not size_bytes <= block.nbytes <= 2 * size_bytes:
             try:
                 block = self._idle.pop()
             except IndexError:
                 block = np.empty(size_bytes, np.uint8)
-        memory = block.data[
-            :size_bytes
-        ]  # no view of `block`: all that is made of the piece refers to the piece
+        # No view of `block`: all that is made of the piece refers to the piece
+        memory = block.data[:size_bytes]
         piece = np.frombuffer(memory, np.uint8)
         weakref.finalize(piece, self._idle.append, block).atexit = False
         return piece

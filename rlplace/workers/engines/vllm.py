@@ -84,9 +84,8 @@ class _Asked(NamedTuple):
 
     request: Request
     sample: int
-    versions: list[
-        tuple[int, int | None]
-    ]  # of the weights its tokens are drawn by: from which token on, version
+    # Of the weights its tokens are drawn by: from which token on, version
+    versions: list[tuple[int, int | None]]
 
 
 class VllmEngine:
@@ -112,9 +111,8 @@ class VllmEngine:
             )
         kind = CpuMemory if on_cpu else cuda_memory(self._vllm)
         self._memory = kind(self._vllm, device, settings.rollout.sleep_level)
-        self._memory.move(
-            Residency.OFF, level=2
-        )  # at any configured level: random weights need no copy
+        # At any configured level: random weights need no copy
+        self._memory.move(Residency.OFF, level=2)
         self.version: int | None = None
         self._asked: dict[str, _Asked] = {}  # answers in flight, by vLLM's name
         self._names = map(str, itertools.count())  # of vLLM's requests
@@ -208,9 +206,8 @@ class VllmEngine:
         return loaded
 
     def _loaded(self, version: int) -> None:
-        self._vllm.reset_prefix_cache(
-            reset_running_requests=True
-        )  # what was computed by the old weights is wrong now
+        # What was computed by the old weights is wrong now
+        self._vllm.reset_prefix_cache(reset_running_requests=True)
         for name, tokens in tokens_so_far(self._vllm).items():
             if name in self._asked:
                 self._asked[name].versions.append((tokens, version))

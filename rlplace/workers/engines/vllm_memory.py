@@ -44,9 +44,8 @@ class Held(NamedTuple):
 
     weights: int
     cache: int
-    accelerator: (
-        int  # everything there, including what no step frees: the residue of a sleep
-    )
+    # Everything there, including what no step frees: the residue of a sleep
+    accelerator: int
     host: int  # copies of the weights
 
 
@@ -231,9 +230,8 @@ def _drop_weights(worker: Any) -> None:
     for storage, _ in _storages(model.parameters()):
         storage.resize_(0)
     libc = ctypes.CDLL(None)
-    if hasattr(
-        libc, "malloc_trim"
-    ):  # glibc would keep the freed memory for this process
+    # Glibc would keep the freed memory for this process
+    if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 

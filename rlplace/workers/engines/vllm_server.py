@@ -113,9 +113,8 @@ class VllmServer:
         try:
             self._check(start_s)
             self._call_weights("none yet")
-            self._post(
-                "/resume"
-            )  # a run that was ended while it sent weights has left it paused
+            # A run that was ended while it sent weights has left it paused
+            self._post("/resume")
         except BaseException:
             self._lock.close()
             raise
@@ -212,9 +211,8 @@ class VllmServer:
             )
         try:
             self._check_alone()
-        except (
-            EngineError
-        ):  # the other one may have loaded before: what is there now is not its own
+        except EngineError:
+            # The other one may have loaded before: what is there now is not its own
             self._post(
                 "/update_weight_version", {"new_version": f"taken back by {self._mark}"}
             )

@@ -58,9 +58,8 @@ class Experience:
     """An iteration's samples, with all rewards counted, and the targets of their response tokens."""
 
     groups: Groups
-    poisoned: Sequence[
-        tuple[Sample, str]
-    ] = ()  # left out of the groups, and which number is not finite
+    # Left out of the groups, and which number is not finite
+    poisoned: Sequence[tuple[Sample, str]] = ()
     targets: Mapping[Target, BySample]
     kl_coef: float
     metrics: Metrics

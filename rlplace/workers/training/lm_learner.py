@@ -166,9 +166,8 @@ class LmLearner:
                     torch.stack(tuple(scores(batch.packed(picks)))) * self._ranks.counts
                 )
                 self._lap(watch, self._part("score"), batch.size(picks))
-            summed = self._ranks.sum(
-                found.view(-1)
-            )  # each token is found by one rank, and zero on the others
+            # Each token is found by one rank, and zero on the others
+            summed = self._ranks.sum(found.view(-1))
         self._lap(watch, "exchange", self._ranks.world_size)
         return summed.view(found.shape)
 
@@ -252,9 +251,8 @@ class _Accumulated:
     tokens: int = 0
     responses: int = 0
     lost: float = 0.0  # imbalance, times tokens
-    shares: dict[str, Tensor] = dataclasses.field(
-        default_factory=dict
-    )  # of the means, of this rank
+    # Of the means, of this rank
+    shares: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     sampled: list[_Sampled] = dataclasses.field(default_factory=list)
 
 
@@ -286,9 +284,8 @@ class ActorLearner(LmLearner):
                 cap, algorithm.tis_level, algorithm.tis_above, algorithm.tis_floor
             )
         )
-        self._temperature = (
-            config.text_rollout.temperature or 1.0
-        )  # greedy answers come with the model's own
+        # Greedy answers come with the model's own
+        self._temperature = config.text_rollout.temperature or 1.0
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
         """None in the warm-up of a critic."""

@@ -15,9 +15,8 @@ from torch.optim.adamw import adamw
 from rlplace.config.schema import MOMENT_BLOCK, OptimizerConfig
 
 Where = Callable[[Tensor], Tensor]  # from a tensor to where its bytes are now
-Values = Mapping[
-    str, list[Tensor]
-]  # moments by name, in the shapes of the tensors and in their order
+# Moments by name, in the shapes of the tensors and in their order
+Values = Mapping[str, list[Tensor]]
 _NAMES = ("exp_avg", "exp_avg_sq")
 _AT_ONCE = 1 << 14  # blocks that are unpacked at once
 _TINY = torch.finfo(torch.float32).tiny

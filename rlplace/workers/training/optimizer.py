@@ -21,9 +21,8 @@ from rlplace.workers.training.trained_model import TrainedModel
 _LOG = logging.getLogger(__name__)
 _MOST_SKIPPED = 10  # steps in a row that are not finite: the weights themselves are damaged, or all that is learned
 
-Numbers = Mapping[
-    str, float
-]  # of one optimizer step over all ranks, by name; the same on each of them
+# Of one optimizer step over all ranks, by name; the same on each of them
+Numbers = Mapping[str, float]
 
 
 def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
@@ -137,19 +136,16 @@ class MovingAverage:
 class Update:
     """The optimizer steps of one iteration; but for `metrics` the same on every rank."""
 
-    mean: (
-        Numbers | None
-    )  # over the steps evaluated; None where there was nothing to learn
+    # Over the steps evaluated; None where there was nothing to learn
+    mean: Numbers | None
     steps: int  # optimizer steps made
     lr: float  # of the last step
     tokens: int = 0  # that went through the model over all ranks, prompts included, in each epoch anew
-    skipped: tuple[
-        str, ...
-    ] = ()  # further steps, which were not finite, the same on every rank
+    # Further steps, which were not finite, the same on every rank
+    skipped: tuple[str, ...] = ()
     imbalance: float = 0.0  # share of the slowest step's time that was lost to waiting for its slowest rank
-    metrics: Metrics = dataclasses.field(
-        default_factory=dict
-    )  # what else is to be reported
+    # What else is to be reported
+    metrics: Metrics = dataclasses.field(default_factory=dict)
 
 
 def mean_of(steps: Sequence[Numbers]) -> Numbers | None:

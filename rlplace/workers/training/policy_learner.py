@@ -111,9 +111,8 @@ class PolicyLearner:
             self._policy.module.normalizer.update(observation_sums)
         metrics = {"actor/kl_stop": Metric(float(stopped))}
         _, returns, errors = moments.var.tolist()
-        if (
-            returns > 0.0
-        ):  # 1: a perfect critic; 0: one that predicts nothing but the mean
+        # 1: a perfect critic; 0: one that predicts nothing but the mean
+        if returns > 0.0:
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(
             mean=mean_of(steps),
@@ -342,9 +341,8 @@ class PolicyLearner:
         return slopes.shares
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.tensor(
-            array, device=self._device
-        )  # copies: what came through a channel may be read-only
+        # Copies: what came through a channel may be read-only
+        return torch.tensor(array, device=self._device)
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ class Ranks:
         self.copies = world_size // self.together  # how many parts the samples have
         self.copy, at = divmod(rank, self.together)
         self.within = rank % tensor_parallel
-        self.counts = (
-            at == 0
-        )  # of ranks with the same samples, whose numbers are alike, one counts in a sum over all
+        # Of ranks with the same samples, whose numbers are alike, one counts in a sum
+        # over all
+        self.counts = at == 0
         self._context = context
         self._timeout_s = timeout_s
         self._epoch = self._waits = 0
@@ -98,9 +98,10 @@ class Ranks:
         )
         self._meet(meet.timeout_s)
         with Ranks._opening:
+            # A group to share
             if not (
                 world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1
-            ):  # a group to share
+            ):
                 dist.init_process_group(
                     "gloo" if self._on_host else "nccl",
                     store=self.store,

@@ -106,9 +106,8 @@ def sizes_of(samples: Sequence[Masked], *, again: float | None) -> SampleSizes:
 class SampleShard:
     lengths: Lengths
     own: Mapping[int, Sample]  # by number
-    targets: Mapping[
-        Target, Mapping[int, TokenArray]
-    ]  # of the same samples, as far as they have been computed
+    # Of the same samples, as far as they have been computed
+    targets: Mapping[Target, Mapping[int, TokenArray]]
     kl_coef: float  # weight of the KL from the reference
 
 

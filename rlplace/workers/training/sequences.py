@@ -45,9 +45,8 @@ class SequenceSamples:
         self._burn_in = burn_in
         self._sound = sound
         ended = torch.from_numpy(trajectory.terminated | trajectory.truncated)
-        begins = torch.cat(
-            [torch.zeros_like(ended[:1]), ended[:-1]]
-        )  # the stored memory of step 0 is emptied already
+        # The stored memory of step 0 is emptied already
+        begins = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
         self._begins = begins.flatten().to(samples.actions.device)
 
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:

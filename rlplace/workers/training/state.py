@@ -103,9 +103,8 @@ class StateFiles:
         writer = HuggingFaceStorageWriter(
             str(folder), _file_numbers(state, self._ranks), save_distributed=True
         )
-        writer.per_thread_copy_ahead = (
-            0  # from a GPU: there is nothing to copy, and this thread has none
-        )
+        # From a GPU: there is nothing to copy, and this thread has none
+        writer.per_thread_copy_ahead = 0
         try:
             state_dict_saver.save(
                 state,

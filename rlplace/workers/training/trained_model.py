@@ -40,9 +40,8 @@ from rlplace.models.sharding import (
 )
 from rlplace.workers.training.ranks import Ranks
 
-if (
-    TYPE_CHECKING
-):  # importing transformers takes seconds, which policies of simulators do without
+# Importing transformers takes seconds, which policies of simulators do without
+if TYPE_CHECKING:
     from rlplace.models.causal_lm import LmSpec, PackedLm
 
 
@@ -169,9 +168,8 @@ class TrainedModel(abc.ABC):
             if rank == 0:
                 self._write(path, weights)
         finally:
-            deque(
-                weights, maxlen=0
-            )  # the other ranks gather them all, also where they cannot be written
+            # The other ranks gather them all, also where they cannot be written
+            deque(weights, maxlen=0)
 
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
@@ -255,17 +253,17 @@ class TrainedPolicy(TrainedModel):
         self.module, self._flat = module, flatten(module)
         tensors = (*module.named_parameters(), *module.named_buffers())
         super().__init__(module, ranks, tensors=tensors, compute=DTYPES[compute])
+        # Between stages
         self._bucket = self._summed = self._rounded = self._rounded_gradient = (
             torch.empty(0)
-        )  # between stages
+        )
 
     def passes(self, numbers: int) -> Passes:
         """Make room for a gradient and so many `numbers` beside it, until `drop_gathered`; return what fills it."""
         size = self._flat.numel()
         device = self.device
-        self._bucket = torch.zeros(
-            size + numbers + 1, device=device
-        )  # the last: the norm, after the exchange
+        # The last: the norm, after the exchange
+        self._bucket = torch.zeros(size + numbers + 1, device=device)
         if self._compute == torch.float32:
             return Passes(self.module, self._flat, self._bucket[:size])
         self._rounded, self._rounded_gradient = (
@@ -297,9 +295,8 @@ class TrainedPolicy(TrainedModel):
         return [self._bucket[: self._flat.numel()]]
 
     def end_step(self) -> None:
-        self._summed = (
-            self._bucket
-        )  # that of several ranks is another, and no longer needed
+        # That of several ranks is another, and no longer needed
+        self._summed = self._bucket
         if len(self._rounded):
             self._rounded.copy_(self._flat)
 
@@ -343,15 +340,13 @@ class TrainedLm(TrainedModel):
             dict.fromkeys(t for t in self._tensors.values() if t.requires_grad)
         )
         counts = [is_cut(parameter) or not ranks.within for parameter in self._trained]
-        self._counts = torch.tensor(
-            counts, dtype=torch.float64, device=self.device
-        )  # in the norm of all gradients
+        # In the norm of all gradients
+        self._counts = torch.tensor(counts, dtype=torch.float64, device=self.device)
         self._in_parts = [
             at for at, parameter in enumerate(self._trained) if not is_cut(parameter)
         ]
-        self._sums: dict[
-            Tensor, Tensor
-        ] = {}  # of the gradients of 16-bit parameters over micro-batches, in float32
+        # Of the gradients of 16-bit parameters over micro-batches, in float32
+        self._sums: dict[Tensor, Tensor] = {}
         for parameter in self._trained:
             if parameter.dtype != torch.float32:
                 parameter.register_post_accumulate_grad_hook(self._add_gradient)
@@ -360,9 +355,8 @@ class TrainedLm(TrainedModel):
         return [own(parameter) for parameter in self._trained]
 
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-        names = {
-            tensor: name for name, tensor in reversed(self._tensors.items())
-        }  # the first of a tied one
+        # The first of a tied one
+        names = {tensor: name for name, tensor in reversed(self._tensors.items())}
         return [
             (names[of], beside(of, tensor))
             for of, tensor in zip(self._trained, tensors, strict=True)

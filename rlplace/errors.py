@@ -12,14 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-_NEAR = (
-    0.75  # how like each other a misspelt part of a name and the right one are, of 1
-)
+# How like each other a misspelt part of a name and the right one are, of 1
+_NEAR = 0.75
 _JOINED = 0.9  # the same of names with other numbers of parts
 _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
-COMMAND_LINE = (
-    "command line: "  # begins the source of what is no file's, before the word
-)
+# Begins the source of what is no file's, before the word
+COMMAND_LINE = "command line: "
 _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 
 
@@ -28,12 +26,10 @@ class Source:
     """The file and line of a piece of config text."""
 
     file: str
-    line: int | None = (
-        None  # 1-based; None for text without lines, such as a command-line override
-    )
-    written: str | None = dataclasses.field(
-        default=None, compare=False
-    )  # ${...} that gave the value
+    # 1-based; None for text without lines, such as a command-line override
+    line: int | None = None
+    # ${...} that gave the value
+    written: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
         if self.line is None:
@@ -108,9 +104,8 @@ def _as_word(key: str, line: str) -> str:
         return line
     lead, name, value, remark = match.groups("")
     path = whole if f".{whole}".endswith(f".{name}") else name
-    if (
-        whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES
-    ):  # instead of the misspelt one
+    # Instead of the misspelt one
+    if whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES:
         path = f"{whole.rpartition('.')[0]}.{name}"
     block = whole.rpartition(".")[0]
     if (
@@ -412,15 +407,15 @@ class WorkerError(RlplaceError):
     stage: str | None = None
     version: int | None = None
     remote_traceback: str | None = None  # on the worker's side
-    cause: BaseException | None = (
-        None  # the exception raised there; None when the process died
-    )
+    # The exception raised there; None when the process died
+    cause: BaseException | None = None
     output: str | None = None  # the file on the worker's node of all that it printed
 
     def __post_init__(self) -> None:
+        # What is pickled
         super().__init__(
             *(getattr(self, field.name) for field in dataclasses.fields(self))
-        )  # what is pickled
+        )
 
     def __str__(self) -> str:
         on = f"node {self.node}"

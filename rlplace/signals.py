@@ -48,9 +48,8 @@ class Signals:
     def __init__(self) -> None:
         self.asked: int | None = None  # the first signal
         self.at_once = False  # nothing is to be saved any more
-        self.say: Callable[[str], object] = (
-            _write_error  # called by the handler, which interrupts anything
-        )
+        # Called by the handler, which interrupts anything
+        self.say: Callable[[str], object] = _write_error
         self._grace_s = 0.0
         self._cut = False  # half of it was over
 
@@ -225,9 +224,8 @@ def _leave_closed_outputs() -> None:
     """Print nowhere from now on where a terminal is gone: every write to it would fail, those of saving too."""
     watched = select.poll()
     for descriptor in _OUTPUTS:
-        watched.register(
-            descriptor, 0
-        )  # errors and the end of the terminal are told in any case
+        # Errors and the end of the terminal are told in any case
+        watched.register(descriptor, 0)
     for descriptor, _ in watched.poll(0):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)

@@ -45,9 +45,8 @@ class Streams:
         """Return a stream to the same place whose writes raise nothing; the same one where it is no file's."""
         if stream is None:
             return _null(descriptor, "w")
-        if not _is_of(
-            stream, descriptor
-        ):  # a test or a notebook has put a stream of its own there
+        # A test or a notebook has put a stream of its own there
+        if not _is_of(stream, descriptor):
             return stream
         stream.flush()
         raw = _Output(descriptor, "w", closefd=False)
@@ -80,9 +79,8 @@ class _Output(io.FileIO):
             else:
                 if written is not None:
                     return written
-                select.select(
-                    [], [self], []
-                )  # another program has made it non-blocking
+                # Another program has made it non-blocking
+                select.select([], [self], [])
         return len(data)
 
 
@@ -122,8 +120,7 @@ def _fallback(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]
-    if (
-        0xDC80 <= ord(character) <= 0xDCFF
-    ):  # a byte of a file's name that was not readable as text
+    # A byte of a file's name that was not readable as text
+    if 0xDC80 <= ord(character) <= 0xDCFF:
         return bytes([ord(character) - 0xDC00]), error.start + 1
     return _PLAIN.get(character, "?"), error.start + 1

@@ -62,9 +62,8 @@ from rlplace.errors import (
     suggestion,
 )
 
-CONFIG_DIR = (
-    Path(__file__).parents[1] / "configs"
-).resolve()  # in a clone, a link to the folder beside the package
+# In a clone, a link to the folder beside the package
+CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()
 GOAL = "runner.stop_at_return"
 # Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
 _PRESET = "cluster.component_placement.preset"  # in place of the lines of components
@@ -78,9 +77,8 @@ _CHOICES = (
 )
 _DASHES = re.compile(f"[{DASHES}]")
 CLUSTER = "cluster"
-MODEL = (
-    "model"  # folders of declared clusters and models, and the blocks that they fill
-)
+# Folders of declared clusters and models, and the blocks that they fill
+MODEL = "model"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +88,11 @@ class Composed:
     name: str
     mapping: Mapping[str, Any]
     sources: Mapping[str, Source]  # key path -> where its value was written
-    words: Sequence[str] = dataclasses.field(
-        default=(), compare=False
-    )  # a command line that composes it
-    goal: float | None = (
-        None  # return that would end the run of another environment, which an override has replaced
-    )
+    # A command line that composes it
+    words: Sequence[str] = dataclasses.field(default=(), compare=False)
+    # Return that would end the run of another environment, which an override has
+    # replaced
+    goal: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,9 +102,9 @@ class CommandLine:
     flags: argparse.Namespace
     overrides: Sequence[str]
     name: str | None  # of the config
-    folders: Sequence[
-        Path
-    ]  # where configs, clusters and models are looked for: the user's, then the shipped one
+    # Where configs, clusters and models are looked for: the user's, then the shipped
+    # one
+    folders: Sequence[Path]
     root: Path  # the first of them that has the config
 
     @classmethod
@@ -172,9 +169,10 @@ def _parser() -> OptionParser:
     return parser
 
 
+# Beside overrides
 FLAGS = frozenset(
     name for action in _parser()._actions for name in action.option_strings
-)  # beside overrides
+)
 
 
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
@@ -272,7 +270,8 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         HydraException,
         OmegaConfBaseException,
         ValueError,
-    ) as error:  # ValueError: an override without a key
+    ) as error:
+        # ValueError: an override without a key
         raise _config_error(error, line) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -332,9 +331,8 @@ def with_defaults(file: Path) -> Composed | None:
             initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"),
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter(
-                "ignore"
-            )  # of style, such as a list without _self_: the file is not ours
+            # Of style, such as a list without _self_: the file is not ours
+            warnings.simplefilter("ignore")
             return _composed(
                 file.stem, [f"hydra.searchpath=[file://{folder}]"], resolve=False
             )
@@ -391,9 +389,8 @@ def _composed(
                 k[: dot.start()] for k in sources for dot in re.finditer(r"[.\[]", k)
             }
             sources[key] = source
-            while key := key.rpartition(".")[
-                0
-            ]:  # a value of a file above it is no longer there
+            # A value of a file above it is no longer there
+            while key := key.rpartition(".")[0]:
                 sources[key] = sources.get(key, source) if key in blocks else source
     goal: Any = None
     try:
@@ -415,9 +412,8 @@ def _composed(
         goal = OmegaConf.select(job, GOAL) if GOAL in gone else None
         _drop(mapping, gone)
     _join_names(mapping)
-    for key in (
-        key for key in given if "." in key
-    ):  # the command line wins over a line `key.below: ...` of the file
+    # The command line wins over a line `key.below: ...` of the file
+    for key in (key for key in given if "." in key):
         mapping.pop(key, None)
     return Composed(
         name=name,
@@ -718,9 +714,8 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
             error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file))
         )
     if isinstance(error, UnicodeDecodeError):
-        _with_parents(
-            line.folders, str(line.name)
-        )  # reads each file, and says which it is
+        # Reads each file, and says which it is
+        _with_parents(line.folders, str(line.name))
     if isinstance(
         wrong := not_blocks(line.text, _short(line.file), all_places), ConfigError
     ):
@@ -902,9 +897,8 @@ def _not_resolved(
         match := re.search(r"'(.+)'", message)
     ):
         block, _, word = match[1].rpartition(".")
-        beside = (
-            key.rpartition(".")[0] if f"${{.{word}" in str(value) else block
-        )  # ${.word}: of the same block
+        # ${.word}: of the same block
+        beside = key.rpartition(".")[0] if f"${{.{word}" in str(value) else block
         names = [
             p.rpartition(".")[2]
             for p in sources

@@ -16,9 +16,8 @@ import yaml
 from rlplace.config.fields import ModelKind
 from rlplace.errors import ConfigError, Problem, Source, source_of
 
-_PLAIN = re.compile(
-    r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?"
-)  # no character that means more in a block
+# No character that means more in a block
+_PLAIN = re.compile(r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?")
 _OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text; whole numbers stay, keys take both
     r"[-+]?[0-9][0-9_]*(?::[0-9]+)+(?:\.[0-9_]*)?|0[0-9]+|[-+]?0[xob].*|"
     r"[-+]?(?:[0-9][0-9_]*)?\.[0-9_]*|[-+]?[0-9._]+[eE][-+]?[0-9]+|"
@@ -283,9 +282,8 @@ def _with_value(text: str, path: str, value: object) -> str:
             return text[:begin] + (text[end + 1 :] if end >= 0 else "")
         written = quote(value, inside=_in_flow(text, start), exact=True)
         behind = text[last:]
-        if gap := re.match(
-            " +(?=#)", behind
-        ):  # the comment stays in its column, if there is room
+        # The comment stays in its column, if there is room
+        if gap := re.match(" +(?=#)", behind):
             behind = (
                 " " * max(2, last - first + len(gap[0]) - len(written))
                 + behind[len(gap[0]) :]
@@ -302,9 +300,8 @@ def _with_value(text: str, path: str, value: object) -> str:
         for key, span in spans.items()
         if key.startswith(f"{above}." if above else "")
     ]
-    if above and (
-        not inside or text[spans[above][1]] == "{"
-    ):  # an empty block, or one in braces
+    # An empty block, or one in braces
+    if above and (not inside or text[spans[above][1]] == "{"):
         raise ValueError(f"{above} has no lines to add {rest} to")
     at = text.find("\n", max((last for _, _, last in inside), default=0))
     column = min(
@@ -359,9 +356,8 @@ def misread_numbers(
     for key, node in scalars(text).items():
         place = Source(file=file, line=node.start_mark.line + 1)
         value = misread_number(node)
-        explained = ":" in node.value and key.startswith(
-            "cluster.component_placement"
-        )  # there, as what was meant
+        # There, as what was meant
+        explained = ":" in node.value and key.startswith("cluster.component_placement")
         if value is None or explained or source_of(key, sources) != place:
             continue
         leaf = "" if key.endswith("]") else f"{key.rpartition('.')[2]}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-# Models are built one at a time in a process whose workers are threads. While they build, transformers, peft and vLLM
-# change process-wide state: torch's default dtype, how modules register parameters, how these are initialised. Two at
-# once would see each other's changes, or leave one in place.
+# Held while a model is built. Workers may be threads of one process, and transformers, peft and vLLM change
+# process-wide state while they build: torch's default dtype, how modules register parameters, how parameters are
+# initialised. Two builds at once would see each other's changes, or leave one in place.
 BUILDING = threading.Lock()

@@ -62,17 +62,25 @@ from rlplace.models.tensor_parallel import TensorParallel, cut, local
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LmSpec:
-    """The model to train, and its dtypes and sharding."""
+    """The model to train: its folder, dtypes, sharding and LoRA factors."""
 
-    folder: Path  # of transformers' format: config.json and safetensors
-    weights: Dtype = "fp32"  # as the optimizer steps them
-    compute: Dtype = "fp32"  # as the forward and backward passes have them
-    checkpointing: bool = True  # keep the input of each block only, recompute the rest
-    activation_offload: bool = False  # keep it on the host
-    gather_again: bool = True  # free a block's gathered weights after its forward pass, gather them for its backward
+    # Of transformers' format: config.json and safetensors
+    folder: Path
+    # Dtype of the parameters that the optimizer steps
+    weights: Dtype = "fp32"
+    # Dtype of forward and backward passes
+    compute: Dtype = "fp32"
+    # Activation checkpointing: save only the input of each block, recompute the rest
+    checkpointing: bool = True
+    # Keep these saved inputs in host memory
+    activation_offload: bool = False
+    # Free a block's gathered weights after its forward pass, gather them for its backward
+    gather_again: bool = True
     lora: LoraSpec | None = None
-    seed: int = 0  # of first values: of factors, of a head that the folder lacks
-    key: str = "actor.model.path"  # that names the folder, for errors
+    # Seed of initial values: of LoRA factors, and of a head that the folder lacks
+    seed: int = 0
+    # Config key that names the folder, for error messages
+    key: str = "actor.model.path"
 
     @classmethod
     def of(
@@ -84,7 +92,10 @@ class LmSpec:
         job_folder: Path,
         own_folder: Path | None,
     ) -> LmSpec:
-        """Describe the model of a component: of its `own_folder`, or of that of the job."""
+        """Describe the model of `component`.
+
+        It is read from `own_folder`, or from `job_folder` where the component names none.
+        """
         lora = None
         if trained.lora_rank is not None:
             key = f"{component}.lora_targets"
@@ -94,6 +105,8 @@ class LmSpec:
                 targets=trained.lora_targets,
                 key=key,
             )
+        # An error names the key that the folder came from
+        named_by = component if own_folder else "actor"
         return cls(
             folder=own_folder or job_folder,
             weights=trained.weights,
@@ -103,7 +116,7 @@ class LmSpec:
             gather_again=trained.zero_stage == 3,
             lora=lora,
             seed=seed,
-            key=f"{component if own_folder else 'actor'}.model.path",
+            key=f"{named_by}.model.path",
         )
 
 
@@ -111,25 +124,25 @@ class LmSpec:
 
 
 class PackedLm(nn.Module):
-    """A decoder and its head over packed sequences. FSDP gathers its weights in `forward` only.
+    """A decoder with its head, run over packed sequences. FSDP gathers the weights in `forward` only.
 
-    Letters: T tokens of s sequences, N of them scored, E size of a state.
+    Letters: T tokens in s sequences, N of them scored, n of those on this rank; E size of a hidden state.
     """
 
-    # Of transformers: from a config to the trunk with its head
+    # Class of transformers that builds the decoder with its head from a config
     made_by: ClassVar[Any] = AutoModelForCausalLM
-    # Rows of a head that the config does not tell the size of
+    # Number of rows of the head, where the config does not give it
     labels: ClassVar[int | None] = None
-    # Names that the value head may have in the files
+    # Names that the value head may have in weight files
     value_heads: ClassVar[tuple[str, ...]] = ()
-    # The value head starts anew where the files have none
+    # Whether a value head that the files lack is initialised instead
     new_head: ClassVar[bool] = False
-    # Weights that only the learner has: neither pushed nor saved
+    # Weights that only the learner has: neither synced to engines nor saved
     kept: ClassVar[frozenset[str]] = frozenset()
 
-    # Where several ranks have a copy of the weights between them
+    # Set where tensor parallelism splits the weights over several ranks
     parallel: TensorParallel | None = None
-    # Where several ranks have the tokens between them
+    # Set where context parallelism splits the tokens over several ranks
     context: ContextParallel | None = None
 
     def __init__(self, lm: PreTrainedModel) -> None:
@@ -138,88 +151,104 @@ class PackedLm(nn.Module):
 
     @staticmethod
     def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
-        """Return what has the blocks; `lm` itself where it has none."""
+        """Return the part of `lm` that has the blocks; `lm` itself if it has no such part."""
         return cast(PreTrainedModel, lm.base_model)
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return [n, E] before the head, after those tokens at `places` that this rank has, and which it has.
+        """Return hidden states [n, E] before the head at those `places` [N] whose tokens this rank has, and the
+        indices [n] of these places.
 
-        Without context parallelism, all of them.
+        Without context parallelism a rank has all tokens: then n = N and the indices are a full slice.
         """
         context = self.context
         parallel = self.parallel
-        whole = packed.padded(
-            (context.size if context else 1) * (parallel.mesh.size() if parallel else 1)
-        )
+        # T must divide by the ranks that split the tokens: pad it
+        ranks = 1
+        if context is not None:
+            ranks *= context.size
+        if parallel is not None:
+            ranks *= parallel.mesh.size()
+        whole = packed.padded(ranks)
+        # With context parallelism this rank computes its part of the tokens
         tokens = whole.tokens
         positions = whole.positions
         if context is not None:
             tokens = context.part(tokens)
             positions = context.part(positions)
+        # Attention reads the edges of the sequences from `packed`
         states: Tensor = self.lm.base_model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             packed=dataclasses.replace(whole, context=context),
         ).last_hidden_state[0]
+        # Sequence parallelism: each rank returned T / ranks states
         if parallel is not None:
             states = parallel.gather(states)
-        own, picks = (
-            (places, slice(None))
-            if context is None
-            else context.own(places, len(states))
-        )
+        # Select the requested tokens among those of this rank
+        if context is None:
+            return states[places], slice(None)
+        own, picks = context.own(places, len(states))
         return states[own], picks
 
     def _of_all(self, found: Tensor, picks: Tensor | slice, total: int) -> Tensor:
-        """Return [total] of what was found of this rank's tokens; gradients are its own tokens'."""
+        """Return values [total] for all places, from those `found` [n] at this rank's `picks`.
+
+        The gradient of a rank is that of its own tokens.
+        """
         if isinstance(picks, slice) or self.context is None:
             return found
         return self.context.join(found, picks, total)
 
     @property
     def head(self) -> nn.Linear:
-        # Any other is refused when the model is built
+        """The linear layer from hidden states to logits."""
+        # `skeleton` has refused every other kind of head
         return cast(nn.Linear, self.lm.get_output_embeddings())
 
     @property
     def blocks(self) -> list[nn.Module]:
+        """The decoder blocks, in order."""
         return list(cast(nn.ModuleList, self.lm.base_model.layers))
 
     @property
     def groups(self) -> list[nn.Module]:
-        """What FSDP gathers at once: each block, and all that belongs to none."""
+        """The modules that FSDP gathers as units: each block, and this module for all other weights."""
         return [*self.blocks, self]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield parameters under the names they have in `lm`; tied ones under each."""
+        """Yield (name in `lm`, parameter); a tied parameter comes once under each of its names."""
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return what the config.json of a saved model has beside what its folder's has."""
+        """Return the keys that a saved config.json changes compared with the folder's."""
         return {}
 
     def _values(self, hidden: Tensor) -> Tensor:
-        """Return [n] float32, from products in float32, of `hidden` [n, E]."""
-        values = (
-            hidden.float() @ cast(nn.Linear, self.lm.score).weight.squeeze(0).float()
-        )
+        """Return values [n] float32 of states `hidden` [n, E]; computed in float32."""
+        head = cast(nn.Linear, self.lm.score)
+        values = hidden.float() @ head.weight.squeeze(0).float()
         if self.parallel is None:
             return values
         return self.parallel.alike(values)
 
 
 class CausalLm(PackedLm):
+    """A causal language model: log-probabilities and entropies of given tokens."""
+
     @property
     def divisor(self) -> float:
-        """What the products with the head are divided by, beside the temperature: of Granite and of Cohere."""
+        """Constant divisor of the logits beside the temperature, as Granite and Cohere have one."""
         config = self.lm.config
-        return float(getattr(config, "logits_scaling", 1.0)) / float(
-            getattr(config, "logit_scale", 1.0)
-        )
+        granite = float(getattr(config, "logits_scaling", 1.0))
+        cohere = float(getattr(config, "logit_scale", 1.0))
+        return granite / cohere
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
-        """Score tokens at `temperature`, each given its own sequence up to it."""
+        """Return log-probabilities and entropies [N] of the scored tokens at `temperature`.
+
+        Each token is conditioned on its own sequence before it.
+        """
         return self._scores(*self.states(packed, packed.before), packed, temperature)
 
     def _scores(
@@ -234,17 +263,22 @@ class CausalLm(PackedLm):
             divided,
             parallel=self.parallel,
         )
-        return TokenScores(*(self._of_all(part, picks, len(targets)) for part in found))
+        joined = [self._of_all(part, picks, len(targets)) for part in found]
+        return TokenScores(*joined)
 
 
 class ValuedScores(NamedTuple):
+    """Scores of given tokens, [N] float32 each, and the values of the states before them."""
+
     logprobs: Tensor
     entropies: Tensor
-    values: Tensor  # of the states in which they were chosen
+    values: Tensor
 
 
 class ActorCriticLm(CausalLm):
-    """Scores given tokens, and gives the values of the states in which they were chosen: one trunk, one pass."""
+    """Actor and critic in one: scores of given tokens and values of the states before them, from one shared trunk in
+    one pass.
+    """
 
     value_heads = HEADS
     new_head = True
@@ -259,13 +293,15 @@ class ActorCriticLm(CausalLm):
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
         hidden, picks = self.states(packed, packed.before)
         scores = self._scores(hidden, picks, packed, temperature)
-        return ValuedScores(
-            *scores, self._of_all(self._values(hidden), picks, len(packed.scored))
-        )
+        values = self._of_all(self._values(hidden), picks, len(packed.scored))
+        return ValuedScores(*scores, values)
 
 
 class ValueLm(PackedLm):
-    """Gives the values of states, by a head to one number. Its folder is of sequence classification with one label."""
+    """A critic: values of states by a linear head with one output.
+
+    Its folder is one of sequence classification with a single label.
+    """
 
     made_by = AutoModelForSequenceClassification
     labels = 1
@@ -273,7 +309,7 @@ class ValueLm(PackedLm):
     new_head = True
 
     def forward(self, packed: Packed) -> Tensor:
-        """Return [N] float32: for each scored token the value of the state before it."""
+        """Return values [N] float32: for each scored token, the value of the state before it."""
         hidden, picks = self.states(packed, packed.before)
         return self._of_all(self._values(hidden), picks, len(packed.scored))
 
@@ -282,27 +318,29 @@ class ValueLm(PackedLm):
         return cast(nn.Linear, getattr(self.lm, "score", None))
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return what makes transformers load a head of one number."""
+        """Return the keys that make transformers load a head with one output."""
         names = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         return {"architectures": [type(self.lm).__name__], **names}
 
 
 class RewardLm(ValueLm):
-    """Scores whole sequences, from the state after the last token."""
+    """A reward model: one score for each whole sequence, from the state after its last token."""
 
     new_head = False  # an untrained head gives no scores
 
     def forward(self, packed: Packed) -> Tensor:
-        """Return [s] float32. The product is float32 too: bfloat16 scores would lie 1/128 of their size apart."""
+        """Return scores [s] float32.
+
+        The product with the head is float32 too: in bfloat16 two scores would differ by at least 1/128 of their size.
+        """
         last, picks = self.states(packed, packed.edges[1:].long() - 1)
-        return self._of_all(
-            (last.float() @ self.head.weight.float().t()).squeeze(-1),
-            picks,
-            len(packed.lengths),
-        )
+        scores = (last.float() @ self.head.weight.float().t()).squeeze(-1)
+        return self._of_all(scores, picks, len(packed.lengths))
 
 
 def reward_lm(head: str) -> type[RewardLm]:
+    """Return the class of reward models whose head is stored under the name `head`."""
+
     class Named(RewardLm):
         value_heads = stored_heads(head)
 
@@ -310,10 +348,12 @@ def reward_lm(head: str) -> type[RewardLm]:
 
 
 def first_head(hidden_size: int, seed: int) -> Tensor:
-    """Return [1, E] small enough that first values are near 0, beside any return."""
-    return torch.randn((1, hidden_size), generator=generator_of(seed, HEAD)) / (
-        hidden_size + 1
-    )
+    """Return the initial weights [1, E] of a value head.
+
+    They are small, so that first values are near 0 compared with returns.
+    """
+    values = torch.randn((1, hidden_size), generator=generator_of(seed, HEAD))
+    return values / (hidden_size + 1)
 
 
 # ── trained ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,27 +367,32 @@ def build(
     mesh: DeviceMesh,
     context: ContextParallel | None = None,
 ) -> Lm:
-    """Build the model on this rank's device, sharded over `mesh` and read from `spec.folder`.
+    """Build a model on this rank's device, shard it over `mesh`, and read it from `spec.folder`.
 
-    A mesh of two dimensions is of copies, and of the ranks of each. `context`: ranks that have the tokens between them.
+    A mesh of two dimensions has data-parallel replicas in the first and tensor-parallel ranks in the second.
+    `context`: the ranks that split the tokens.
 
-    No rank holds more than its shard and one gathered block. Raises ConfigError where the files are not the model's, or
-    where the head of a value model in them gives several numbers.
+    No rank holds more than its shard and one gathered block. Raises ConfigError if the files do not fit the model, or
+    if the stored head of a value model has several outputs.
     """
-    problem = (
-        value_head_problem(spec.folder, spec.key) if issubclass(kind, ValueLm) else None
-    )
-    if problem is not None:
-        raise ConfigError([problem])
+    # A stored value head must have one output
+    if issubclass(kind, ValueLm):
+        problem = value_head_problem(spec.folder, spec.key)
+        if problem is not None:
+            raise ConfigError([problem])
+    # Below float32, weights are cast for passes and gradients are reduced in float32
     policy = MixedPrecisionPolicy()
     if spec.compute != "fp32" or spec.weights != "fp32":
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32
         )
     with BUILDING:
+        # Modules without memory, cut by tensor parallelism where the mesh has that
+        # dimension
         module = skeleton(kind, spec)
         module.context = context
         shard = _cut(module, spec, mesh)
+        # What a backward pass recomputes, and where its inputs wait
         if spec.checkpointing:
             module.lm.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -355,6 +400,7 @@ def build(
         if spec.activation_offload:
             for block in module.blocks:
                 _keep_on_host(block, pinned=mesh.device_type == "cuda")
+        # One FSDP unit for each block, and one for all other weights
         module.train()
         for block in module.blocks:
             fully_shard(
@@ -364,16 +410,17 @@ def build(
                 reshard_after_forward=spec.gather_again,
             )
         fully_shard(module, mesh=shard, mp_policy=policy, reshard_after_forward=False)
+        # Only now do parameters get memory: this rank's shards
         _fill(module, spec, torch.device(mesh.device_type))
     return module
 
 
 def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
-    """Keep on the host what a block is recomputed from."""
+    """Keep the saved inputs of a checkpointed block in host memory."""
     checkpoint = cast(Callable[..., Any], block._gradient_checkpointing_func)
 
     def checkpoint_from_host(*inputs: Any) -> Any:
-        # Of the inputs; `checkpoint` saves nothing else
+        # Covers only the block's inputs: `checkpoint` saves nothing else
         with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
             return checkpoint(*inputs)
 
@@ -381,7 +428,12 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
 
 
 def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
-    """Cut the model within each copy, if that has several ranks; return the mesh of copies that share it, if any do."""
+    """Apply tensor parallelism if `mesh` has its dimension.
+
+    Return the mesh for FSDP; None if no replicas share the weights.
+
+    Raises ConfigError if the model's family cannot be cut.
+    """
     names = names_of(mesh)
     if TENSOR not in names:
         return mesh
@@ -398,17 +450,24 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
 
 
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
-    """Build the model with parameters on the meta device and buffers in memory. Hold BUILDING meanwhile."""
+    """Build the model with parameters on the meta device and buffers in memory. The caller holds BUILDING.
+
+    Raises ConfigError if transformers does not know the model, or if it is not a decoder of blocks with a linear
+    head.
+    """
+    # The config decides the class; a value model has one label
     config = AutoConfig.from_pretrained(spec.folder)
     if kind.labels is not None:
         config.num_labels = kind.labels
     if type(config) not in kind.made_by._model_mapping:
         why = f"transformers' {kind.made_by.__name__} does not know {config.model_type}"
         raise model_mismatch(spec.folder, why, spec.key)
+    # Only shapes and dtypes: nothing is allocated
     with torch.device("meta"):
         lm: PreTrainedModel = kind.made_by.from_config(
             config, dtype=DTYPES[spec.weights]
         )
+    # Packed attention needs a decoder of blocks, scores need a linear head without bias
     attend_packed(kind.decoder_of(lm))
     module = kind(lm)
     plain = (
@@ -419,7 +478,7 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         why = f"{type(lm).__name__} is not a decoder of blocks with a linear head"
         raise model_mismatch(spec.folder, why, spec.key)
     for part in lm.modules():
-        # Without dropout: the same tokens must have the same probabilities in every pass.
+        # No dropout: the same tokens must have the same probabilities in every pass
         if isinstance(part, nn.Dropout):
             part.p = 0.0
         for name in ("attention_dropout", "residual_dropout"):
@@ -433,12 +492,14 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
             setattr(part, name, torch.empty_like(getattr(part, name), device="cpu"))
         if unmade:
             lm._init_weights(part)
+    # LoRA: freeze all weights but the factors. A value head is trained whole, so it is
+    # set aside while the factors are put in.
     if spec.lora is not None:
-        score = lm._modules.pop("score", None)  # a value head is trained as it is
+        score = lm._modules.pop("score", None)
         add_factors(lm, spec.lora)
         if score is not None:
             lm.score = score
-        # Only trained ones need the optimizer's dtype
+        # Frozen weights need no optimizer dtype: keep them in the compute dtype
         for parameter in lm.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[spec.compute])
@@ -447,20 +508,21 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
 
 @torch.no_grad()
 def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
-    """Give every parameter its memory: this rank's part of it, from the checkpoint or its first values."""
+    """Allocate this rank's part of every parameter and fill it from the checkpoint, or with initial values."""
     checkpoint = Checkpoint(spec.folder, spec.key)
-    made: dict[Tensor, nn.Parameter] = {}  # tied parameters stay one
+    # Tied parameters stay one: by the parameter on the meta device
+    made: dict[Tensor, nn.Parameter] = {}
     filled: dict[str, Tensor] = {}
     for name, parameter in module.named_tensors():
         if parameter not in made:
             part = stored_part(module, name, parameter, checkpoint, spec.seed)
             local = part.to(device=device, dtype=parameter.dtype, copy=True)
             if isinstance(parameter, DTensor):
-                # Not from_local, which would move what lies on the host to the mesh's device.
+                # Not from_local, which would move host tensors to the mesh's device
                 local = DTensor(local, parameter._spec, requires_grad=False)
             made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
         filled[name] = made[parameter]
-    # FSDP registers the new memory here
+    # FSDP notices here that the memory is new
     module.lm.load_state_dict(filled, assign=True, strict=False)
     _move_buffers(module, device)
 
@@ -468,12 +530,18 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
 def stored_part(
     module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int
 ) -> Tensor:
-    """Return this rank's part as the files have it, or of first values."""
+    """Return this rank's part of a parameter: from the files, or its initial values if the files lack it.
+
+    Raises ConfigError if the files do not fit the model.
+    """
     part = own_part(parameter)
     shape = tuple(parameter.shape)
+    # LoRA factors are never in the files of the base model
     if is_factor(name):
         return first_factor(name, shape, seed)[part]
+    # A tied parameter may be stored under any of its names
     stored = [checkpoint_name(n) for n, p in module.named_tensors() if p is parameter]
+    # A value head has other names in files, and may be missing there
     if name == HEAD and module.value_heads:
         stored = list(module.value_heads)
         if module.new_head and checkpoint.names.isdisjoint(stored):
@@ -490,7 +558,10 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
 
 
 class FrozenLm(Generic[Lm]):
-    """Holds this rank's part of the model; with a mesh, `module(...)` is a collective of its ranks."""
+    """A model without gradients: this rank's part of it.
+
+    With a mesh, `module(...)` is a collective of the mesh's ranks.
+    """
 
     def __init__(
         self,
@@ -504,28 +575,29 @@ class FrozenLm(Generic[Lm]):
         context: ContextParallel | None = None,
         key: str = "actor.model.path",
     ) -> None:
-        """`mesh`: of ranks that share it, and of those that cut a copy. `dtype`: as it is kept and computes.
+        """Build and fill the model.
 
-        `context`: ranks that have the tokens between them.
-
-        `key` names the folder, for errors. Raises ConfigError where the files are not the model's.
+        `mesh`: the ranks that share it, and those of tensor parallelism. `dtype`: of weights and passes. `context`:
+        the ranks that split the tokens. `on_host`: keep the weights in host memory. `key`: the config key of the
+        folder, for errors. Raises ConfigError if the files do not fit the model.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device
         spec = LmSpec(
             folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key
         )
+        # Modules without memory and without gradients
         with BUILDING:
             self.module = skeleton(kind, spec)
             self.module.requires_grad_(False).eval()
             self.module.context = context
             shard = None if mesh is None else _cut(self.module, spec, mesh)
+            # With replicas, FSDP shards each block; blocks are gathered for a pass and
+            # freed after it
             if shard is not None:
-                policy = (
-                    CPUOffloadPolicy(pin_memory=device.type == "cuda")
-                    if on_host
-                    else OffloadPolicy()
-                )
+                policy = OffloadPolicy()
+                if on_host:
+                    policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
                 for group in self.module.groups:
                     fully_shard(
                         group,
@@ -533,23 +605,26 @@ class FrozenLm(Generic[Lm]):
                         offload_policy=policy,
                         reshard_after_forward=True,
                     )
-            _fill(self.module, spec, torch.device("cpu") if on_host else device)
+            # Weights are read to where they stay; buffers are always on the device
+            weights_device = torch.device("cpu") if on_host else device
+            _fill(self.module, spec, weights_device)
         _move_buffers(self.module, device)
-        self.fsdp_modules = (
-            [cast(FSDPModule, group) for group in self.module.groups]
-            if shard is not None
-            else []
-        )
+        self.fsdp_modules: list[FSDPModule] = []
+        if shard is not None:
+            groups = self.module.groups
+            self.fsdp_modules = [cast(FSDPModule, group) for group in groups]
 
     def drop_gathered(self) -> None:
+        """Free all gathered weights of other ranks."""
         for group in self.fsdp_modules:
             group.reshard()
 
     def weight_tensors(self) -> list[Tensor]:
+        """Return this rank's parts of all weights, and all buffers."""
         return [*map(own, self.module.lm.parameters()), *self.module.buffers()]
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy this rank's part out of whole weights, all there are, by the names of the checkpoint."""
+        """Copy this rank's part from whole weights. `weights` has every weight under its name in a checkpoint."""
         for name, parameter in self.module.lm.named_parameters():
             own(parameter).copy_(weights[name][own_part(parameter)])

@@ -1,20 +1,21 @@
-"""Saved models: folders of transformers' format, read by parts of a weight and written whole, and single files.
+"""Saved models: folders in transformers' format, read in parts, written whole; single files.
 
 ::
 
     config.json   tokenizer files   model.safetensors
                                     or model-00001-of-00002.safetensors ... and model.safetensors.index.json
 
-Files have a weight for each expert of a layer, models one for all::
+Files hold one weight for each expert of a layer; a module holds one for all experts::
 
     mlp.experts.gate_up_proj [experts, 2 width, E]      mlp.experts.0.gate_proj.weight, ...up_proj.weight [width, E]
     mlp.experts.down_proj [experts, E, width]           mlp.experts.0.down_proj.weight [E, width]
 
-In Mixtral's, `mlp` is called block_sparse_moe, and its projections w1, w3 and w2.
+In files of Mixtral, `mlp` is called block_sparse_moe, and its projections w1, w3 and w2.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -35,8 +36,10 @@ from rlplace.models.heads import INDEX, SINGLE, unread_weights
 if TYPE_CHECKING:
     from rlplace.models.sharding import Part
 
+# A module's weight of all experts: what stands above it, and its name
 _EXPERTS = re.compile(r"(.+\.)mlp\.experts\.(gate_up_proj|down_proj)")
-_PROJECTIONS = {  # of an expert, by the room of all and the weight of a model
+# Projections of one expert in files: by the layer's name there, then by the module's weight
+_PROJECTIONS = {
     "mlp": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
     "block_sparse_moe": {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
 }
@@ -44,44 +47,51 @@ _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", 
 
 
 class Checkpoint:
-    """The weights in a folder. Files are mapped, not read. Raises ConfigError where they are not the model's."""
+    """The weight files of a folder. Files are memory-mapped; a weight is read when it is asked for.
+
+    Raises ConfigError if the files are incomplete or do not fit the model.
+    """
 
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
         self._folder = folder
         self._key = key
         if (why := unread_weights(folder)) is not None:
             raise model_mismatch(folder, why, key)
+        # Which file holds which weight: from the index, or the only file
         index = folder / INDEX
         if index.exists():
             self._file_of: Mapping[str, str] = json.loads(
                 index.read_text(encoding="utf-8")
             )["weight_map"]
         else:
-            # For torch all of it is mapped at once
+            # Framework "np": with "pt" the whole file would be mapped at once
             with safe_open(folder / SINGLE, framework="np") as single:
                 self._file_of = dict.fromkeys(single.keys(), SINGLE)
         self._open: dict[str, Any] = {}
 
     @property
     def names(self) -> frozenset[str]:
+        """The names of all weights in the files."""
         return frozenset(self._file_of)
 
     def part(self, names: Sequence[str], shape: tuple[int, ...], part: Part) -> Tensor:
-        """Read part of the weight that is stored under any of `names` and is of `shape` as a whole."""
-        name = next(
-            (n for name in names for n in _names_of(name) if n in self._file_of), None
-        )
-        if name is not None:
-            return self._read(name, shape, part)
-        projections = next(
-            (found for name in names if (found := of_experts(name, self.names))), ()
-        )
+        """Read the slice `part` of the weight stored under one of `names`; `shape` is that of the whole weight.
+
+        Where the files store experts one by one, their weights are joined. Raises ConfigError if there is no such
+        weight or its shape differs.
+        """
+        # The weight itself, under its present or an older name
+        for stored_name in itertools.chain.from_iterable(map(_names_of, names)):
+            if stored_name in self._file_of:
+                return self._read(stored_name, shape, part)
+        # Or one weight for each projection of each expert
+        projections: tuple[str, ...] = ()
+        for name in names:
+            projections = projections or of_experts(name, self.names)
         if not projections:
-            raise model_mismatch(
-                self._folder,
-                f"its files have no weight {' or '.join(names)}",
-                self._key,
-            )
+            why = f"its files have no weight {' or '.join(names)}"
+            raise model_mismatch(self._folder, why, self._key)
+        # Fill one requested expert after the other; its projections lie row below row
         experts, rows, columns = part
         each = (shape[1] // len(projections), shape[2])
         whole = torch.empty(tuple(dim.stop - dim.start for dim in part))
@@ -114,7 +124,10 @@ def _names_of(name: str) -> tuple[str, ...]:
 
 
 def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names of its projections in files, {} for an expert; none where they have no weight for each."""
+    """Return the names in files of the projections that make up the expert weight `name`; `{}` stands for the expert.
+
+    Empty if `name` is no expert weight, or if the files store all experts in one.
+    """
     match = _EXPERTS.fullmatch(name)
     if match is None:
         return ()
@@ -132,14 +145,19 @@ def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
 def as_stored(
     weights: Iterable[tuple[str, Tensor]], stored: Container[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights of a model as files have them that have the names `stored`: those of experts by themselves."""
+    """Yield (name, weight) as files with the names `stored` have them: under their names, and experts one by one."""
     for name, tensor in weights:
         projections = of_experts(name, stored)
-        for expert in range(len(tensor) if projections else 0):
-            names = (each.format(expert) for each in projections)
-            yield from zip(names, tensor[expert].chunk(len(projections)), strict=True)
-        if not projections:
-            yield next((n for n in _names_of(name) if n in stored), name), tensor
+        if projections:
+            for expert in range(len(tensor)):
+                names = (each.format(expert) for each in projections)
+                parts = tensor[expert].chunk(len(projections))
+                yield from zip(names, parts, strict=True)
+                # A part would keep the whole weight alive
+                del parts
+        else:
+            known = [n for n in _names_of(name) if n in stored]
+            yield (known[0] if known else name), tensor
         del tensor  # before the next one is gathered
 
 
@@ -151,36 +169,37 @@ def write_model(
     config: Mapping[str, object] | None = None,
     file_bytes: int = MODEL_FILE_BYTES,
 ) -> None:
-    """Replace `folder` by a complete model. Raises OutputError; then `folder` is what it was before.
+    """Replace `folder` by a complete model folder. Raises OutputError; `folder` is then unchanged.
 
-    `like` is the folder the model came from: its config, tokenizer and whatever else is no weights are copied; `config`
-    are keys of config.json that are others now. `weights` are taken one after the other, held until a file is full.
+    `like`: the folder the model came from. Its config, tokenizer and all other files that hold no weights are copied.
+    `config`: keys of config.json with new values. `weights` are consumed one by one and held until a file has
+    `file_bytes` bytes.
     """
     part = folder.with_name(folder.name + ".part")
     try:
+        # Everything is written into a folder beside, which replaces `folder` at the end
         if part.exists():
             shutil.rmtree(part)
         part.mkdir(parents=True)
+        # All files of the model's folder but its weights
         for file in like.iterdir():
             if file.is_file() and not file.name.endswith(_WEIGHT_FILES):
                 shutil.copyfile(file, part / file.name)
+        # Weight files get provisional names until their number is known
         size = 0
         stored = []
         dtype = torch.float32
-        for number, held in enumerate(
-            _by_file(as_stored(weights, Checkpoint(like).names), file_bytes), 1
-        ):
+        files = _by_file(as_stored(weights, Checkpoint(like).names), file_bytes)
+        for number, held in enumerate(files, 1):
             _save(held, part / f"{number}.part")
             stored.append(list(held))
             for tensor in held.values():
                 size = size + tensor.nbytes
                 dtype = tensor.dtype
-        _complete(
-            part,
-            stored,
-            size,
-            {"dtype": str(dtype).removeprefix("torch."), **(config or {})},
-        )
+        # Final names, index and config.json
+        changed = {"dtype": str(dtype).removeprefix("torch."), **(config or {})}
+        _complete(part, stored, size, changed)
+        # Swap the folders: the old one is kept until the new one has its name
         old = folder.with_name(folder.name + ".old")
         if folder.exists():
             folder.rename(old)
@@ -194,7 +213,7 @@ def write_model(
 def _by_file(
     weights: Iterable[tuple[str, Tensor]], file_bytes: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield copies on the host, as many at once as a file may have."""
+    """Yield dicts of host copies, each with as many weights as one file may hold."""
     held: dict[str, Tensor] = {}
     for name, tensor in _on_host(weights):
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > file_bytes:
@@ -205,7 +224,7 @@ def _by_file(
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies, and let go of each weight before the next one is gathered."""
+    """Yield host copies. Each weight is released before the next one is gathered."""
     for name, tensor in weights:
         copy = tensor.detach().to("cpu", copy=True).contiguous()
         del tensor
@@ -216,11 +235,12 @@ def _save(tensors: dict[str, Tensor], file: Path) -> None:
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
-        # Which has the error of the operating system in words only
+        # The library gives the operating system's error in its text only
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(file)) from error
 
 
 def _complete(
@@ -229,39 +249,41 @@ def _complete(
     size: int,
     changed: Mapping[str, object],
 ) -> None:
-    """Name the files of weights as transformers does, and write the index and what has `changed` in config.json."""
+    """Give weight files their final names; write the index and config.json.
+
+    `stored`: names of the weights in each file. `size`: bytes of all weights. `changed`: keys of config.json with new
+    values.
+    """
     count = len(stored)
-    named = (
-        [SINGLE]
-        if count == 1
-        else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-    )
+    named = [SINGLE]
+    if count > 1:
+        named = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     for number, name in enumerate(named, 1):
         (part / f"{number}.part").rename(part / name)
+    # With several files, an index says which has which weight
     if count > 1:
-        weight_map = {
-            weight: name
-            for name, weights in zip(named, stored, strict=True)
-            for weight in weights
-        }
+        weight_map: dict[str, str] = {}
+        for name, weights in zip(named, stored, strict=True):
+            weight_map |= dict.fromkeys(weights, name)
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (part / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+    # `torch_dtype` is an older name of the key `dtype`
     config = json.loads((part / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)  # the key's older name
-    (part / "config.json").write_text(
-        json.dumps(config | changed, indent=2), encoding="utf-8"
-    )
+    config.pop("torch_dtype", None)
+    content = json.dumps(config | changed, indent=2)
+    (part / "config.json").write_text(content, encoding="utf-8")
 
 
 def write_file(path: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace `path` by one safetensors file. Raises OutputError; then `path` is what it was before."""
+    """Replace the file `path` by one safetensors file. Raises OutputError; the file is then unchanged."""
     write_bytes(path, save(dict(_on_host(weights))))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by a file of `content`. Raises OutputError; then `path` is what it was before."""
+    """Replace the file `path` by one with `content`. Raises OutputError; the file is then unchanged."""
     part = path.with_name(path.name + ".part")
     try:
+        # Onto the disk first, then the rename, which replaces the file at once
         with open(part, "wb") as out:
             out.write(content)
             out.flush()
@@ -275,6 +297,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def model_mismatch(
     folder: Path, why: str, key: str = "actor.model.path"
 ) -> ConfigError:
+    """Return the error that the model of `folder` cannot be read, for the reason `why`."""
     what = "the model cannot be read from its folder"
     fix = "save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)"
     return ConfigError.of("model-weights", key, what, str(folder), why, fix)

@@ -1,12 +1,12 @@
-"""Context parallelism: several ranks compute the same samples, each a part of their tokens.
+"""Context parallelism: several ranks compute the same samples, each for a part of the tokens.
 
-Jacobs et al. 2023 (DeepSpeed-Ulysses, arXiv:2309.14509), section 3. All but attention goes token by token; around it,
-tokens are exchanged for heads, so that sequences are whole where attention sees them::
+Jacobs et al. 2023 (DeepSpeed-Ulysses, arXiv:2309.14509), section 3. All layers but attention work token by token.
+Around attention, ranks exchange tokens for heads, so that attention sees whole sequences::
 
     q k v [1, heads, T / ranks, D] ──▶ [1, heads / ranks, T, D] ──▶ attention ──▶ [1, T / ranks, heads, D]
 
-A rank scores those tokens whose states it has; then all have the scores of all and compute the same loss, of which each
-differentiates its own tokens' part: gradients of weights are sums over ranks, as over copies.
+Each rank scores the tokens whose states it has. Then the scores are gathered, and all ranks compute the same loss; a
+rank differentiates the part of its own tokens. So gradients of weights are summed over ranks, as over replicas.
 
 Letters: r ranks, T tokens of all sequences and their padding, H query heads, K key heads, D size of a head.
 """
@@ -23,70 +23,73 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """The ranks that compute the same samples."""
+    """The process group of the ranks that compute the same samples."""
 
     group: dist.ProcessGroup
 
     @property
     def size(self) -> int:
+        """Number of ranks r."""
         return self.group.size()
 
     def part(self, tokens: Tensor) -> Tensor:
-        """Return this rank's [T / r] of [T]."""
+        """Return this rank's [T / r] of the tokens [T]."""
         return tokens.view(self.size, -1)[self.group.rank()]
 
     def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
-        """Return those of `places` [N] that are among this rank's `each` tokens, counted from its first; and which."""
+        """Select the `places` [N] among this rank's `each` tokens.
+
+        Return them counted from the rank's first token [n], and their indices in `places` [n].
+        """
         first = self.group.rank() * each
         picks = ((places >= first) & (places < first + each)).nonzero().squeeze(1)
         return places[picks] - first, picks
 
     def join(self, part: Tensor, picks: Tensor, total: int) -> Tensor:
-        """Return [total] of all ranks, of which `picks` are this rank's. A collective."""
+        """Gather values [total] of all ranks.
+
+        `part` [n] is this rank's; `picks` [n] are its indices. A collective.
+        """
         return cast(Tensor, _Join.apply(part, picks, total, self.group))
 
     def by_heads(
         self, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return [1, H / r, T, D] and twice [1, max(1, K / r), T, D] of [1, heads, T / r, D]. A collective.
+        """Exchange tokens for heads, before attention. A collective.
 
-        Of fewer key heads than ranks, several ranks get the same.
+        Takes [1, H or K, T / r, D]. Returns the query [1, H / r, T, D], and key and value [1, max(1, K / r), T, D].
+        With fewer key heads than ranks, several ranks get the same key head.
         """
+        # Repeat key heads where there are fewer of them than ranks
         copies = max(1, self.size // key.shape[1])
-        heads = (
-            query,
-            *(
-                t.repeat_interleave(copies, dim=1) if copies > 1 else t
-                for t in (key, value)
-            ),
-        )
+        if copies > 1:
+            key = key.repeat_interleave(copies, dim=1)
+            value = value.repeat_interleave(copies, dim=1)
+        heads = (query, key, value)
         each = [t.shape[1] // self.size for t in heads]
         tokens, width = query.shape[2:]
-        parts = torch.cat(
-            [
-                t.view(self.size, n, tokens, width)
-                for t, n in zip(heads, each, strict=True)
-            ],
-            dim=1,
-        )
-        mine = (
-            _Exchange.apply(parts, self.group)
-            .transpose(0, 1)
-            .reshape(1, sum(each), -1, width)
-        )
+        # [r, heads of one rank, T / r, D]: piece i is for rank i; q, k and v in one exchange
+        pieces = []
+        for tensor, count in zip(heads, each, strict=True):
+            pieces.append(tensor.view(self.size, count, tokens, width))
+        received = _Exchange.apply(torch.cat(pieces, dim=1), self.group)
+        # Pieces hold consecutive tokens: [heads, r, T / r, D] is [heads, T, D]
+        mine = received.transpose(0, 1).reshape(1, sum(each), -1, width)
         return cast(tuple[Tensor, Tensor, Tensor], mine.split(each, dim=1))
 
     def by_tokens(self, attended: Tensor) -> Tensor:
-        """Return [1, T / r, H, D] of [1, T, H / r, D]. A collective."""
+        """Exchange heads for tokens, after attention. A collective.
+
+        Takes [1, T, H / r, D] and returns [1, T / r, H, D].
+        """
         heads, width = attended.shape[2:]
         parts = _Exchange.apply(attended.view(self.size, -1, heads, width), self.group)
-        return (
-            cast(Tensor, parts).transpose(0, 1).reshape(1, -1, self.size * heads, width)
-        )
+        by_token = cast(Tensor, parts).transpose(0, 1)
+        return by_token.reshape(1, -1, self.size * heads, width)
 
 
 class _Exchange(torch.autograd.Function):
-    """Send piece i of [r, ...] to rank i; piece i of the result came from rank i."""
+    """All-to-all: piece i of [r, ...] goes to rank i; piece i of the result is from rank i."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -102,6 +105,8 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
+    """Sum of each rank's scattered values [total]. The gradient goes back to the rank's own indices."""
+
     @staticmethod
     def forward(
         ctx: Any, part: Tensor, picks: Tensor, total: int, group: dist.ProcessGroup

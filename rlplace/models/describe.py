@@ -1,8 +1,8 @@
-"""Describe a model of any family that transformers knows: its weights, keys and values, and what its layers save.
+"""Describe a language model of any family of transformers: weights, KV cache, and what autograd saves in its layers.
 
-The planner runs this as a process of its own, `python -m rlplace.models.describe`, with the keys of a `config.json` as
-JSON on its standard input; the answer on its standard output is what `placement.memory.families` reads. The model is
-built on the meta device: neither weights nor code are downloaded, and nothing is computed.
+The planner runs this in a process of its own, `python -m rlplace.models.describe`. Standard input has the keys of a
+`config.json` as JSON; standard output has the answer, which `placement.memory.families` reads. The model is built on
+the meta device: neither weights nor code are downloaded, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from transformers.models.auto.modeling_auto import (
 from rlplace.models.families import SEEING
 
 _ATTENTION = "rlplace_described"
-# Of the shorter of two passes; what grows between them is what a token saves
+# Tokens of the shorter of two passes; their difference is what one token saves
 _TOKENS = 128
-# What code of a model raises that asks for values, or for more than text.
+# Raised by model code that reads tensor values, or that wants more input than text
 _UNTRACED = (
     AssertionError,
     AttributeError,
@@ -43,71 +43,84 @@ _UNTRACED = (
     TypeError,
     ValueError,
 )
-_Tensors = list[tuple[int, float]]  # 2 or 4, and how many numbers of so many bytes
+# Saved tensors: bytes of an element (2 or 4), and number of elements
+_Tensors = list[tuple[int, float]]
+# Last names of weights that tensor parallelism splits by heads, and by feed-forward
+# width
 _HEADS_CUT = {"q_proj", "q_b_proj", "kv_b_proj", "qkv_proj", "o_proj"}
 _WIDTH_CUT = {"gate_proj", "up_proj", "gate_up_proj", "down_proj"}
+# Those split by columns (inputs)
 _INPUTS_CUT = {"o_proj", "down_proj"}
+# Endings of the architectures that generate text
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a model. Raises what transformers raises where it cannot build it."""
-    config = AutoConfig.for_model(
-        str(keys["model_type"]), **{k: v for k, v in keys.items() if k != "model_type"}
-    )
+    """Return the description of a model, for JSON. Raises what transformers raises if it cannot build the model."""
+    options = {key: value for key, value in keys.items() if key != "model_type"}
+    config = AutoConfig.for_model(str(keys["model_type"]), **options)
+    # Shapes and dtypes only, on the meta device
     with torch.device("meta"):
         model: PreTrainedModel = _made_by(config, keys)._from_config(
             config, dtype=torch.bfloat16
         )
+    # Layers of text, and of a vision tower its blocks; other lists of a tower are not layers
     layers = _layers(model)
     sees = config.model_type in SEEING
-    if sees:  # other lists of its tower are no layers of it
+    if sees:
         layers = {
             name: layer
             for name, layer in layers.items()
             if ".visual." not in name or ".visual.blocks." in name
         }
     text = _decoder(config)
+    # What autograd saves: traced where a pass can be run without values, else estimated
     saved = None
     notes = list[str]()
     try:
-        seen = {
+        saved = _saved(model, layers, text)
+        first_blocks = {
             name: layer
             for name, layer in layers.items()
             if sees and name.endswith(".visual.blocks.0")
         }
-        saved = _saved(model, layers, text) | (
-            _saved_by_patch(model, seen) if seen else {}
-        )
-    except _UNTRACED as error:  # weights are known all the same
-        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[
-            :200
-        ]
+        if first_blocks:
+            saved = saved | _saved_by_patch(model, first_blocks)
+    except _UNTRACED as error:
+        # The description stays useful: weights are known all the same
+        first_line = str(error).strip().partition("\n")[0]
+        why = f"{type(error).__name__}: {first_line}"[:200]
+        saved = None
         notes.append(
             f"activations are a guess by the widths of its layers: no pass could be traced, {why}"
         )
-    if len({prefix.rpartition(".")[0] for prefix in layers}) > 1 and not sees:
+    layer_lists = {prefix.rpartition(".")[0] for prefix in layers}
+    if len(layer_lists) > 1 and not sees:
         notes.append(
             "its vision or action layers save more the more they see: their activations are not counted"
         )
+    # The vision tower is described apart from the blocks of the decoder
     kv = list(_kept(text, notes))
     blocks, root = _blocks(model, layers, saved, text)
-    tower = (
-        [block for block in blocks if ".visual." in block["weights"][0][0]]
-        if sees
-        else []
-    )
+    tower = []
+    if sees:
+        tower = [block for block in blocks if ".visual." in block["weights"][0][0]]
+    described_tower = None
+    if tower:
+        described_tower = {**tower[0], **_patches(model)}
+    # A head of its own has a name; one tied to the embedding has none
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight
+    own_head = None
+    if head is not None and not tied:
+        own_head = next(n for n, p in model.named_parameters() if p is head.weight)
     return {
         "hidden": text.hidden_size,
         "vocabulary": 0 if head is None else text.vocab_size,
-        "head": None
-        if head is None or tied
-        else next(n for n, p in model.named_parameters() if p is head.weight),
+        "head": own_head,
         "root": root,
         "blocks": [block for block in blocks if block not in tower],
-        "tower": {**tower[0], **_patches(model)} if tower else None,
+        "tower": described_tower,
         "kv": kv,
         "attention": _heads(text),
         "notes": notes,
@@ -115,7 +128,8 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decoder(config: Any) -> Any:
-    """Return the config of the decoder that reads text."""
+    """Return the part of the config that describes the decoder of text."""
+    # Some families nest the decoder's config in another one
     found = config.get_text_config(decoder=True)
     if hasattr(found, "num_hidden_layers"):
         return found
@@ -123,7 +137,11 @@ def _decoder(config: Any) -> Any:
 
 
 def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the class that the config names as its architecture, else that of transformers for text and images."""
+    """Return the class to build: the architecture that the config names if it generates text, else that of
+    transformers for the model type.
+
+    Raises ValueError if there is no such class.
+    """
     named = [
         n
         for n in keys.get("architectures") or ()
@@ -143,7 +161,7 @@ def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers by name: entries of those lists that are inside no other list."""
+    """Return the layers by name: the entries of all outermost lists of modules that have parameters."""
     found: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and not any(
@@ -163,25 +181,33 @@ def _blocks(
     saved: Mapping[str, list[int]] | None,
     text: Any,
 ) -> tuple[list[dict[str, Any]], list[list[Any]]]:
-    """Return layers that are all alike once, with their number, and the weights that are in no layer."""
+    """Return the kinds of layers, each once with the number of equal layers; and the weights outside of layers.
+
+    A weight is [name, shape, ways that tensor parallelism can split it, whether LoRA can adapt it]. `saved`: elements
+    per token that autograd saves, by layer; None if they are unknown.
+    """
     linear = {
         f"{name}.weight"
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear)
     }
+    # Sort weights into layers and root
     root: list[list[Any]] = []
     inside: dict[str, list[list[Any]]] = {name: [] for name in layers}
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
         layer = next((at for at in layers if name.startswith(at + ".")), None)
+        # The vocabulary can be split by rows
         if layer is None:
             ways = shape[0] if len(shape) == 2 and shape[0] == text.vocab_size else 1
             root.append([name, shape, ways, False])
         else:
+            # Equal layers have equal names with * for their number
             shown = name.replace(layer, layer.rpartition(".")[0] + ".*", 1)
             inside[layer].append(
                 [shown, shape, _ways(name, shape, text), name in linear]
             )
+    # Layers with equal weights are one kind; it saves what the largest of them saves
     alike: dict[str, list[list[int]]] = {}
     for name, rows in inside.items():
         kept = _widths(rows) if saved is None else saved.get(name, [0, 0, 0, 0])
@@ -194,16 +220,19 @@ def _blocks(
 
 
 def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
-    """Return into how many parts tensor parallelism can cut a weight of a layer; 1 where that is not known."""
+    """Return the number of ways that tensor parallelism can split a layer's weight; 1 if unknown."""
     module, _, kind = name.rpartition(".")
+    # The module's last name; a weight with three dimensions is its own module
     last = (name if len(shape) == 3 else module).rpartition(".")[2]
-    # Parts are summed, and every rank adds the whole bias
+    # Ranks sum their products; each adds the whole bias
     if kind == "bias" and last in _INPUTS_CUT:
         return 1
+    # Linear attention splits by its own heads
     if "linear_attn." in name:
         if shape[0] > 1 and last != "norm":
             return int(getattr(text, "linear_num_key_heads", 1))
         return 1
+    # Attention splits by heads, the feed-forward layer by its width
     if last in ("k_proj", "v_proj"):
         return int(
             getattr(text, "num_key_value_heads", None) or text.num_attention_heads
@@ -216,7 +245,9 @@ def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
 
 
 def _widths(rows: list[list[Any]]) -> list[int]:
-    """Return an upper bound of what a layer saves: each linear layer's inputs and outputs, norms in float32."""
+    """Return an upper bound of the elements per token that a layer saves: inputs and outputs of its linear layers,
+    and norms in float32.
+    """
     wide = sum(sum(shape[-2:]) for _, shape, _, _ in rows if len(shape) > 1)
     norms = sum(shape[0] for _, shape, _, _ in rows if len(shape) == 1)
     return [2 * wide, 0, norms, 0]
@@ -226,7 +257,9 @@ def _widths(rows: list[list[Any]]) -> list[int]:
 
 
 class _Attention(torch.autograd.Function):
-    """Keep for the backward pass what attention without its matrix of scores keeps."""
+    """Attention that saves for its backward pass what kernels without a matrix of scores save: inputs, output and one
+    float32 number per query.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -254,28 +287,32 @@ def _attend(
     mask: None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    """The attention function of transformers that `_saved` traces; nothing is computed."""
     return _Attention.apply(query, key, value).transpose(1, 2).contiguous(), None
 
 
 def _saved(
     model: PreTrainedModel, layers: Mapping[str, nn.Module], text: Any
 ) -> dict[str, list[int]]:
-    """Return numbers of a token that autograd saves in each layer that a pass over text goes through.
+    """Elements per token that autograd saves in each text layer.
 
-    By dtype of the computation and float32, each whole and as tensor parallelism cuts it: as `Saved` has them.
+    Four numbers as in `placement.memory.model.Saved`: in the dtype of the computation, whole and split by tensor
+    parallelism; the same in float32.
     """
+    # Replace attention by one that saves what real kernels save
     AttentionInterface.register(_ATTENTION, _attend)
     AttentionMaskInterface.register(_ATTENTION, lambda *_, **__: None)
     if getattr(model, "_supports_attention_backend", False):
         model.set_attn_implementation(_ATTENTION)
-    # Of decoders that do not say that it can be replaced
+    # Decoders that do not declare support read the config's own entry
     text._attn_implementation = _ATTENTION
     model.train()
+    # Experts of one token, each with an input of its own
     active = int(getattr(text, "num_experts_per_tok", None) or 1)
 
     def read(tokens: int) -> None:
         ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
-        # The mask's values are asked for
+        # Model code reads the values of the mask, so it is a real tensor
         model(input_ids=ids, attention_mask=torch.ones((1, tokens)), use_cache=False)
 
     return _by_token(
@@ -290,12 +327,14 @@ def _saved(
 def _saved_by_patch(
     model: Any, layers: Mapping[str, nn.Module]
 ) -> dict[str, list[int]]:
-    """Return the same numbers of a patch in a layer of the tower."""
+    """Elements per patch that autograd saves in each block of the vision tower; four numbers as in `_saved`."""
     width = _patches(model)["hidden"]
     heads = model.model.visual.blocks[0].attn.num_heads
     (layer,) = layers.values()
 
     def see(patches: int) -> None:
+        # A block's input: states of the patches, and cosines and sines of their
+        # positions
         states = torch.empty(
             patches, width, device="meta", dtype=torch.bfloat16, requires_grad=True
         )
@@ -312,6 +351,7 @@ def _saved_by_patch(
 
 
 def _patches(model: Any) -> dict[str, int]:
+    """Return sizes of the vision tower: width, pixels of a patch, patches of a token, and number of mergers."""
     tower = model.model.visual
     pixels = tower.patch_embed.proj.weight.shape
     merge = tower.spatial_merge_size
@@ -329,25 +369,32 @@ def _by_token(
     layers: Mapping[str, nn.Module],
     hidden: int,
     whole: set[int],
-    through: Callable[[int], None],
+    run_pass: Callable[[int], None],
 ) -> dict[str, list[int]]:
-    """Compare two passes, `through` more and fewer tokens. `whole`: widths that tensor parallelism does not cut."""
-    short, long = (
-        _pass(model, layers, hidden, through, tokens)
-        for tokens in (_TOKENS, 2 * _TOKENS)
-    )
+    """Elements per token saved in each layer, as the difference of a longer and a shorter pass.
+
+    `run_pass` runs a pass over so many tokens. `whole`: widths that tensor parallelism does not split.
+    """
+    short = _pass(model, layers, hidden, run_pass, _TOKENS)
+    long = _pass(model, layers, hidden, run_pass, 2 * _TOKENS)
     found: dict[str, list[int]] = {}
     for name, fewer in short.items():
-        row = [0.0] * 4
         more = long[name]
-        alike = len(fewer) == len(more)
-        for (kind, less), (_, size) in (
-            zip(fewer, more, strict=True)
-            if alike
-            else [_sums(fewer, more, k) for k in (2, 4)]
-        ):
+        # Tensors correspond one to one; else only their sums by element size do
+        if len(fewer) == len(more):
+            pairs = list(zip(fewer, more, strict=True))
+        else:
+            pairs = [_sums(fewer, more, kind) for kind in (2, 4)]
+        # Whole and split elements of 2 bytes, then those of 4; float32 counts as whole
+        row = [0.0] * 4
+        for (kind, less), (_, size) in pairs:
             width = (size - less) / _TOKENS
-            row[2 * (kind == 4) + (kind == 2 and width not in whole)] += width
+            if kind == 4:
+                row[2] += width
+            elif width in whole:
+                row[0] += width
+            else:
+                row[1] += width
         found[name] = [round(width) for width in row]
     return found
 
@@ -355,27 +402,31 @@ def _by_token(
 def _sums(
     fewer: _Tensors, more: _Tensors, kind: int
 ) -> tuple[tuple[int, float], tuple[int, float]]:
-    """Return both passes' tensors of one kind as if they were one, where a longer pass saves more of them."""
-    return (kind, sum(size for k, size in fewer if k == kind)), (
-        kind,
-        sum(size for k, size in more if k == kind),
-    )
+    """Return the elements of one kind that both passes saved, as one tensor each."""
+    fewer_total = sum(size for k, size in fewer if k == kind)
+    more_total = sum(size for k, size in more if k == kind)
+    return (kind, fewer_total), (kind, more_total)
 
 
 def _pass(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     hidden: int,
-    through: Callable[[int], None],
+    run_pass: Callable[[int], None],
     tokens: int,
 ) -> dict[str, _Tensors]:
-    """Return each tensor that a pass over `tokens` saves once, by layer."""
+    """Return the tensors that a pass over `tokens` tokens saves, by layer.
+
+    A tensor counts once, in the first layer that saves it.
+    """
+    # Names of the layers that the pass is in; the last one saves
     found: dict[str, _Tensors] = {}
     inside: list[str] = []
-    # Alive, so that no storage has the id of another
+    # Tensors are kept alive, so that no new storage gets the id of an old one
     kept: list[Tensor] = list(model.parameters())
     seen = {tensor.untyped_storage()._cdata for tensor in kept}
 
+    # Called with each tensor that autograd saves
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if inside and storage._cdata not in seen:
@@ -389,18 +440,17 @@ def _pass(
         def hook(_: nn.Module, args: Any, named: Mapping[str, Any]) -> None:
             inside.append(name)
             found.setdefault(name, [])
-            # Such as cosines of positions, which all layers share
-            for given in (
-                *args[1:],
-                *named.values(),
-            ):
-                for tensor in given if isinstance(given, tuple) else (given,):
+            # Inputs that all layers share, such as cosines of positions, do not count
+            for given in (*args[1:], *named.values()):
+                tensors = given if isinstance(given, tuple) else (given,)
+                for tensor in tensors:
                     if isinstance(tensor, Tensor) and tensor.shape[-1:] != (hidden,):
                         kept.append(tensor)
                         seen.add(tensor.untyped_storage()._cdata)
 
         return hook
 
+    # Hooks note which layer the pass is in
     hooks = [
         layer.register_forward_pre_hook(enter(name), with_kwargs=True)
         for name, layer in layers.items()
@@ -410,7 +460,7 @@ def _pass(
         for layer in layers.values()
     ]
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        through(tokens)
+        run_pass(tokens)
     for hook in hooks:
         hook.remove()
     return found
@@ -420,9 +470,11 @@ def _pass(
 
 
 def _heads(text: Any) -> dict[str, int]:
-    """Return the heads of attention, by the widest of queries, keys and values."""
+    """Return the heads of attention; `head_dim` is the widest of queries, keys and values."""
     heads = text.num_attention_heads
     plain = getattr(text, "head_dim", None) or text.hidden_size // heads
+    # Multi-head latent attention (DeepSeek-V2): a query has a part with and one without
+    # rotation
     latent = (getattr(text, "qk_nope_head_dim", None) or 0) + (
         getattr(text, "qk_rope_head_dim", None) or 0
     )
@@ -435,16 +487,22 @@ def _heads(text: Any) -> dict[str, int]:
 
 
 def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
-    """Yield groups of layers with what an engine keeps of a token, as `KvLayers` has it."""
+    """Yield, for each kind of attention layer, what an engine keeps of one token in its KV cache; fields of
+    `KvLayers`.
+
+    Appends a note for kinds that it does not know.
+    """
+    # Layers that share the cache of another layer keep nothing
     count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     kinds = Counter(
         (getattr(text, "layer_types", None) or ["full_attention"] * count)[:count]
     )
+    # Keys and values of one token
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = 2 * (
         getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     )
-    # DeepSeek-V2, arXiv:2405.04434, section 2.1: one latent for all heads
+    # Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one latent vector for all heads
     if getattr(text, "kv_lora_rank", None):
         heads = 1
         width = (
@@ -452,10 +510,12 @@ def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
             + text.qk_rope_head_dim
             + (getattr(text, "index_head_dim", None) or 0)
         )
+    # Config keys of the window, for kinds of layers that have one
     windows = {
         "sliding_attention": "sliding_window",
         "chunked_attention": "attention_chunk_size",
     }
+    # An entry for each kind of layer
     for kind, layers in kinds.items():
         if kind in ("full_attention", "indexed_attention"):
             yield {"layers": layers, "heads": heads, "numbers": width}
@@ -464,6 +524,8 @@ def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
         elif kind == "linear_attention" and (
             values := getattr(text, "linear_num_value_heads", None)
         ):
+            # Linear attention keeps a state and the last inputs of a convolution, not
+            # tokens
             keys = text.linear_num_key_heads * text.linear_key_head_dim
             state = values * text.linear_key_head_dim * text.linear_value_head_dim
             past = (text.linear_conv_kernel_dim - 1) * (
@@ -482,6 +544,7 @@ def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
 
 
 def main() -> None:
+    """Read the keys of a config.json from standard input; write the description to standard output."""
     transformers.logging.set_verbosity_error()
     sys.stdout.write(json.dumps(describe(json.load(sys.stdin))) + "\n")
 

@@ -1,8 +1,7 @@
-"""Describe the policy of a simulator job: its weights, and what a pass over a sample saves, as a small one shows.
+"""Describe the policy of a simulator job: its weights, and what a forward pass over one sample saves.
 
-The planner, which imports no torch, runs this as a process of its own, `python -m rlplace.models.describe_policy`, with
-model and spaces as JSON on its standard input; the answer on its standard output is what `placement.memory.policies`
-reads.
+The planner imports no torch. It runs this in a process of its own, `python -m rlplace.models.describe_policy`. Standard
+input has model and spaces as JSON; standard output has the answer, which `placement.memory.policies` reads.
 """
 
 from __future__ import annotations
@@ -31,13 +30,15 @@ from rlplace.models.mlp import noise_shape
 from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import build_policy
 
+# Samples of the pass that is traced
 _SAMPLES = 4
 _KINDS = (
     contract.DiscreteActions,
     contract.MultiDiscreteActions,
     contract.ContinuousActions,
 )
-_TOLD = ("code", "key", "what", "got", "why", "fix")  # of a problem
+# Fields of a problem that the planner gets back
+_TOLD = ("code", "key", "what", "got", "why", "fix")
 _MODELS = {
     kind.__name__: kind
     for kind in (CnnConfig, MlpConfig, ModuleConfig, TransformerConfig)
@@ -46,7 +47,7 @@ _ACTIONS = {kind.__name__: kind for kind in _KINDS}
 
 
 class _Largest(TorchDispatchMode):
-    """Record the most numbers that an operation returned in one tensor."""
+    """Record the most elements that one tensor returned by an operation has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,19 +57,26 @@ class _Largest(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple) else (made,):
+        results = made if isinstance(made, tuple) else (made,)
+        for each in results:
             if isinstance(each, Tensor) and not func.is_view:
                 self.numbers = max(self.numbers, each.numel())
         return made
 
 
 def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description. Raises ConfigError where the network is not there or returns something else."""
+    """Return weights, buffer bytes, and elements per sample: saved by autograd, and of the largest tensor.
+
+    `asked` has the model, the spaces and whether observations are normalised. Raises ConfigError if the network does
+    not exist or returns something other than a policy needs.
+    """
+    # Build the policy as training does
     spaces = _spaces(asked["spaces"])
     model = _made(_MODELS[asked["model"]["class"]], asked["model"])
     algorithm = AlgorithmConfig(normalize_observations=asked["normalize"])
     policy = build_policy(spaces, ActorConfig(model=model), algorithm, seed=0)
     assert isinstance(policy, NetworkPolicy), model
+    # Trace a small batch, and round up to one sample
     saved, largest = _traced(policy, spaces)
     return {
         "weights": [
@@ -82,50 +90,53 @@ def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
-    """Return the numbers that a pass over a few samples saves, and those of its largest tensor."""
+    """Return (elements that a pass over a few samples saves, elements of its largest tensor)."""
+    # Parameters are saved too, but counted elsewhere
     kept: dict[int, Tensor] = {
         parameter.untyped_storage()._cdata: parameter
         for parameter in policy.parameters()
     }
     own = set(kept)
-    numbers = 0
 
     def pack(tensor: Tensor) -> Tensor:
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
+    # A pass over zeros; a policy with memory also gets memory and episode begins
     zeros = torch.zeros(
         (_SAMPLES, *spaces.observation_shape),
         dtype=getattr(torch, spaces.observation_dtype),
     )
+    memory: tuple[Tensor, ...] = ()
+    if spaces.memory:
+        begins = torch.zeros(_SAMPLES, 1, dtype=torch.bool)
+        memory = (torch.zeros(1, spaces.memory), begins)
     with saved_tensors_hooks(pack, lambda tensor: tensor), _Largest() as seen:
-        memory = (
-            (torch.zeros(1, spaces.memory), torch.zeros(_SAMPLES, 1, dtype=torch.bool))
-            if spaces.memory
-            else ()
-        )
         returned = policy.network(policy.inputs(zeros), *memory)
     _check(returned, math.prod(noise_shape(spaces.actions)), spaces.memory)
-    numbers = (
-        sum(
-            tensor.untyped_storage().nbytes()
-            for at, tensor in kept.items()
-            if at not in own
-        )
-        // 4
-    )
-    return numbers, seen.numbers
+    # Elements of 4 bytes, each storage once
+    saved_bytes = 0
+    for at, tensor in kept.items():
+        if at not in own:
+            saved_bytes += tensor.untyped_storage().nbytes()
+    return saved_bytes // 4, seen.numbers
 
 
 def _check(returned: object, outputs: int, remembered: int) -> None:
-    """Raise ConfigError unless a network returns what a policy needs."""
+    """Raise ConfigError unless a network returns what a policy needs.
+
+    `outputs`: elements of an action's distribution. `remembered`: elements of the memory, 0 without one.
+    """
+    # Shapes: outputs, values and, with memory, the memory
     pair = returned if isinstance(returned, Sequence) else (returned,)
     shapes = [
         tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
         for each in pair
     ]
     expected: list[tuple[int, ...]] = [(_SAMPLES, outputs), (_SAMPLES,)]
-    if shapes != expected + [(1, remembered)] * bool(remembered):
+    if remembered:
+        expected.append((1, remembered))
+    if shapes != expected:
         why = f"of N observations a policy needs outputs [N, {outputs}] and values [N]; here N is {_SAMPLES}"
         what = "the network returns something else"
         fix = "return outputs, values"
@@ -133,6 +144,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
             why += f"; with remembered: {remembered} also the memory [N, {remembered}] for the next step"
             fix += ", memory"
         raise ConfigError.of("bad-network", "actor.model", what, str(shapes), why, fix)
+    # Outputs and values must have gradients
     for name, each in zip(("outputs", "values"), pair, strict=False):
         if not each.requires_grad:
             what = f"no parameter changes the {name} of the network"
@@ -149,6 +161,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
+    """Make the spaces from the fields that the planner sent."""
     actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
     parts = [_made(contract.Part, part) for part in plain["parts"]]
     spaces: contract.Spaces = _made(
@@ -158,6 +171,7 @@ def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
 
 
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """Make an object of class `kind`; JSON lists become tuples."""
     return kind(
         **{
             name: tuple(v) if isinstance(v, list) else v
@@ -168,6 +182,7 @@ def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
+    """Read a question from standard input; write the answer, or the problem found, to standard output."""
     try:
         answer = describe(json.load(sys.stdin))
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Which families of language models a run trains, and scores with. Known without torch: a plan asks before a launch.
+"""The families of language models that a run trains and scores with. Needs no torch: a plan asks before the start.
 
 `tests/unit/models/test_families.py` compares a tiny model of each with transformers.
 """
@@ -43,44 +43,37 @@ TRAINED = frozenset(
         "starcoder2",
     ]
 )
-# Those that see images, and write text.
+# Vision-language models: they read images and write text
 SEEING = frozenset(["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+# Softcapping of scores
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
-# Rotations that depend on the longest sequence of a batch
-_LONG = (
-    "dynamic",
-    "longrope",
-)
+# Rotary embeddings that depend on the longest sequence of a batch
+_LONG = ("dynamic", "longrope")
 
 
 def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
-    """Return why no run trains the `model`, given by its config.json, on `context` tokens; None where one does."""
+    """Return why the `model`, given by its config.json, cannot be trained on `context` tokens; None if it can."""
     family = model.get("model_type")
-    # Such as EmbeddingGemma
+    # Attention to later tokens, as in models for embeddings (EmbeddingGemma)
     if model.get("use_bidirectional_attention") or model.get("is_causal") is False:
         return (
             "its tokens see those behind them, as of a model that embeds texts: it "
             "cannot write one token after another"
         )
-    if (
-        any(
-            model.get(key)
-            for key in ("attn_logit_softcapping", "final_logit_softcapping")
-        )
-        or family == "gemma2"
-    ):
+    softcaps = ("attn_logit_softcapping", "final_logit_softcapping")
+    if family == "gemma2" or any(model.get(key) for key in softcaps):
         return _CAPPED
     if family not in TRAINED | SEEING:
         return (
             "no run has been compared with transformers on this family; it has been on\n"
             + ", ".join(sorted(TRAINED | SEEING))
         )
+    # A rotary embedding that follows the batch: right only up to the original length
     model = text_keys(model)
     rope = model.get("rope_parameters") or model.get("rope_scaling")
-    if (
-        isinstance(rope, Mapping)
-        and (rope.get("rope_type") or rope.get("type")) in _LONG
-    ):
+    if not isinstance(rope, Mapping):
+        return None
+    if (rope.get("rope_type") or rope.get("type")) in _LONG:
         known = rope.get("original_max_position_embeddings") or model.get(
             "original_max_position_embeddings"
         )

@@ -1,4 +1,4 @@
-"""Checks of a model's folder without reading its weights: that its files are whole, and heads that give one number."""
+"""Checks of a model's folder from file headers: whether its files are whole, and whether a head has one output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from rlplace.errors import Problem
 
+# Names of a folder's only weight file, and of the index of several files
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # one file of weights, or where each weight is
-HEAD = "score.weight"  # as transformers' sequence classification has it
-# And as trainers of value models call it
+INDEX = "model.safetensors.index.json"
+# Name of the head in sequence classification of transformers
+HEAD = "score.weight"
+# That name, and those that trainers of value models use
 HEADS = (
     HEAD,
     "value_head.weight",
@@ -21,7 +23,9 @@ HEADS = (
 
 
 def stored_heads(head: str) -> tuple[str, ...]:
-    """Return the names that a reward model's head may have in its files: the usual ones, or the configured one."""
+    """Return the names under which files may store a reward model's head: the usual ones, or the configured one
+    alone.
+    """
     named = f"{head}.weight"
     if named == HEAD:
         return HEADS
@@ -29,7 +33,10 @@ def stored_heads(head: str) -> tuple[str, ...]:
 
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
-    """Check the head of a value model; None where it fits, or where the folder has none: then a new one is made."""
+    """Return the problem of a value model's head; None if it has one output.
+
+    A folder without a head is fine: a new head is made for it.
+    """
     why = _unfit_head(weight_shapes(folder), HEADS, "value")
     what = "its head does not give the value of a state"
     fix = f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>"
@@ -41,17 +48,20 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
-    """Check the reward model in `folder` that `key`, such as reward.math, names; None where it ends in one number.
+    """Return the problem of the reward model in `folder`; None if its head has one output.
 
-    None, too, where its files are not whole, which is an error of another kind.
+    `key` is the config key that names the model, such as reward.math. Also None if files are damaged: that is another
+    error, raised where weights are read.
     """
     shapes = weight_shapes(folder)
     names = stored_heads(head)
     if any(folder.glob("*.safetensors")) and unread_weights(folder) is not None:
         return None
+    # A head that is stored but has several outputs, or a bias
     why = _unfit_head(shapes, names, "score")
     named = "model"
     fix = "model: {path: <a folder of sequence classification with one label, num_labels=1>}"
+    # No head under this name: propose other weights with one row
     if shapes.keys().isdisjoint(names):
         why = f"its files have no weight {' or '.join(names)}"
         like = sorted(
@@ -79,7 +89,11 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
 def _unfit_head(
     shapes: dict[str, list[int]], names: tuple[str, ...], what: str
 ) -> str | None:
-    """Return why the head under one of `names` does not give one number, a `what`; None where it does or is absent."""
+    """Return why the head stored under one of `names` does not have one output; None if it has, or if there is no
+    head.
+
+    `what` is what the output means, such as "score".
+    """
     name = next((n for n in names if n in shapes), None)
     if name is None:
         return None
@@ -93,9 +107,9 @@ def _unfit_head(
 
 
 def weight_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of all weights in the folder, from the headers of its files.
+    """Return the shapes of all weights in the folder, by name, from the headers of its files.
 
-    A file that is not whole gives none: `unread_weights` says so, and reading its weights raises the error.
+    A damaged file contributes none: `unread_weights` reports it, and reading its weights raises the error.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -105,25 +119,28 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def unread_weights(folder: Path) -> str | None:
-    """Return why the weights cannot be read: a file is missing, damaged or cut short, or not what the index says."""
+    """Return why the weights cannot be read: a file is missing or damaged, or lacks a weight of the index.
+
+    None if they can.
+    """
     index = folder / INDEX
     single = folder / SINGLE
     file = index
+    # Which file should hold which weight
     try:
         if index.exists():
-            named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))[
-                "weight_map"
-            ]
+            content = json.loads(index.read_text(encoding="utf-8"))
+            named: dict[str, str] = content["weight_map"]
         elif single.exists():
             file = single
             named = dict.fromkeys(_header(single), SINGLE)
         else:
             return f"it has neither {SINGLE} nor {INDEX}"
+        # Each file must be there, whole, and have the weights that the index names
         for name in sorted(set(named.values())):
             file = folder / name
-            missing = {weight for weight, of in named.items() if of == name} - _header(
-                file
-            ).keys()
+            expected = {weight for weight, of in named.items() if of == name}
+            missing = expected - _header(file).keys()
             if missing:
                 return f"{file} has no {min(missing)}, which {INDEX} names"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -134,10 +151,12 @@ def unread_weights(folder: Path) -> str | None:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Return what a safetensors file says of each weight: 8 bytes of length, then JSON, then the weights.
+    """Return what a safetensors file says of each weight.
 
-    Raises OSError; ValueError for a file that is not whole.
+    The file is 8 bytes with the length of the header, the header as JSON, then the weights. Raises OSError;
+    ValueError for a file that is damaged or cut short.
     """
+    # The header, whose length must fit into the file
     size = file.stat().st_size
     with file.open("rb") as opened:
         first = opened.read(8)
@@ -151,13 +170,11 @@ def _header(file: Path) -> dict[str, Any]:
                 f"it is cut short, at {size:,} bytes, or no safetensors file"
             )
         header = json.loads(opened.read(length))
+    # The last weight must end where the file ends
     try:
         header.pop("__metadata__", None)
-        whole = (
-            8
-            + length
-            + max((of["data_offsets"][1] for of in header.values()), default=0)
-        )
+        ends = [of["data_offsets"][1] for of in header.values()]
+        whole = 8 + length + max(ends, default=0)
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
             "its header is damaged, or it is no safetensors file"

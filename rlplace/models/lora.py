@@ -1,6 +1,6 @@
-"""LoRA, low-rank factors (Hu et al. 2021, arXiv:2106.09685): trained beside the frozen weights, merged in engines.
+"""LoRA, low-rank factors (Hu et al. 2021, arXiv:2106.09685): trained beside frozen weights, merged in engines.
 
-A sync sends either merged weights, or the factors alone to engines that keep the frozen weights.
+A weight sync sends merged weights, or only the factors to engines that keep the frozen weights.
 
 Letters: O rows of a weight, I its columns, r their rank: y = W x + (alpha / r) B A x.
 """
@@ -19,34 +19,46 @@ from torch import Tensor, nn
 from rlplace.errors import ConfigError, Problem, did_you_mean
 from rlplace.models.sharding import generator_of
 
-if TYPE_CHECKING:  # transformers, which peft imports too, takes seconds, and models without factors pass here
+# transformers takes seconds to import, also by peft; models without factors use this module too
+if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Ends of names in a module with factors, as peft gives them
 _BASE = ".base_layer.weight"
 _A = ".lora_A.default.weight"
-_B = ".lora_B.default.weight"  # as peft names them
-_TOWER = "visual."  # of a model that sees; its weights are as frozen as the others
+_B = ".lora_B.default.weight"
+# The vision tower of a model; it gets no factors
+_TOWER = "visual."
+# Ends of names of factors in files
 _STORED_A = ".lora_A.weight"
 _STORED_B = ".lora_B.weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
+    """Rank, scaling and target layers of LoRA factors."""
+
     rank: int
     alpha: float
-    # Last names of linear layers, "q_proj"; empty: all but the head
+    # Last names of linear layers, such as "q_proj"; empty: all layers but the head
     targets: tuple[str, ...] = ()
-    key: str = "actor.lora_targets"  # that names them, for errors
+    # Config key of the targets, for error messages
+    key: str = "actor.lora_targets"
 
     @property
     def scale(self) -> float:
+        """Factor alpha / r of the product B A."""
         return self.alpha / self.rank
 
 
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
-    """Put factors without memory into `lm`; nothing else of it is trained afterwards."""
+    """Put factors on the meta device into `lm` and freeze all other parameters.
+
+    Raises ConfigError for a target that is no linear layer.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
+    # Linear layers outside the vision tower, and their last names
     head = lm.get_output_embeddings()
     layers = [
         (n, module)
@@ -54,17 +66,16 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
         if isinstance(module, nn.Linear) and _TOWER not in n
     ]
     linear = {name.rpartition(".")[2] for name, _ in layers}
+    # Every target must be one of these names
     problems = []
     for target in spec.targets:
         if target not in linear:
             near = did_you_mean(target, linear)
             what = "the model has no linear layer of this name"
             why = f"its linear layers are {', '.join(sorted(linear))}"
-            fix = (
-                f"lora_targets: [{near}]"
-                if near
-                else "lora_targets: []        (all linear layers but the head)"
-            )
+            fix = "lora_targets: []        (all linear layers but the head)"
+            if near:
+                fix = f"lora_targets: [{near}]"
             problems.append(
                 Problem(
                     code="lora-target-unknown",
@@ -77,26 +88,35 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
             )
     if problems:
         raise ConfigError(problems)
+    # Without targets: all linear layers but the head
+    targets = list(spec.targets)
+    if not targets:
+        names = {n.rpartition(".")[2] for n, layer in layers if layer is not head}
+        targets = sorted(names)
+    excluded = None
+    if any(_TOWER in name for name, _ in lm.named_modules()):
+        excluded = rf".*{_TOWER}.*"
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,  # type: ignore[arg-type]  # peft multiplies by it, whatever it is
-        target_modules=list(spec.targets)
-        or sorted({n.rpartition(".")[2] for n, layer in layers if layer is not head}),
+        target_modules=targets,
         lora_dropout=0.0,
-        exclude_modules=rf".*{_TOWER}.*"
-        if any(_TOWER in name for name, _ in lm.named_modules())
-        else None,
+        exclude_modules=excluded,
     )
-    # Not `lm` itself: of a mixture of experts that peft knows, it would put factors beside the experts too.
+    # In a list: given `lm` itself, peft would also adapt the experts of a mixture it knows
     inject_adapter_in_model(config, nn.ModuleList([lm]), low_cpu_mem_usage=True)
 
 
 def is_factor(name: str) -> bool:
+    """Return whether a parameter of this name is a LoRA factor."""
     return name.endswith((_A, _B))
 
 
 def checkpoint_name(name: str) -> str:
-    """Return the name of a parameter in a checkpoint without factors; of a factor, as peft stores it."""
+    """Return a parameter's name in a checkpoint without factors.
+
+    For a factor: the name under which peft stores it.
+    """
     for suffix, stored in ((_BASE, ".weight"), (_A, _STORED_A), (_B, _STORED_B)):
         if name.endswith(suffix):
             return name.removesuffix(suffix) + stored
@@ -104,7 +124,7 @@ def checkpoint_name(name: str) -> str:
 
 
 def factors_of(name: str) -> tuple[str, str] | None:
-    """Return the names of A [r, I] and B [O, r] of the weight `name`; None where it has none."""
+    """Return the names of the factors A [r, I] and B [O, r] of the weight `name`; None if it has none."""
     base = name.removesuffix(_BASE)
     if base == name:
         return None
@@ -112,7 +132,10 @@ def factors_of(name: str) -> tuple[str, str] | None:
 
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return zero for B, so that training starts from the model as it is, and A by seed and name alone."""
+    """Return the initial factor.
+
+    B is zero, so that training starts from the unchanged model. A depends on seed and name alone.
+    """
     values = torch.zeros(shape)
     if name.endswith(_A):
         nn.init.kaiming_uniform_(
@@ -123,47 +146,50 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
+    """The factors of one weight, on one device."""
+
     a: Tensor  # [r, I]
-    b: Tensor  # [O, r], or some of its rows
+    b: Tensor  # [O, r], or the rows that a rank has
     scale: float
 
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
-        """Return `weight`, with the rows that `b` has, and them on `device`: in new memory, in its dtype."""
+        """Return `weight` + alpha / r B A on `device`, as a new tensor in the weight's dtype.
+
+        The weight has the same rows as `b`.
+        """
         weight, a, b = (tensor.to(device) for tensor in (weight, self.a, self.b))
-        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale).to(
-            weight.dtype
-        )
+        # Computed in float32, rounded once
+        added = torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale)
+        return added.to(weight.dtype)
 
 
 def take_factors(
     tensors: Mapping[str, Tensor], scale: float
 ) -> tuple[dict[str, Tensor], dict[str, Factors]]:
-    """Split tensors into those that are no factors, and the factors by the name of their weight."""
+    """Split tensors into other weights, and the factors by the name of the weight they belong to."""
     weights = {
         name: tensor
         for name, tensor in tensors.items()
         if not name.endswith((_STORED_A, _STORED_B))
     }
-    layers = [
-        name.removesuffix(_STORED_A) for name in tensors if name.endswith(_STORED_A)
-    ]
-    factors = {
-        layer + ".weight": Factors(
-            a=tensors[layer + _STORED_A], b=tensors[layer + _STORED_B], scale=scale
-        )
-        for layer in layers
-    }
+    factors = {}
+    for name, a in tensors.items():
+        if name.endswith(_STORED_A):
+            layer = name.removesuffix(_STORED_A)
+            b = tensors[layer + _STORED_B]
+            factors[layer + ".weight"] = Factors(a=a, b=b, scale=scale)
     return weights, factors
 
 
 @contextmanager
 def without_factors(module: nn.Module) -> Iterator[None]:
-    """Switch the factors off until the end of the block, for passes that learn nothing."""
+    """Disable the factors until the end of the block, for passes that need the frozen model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     for layer in adapted:
-        layer._disable_adapters = True  # `enable_adapters` would also touch requires_grad, which FSDP has registered
+        # peft's `enable_adapters` would also set requires_grad, which FSDP has registered
+        layer._disable_adapters = True
     try:
         yield
     finally:

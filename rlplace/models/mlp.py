@@ -1,9 +1,9 @@
-"""Simulator policies: an actor-critic of two MLP trunks, and its action distributions.
+"""MLP policies of simulators: an actor-critic of two trunks; and the distributions of actions of all policies.
 
-The observation normaliser is inside, so that weight sync carries it. Sampling is a pure function of noise that the
-caller draws per environment row, so that the same row gets the same action however rows are spread over ranks.
+The observation normaliser is part of the module, so weight sync carries it. Sampling is a pure function of noise that
+the caller draws for each environment row: a row gets the same action however rows are spread over ranks.
 
-Letters: N observations, O observation shape, A action shape, n choices.
+Letters: N observations, O observation shape, A action shape, n choices, K outputs of the policy.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiscreteOutput(NamedTuple):
+    """A categorical distribution for each observation, and the observation's value."""
+
     logits: Tensor  # [N, n] float32
     values: Tensor  # [N] float32
 
 
 class ContinuousOutput(NamedTuple):
-    """Independent normal distributions; the deviation does not depend on the observation."""
+    """Independent normal distributions. The standard deviation does not depend on the observation."""
 
     means: Tensor  # [N, *A] float32
     log_std: Tensor  # [*A] float32
@@ -48,7 +50,7 @@ class ContinuousOutput(NamedTuple):
 
 
 class MultiDiscreteOutput(NamedTuple):
-    """Independent choices; the logits of each follow those of the one before."""
+    """Several independent choices. Their logits stand one choice after the other."""
 
     logits: Tensor  # [N, sum of n] float32
     actions: MultiDiscreteActions
@@ -59,7 +61,10 @@ PolicyOutput = DiscreteOutput | MultiDiscreteOutput | ContinuousOutput
 
 
 class ObservationNormalizer(nn.Module):
-    """Zero mean, unit variance by running moments; the moments are buffers and change only in `update`."""
+    """Normalises observations by running mean and variance, clipped to 10 deviations.
+
+    The moments are buffers, which only `update` changes.
+    """
 
     CLIP = 10.0
     count: Tensor
@@ -75,17 +80,21 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def moments(self) -> Moments:
+        """The running moments of the observations."""
         return Moments(count=self.count, mean=self.mean, var=self.var)
 
     def forward(self, observations: Tensor) -> Tensor:
-        scaled = (observations - self.mean.float()) * torch.rsqrt(
-            self.var.float() + 1e-8
-        )
+        """Return normalised observations [N, *O] float32."""
+        scale = torch.rsqrt(self.var.float() + 1e-8)
+        scaled = (observations - self.mean.float()) * scale
         return scaled.clamp(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
     def update(self, sums: Tensor) -> None:
-        """Merge a batch, given as `algo.normalize.shifted_sums` over all ranks, shifted by `mean`."""
+        """Merge a batch into the moments.
+
+        `sums`: those of `algo.normalize.shifted_sums` over all ranks, shifted by `mean`.
+        """
         merged = merge(self.moments, sums)
         self.count.copy_(merged.count)
         self.mean.copy_(merged.mean)
@@ -93,32 +102,37 @@ class ObservationNormalizer(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Two trunks, for policy and value; a categorical policy, or a normal one with a learned deviation per element."""
+    """Two MLP trunks, for policy and value.
 
-    by_hand = True  # its passes in training
-    remembered = 0  # numbers of a memory
+    The policy is categorical, or normal with one learned deviation for each element of an action.
+    """
+
+    # Training computes its backward pass without autograd: see `models.passes`
+    by_hand = True
+    # Numbers of a memory
+    remembered = 0
 
     def __init__(self, spaces: Spaces, config: MlpConfig, normalize: bool) -> None:
         super().__init__()
-        self.normalizer = (
-            ObservationNormalizer(spaces.observation_shape) if normalize else None
-        )
+        self.normalizer: ObservationNormalizer | None = None
+        if normalize:
+            self.normalizer = ObservationNormalizer(spaces.observation_shape)
         self._size = math.prod(spaces.observation_shape)
         self.actions = spaces.actions
+        # Both trunks have the same hidden layers
         outputs = math.prod(noise_shape(spaces.actions))
-        self.policy = _trunk(
-            self._size, config.hidden, outputs, ACTIVATIONS[config.activation]
-        )
-        self.value = _trunk(
-            self._size, config.hidden, 1, ACTIVATIONS[config.activation]
-        )
+        activation = ACTIVATIONS[config.activation]
+        self.policy = _trunk(self._size, config.hidden, outputs, activation)
+        self.value = _trunk(self._size, config.hidden, 1, activation)
         if isinstance(spaces.actions, ContinuousActions):
             self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
 
     def forward(self, observations: Tensor) -> PolicyOutput:
+        """Return the distribution of actions and the values for observations [N, *O]."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
-        flat = observations.reshape(-1, self._size)  # of any N also once it is traced
+        # -1: a traced module then takes any number of observations
+        flat = observations.reshape(-1, self._size)
         return output_of(
             self.actions,
             self.policy(flat),
@@ -127,11 +141,11 @@ class ActorCritic(nn.Module):
         )
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return what the normaliser counts."""
+        """Return the numbers of the observations that the normaliser counts: all."""
         return observations
 
     def prepared(self, observations: Tensor) -> Tensor:
-        """Return the observations [N, *O] as `Passes` take them, for a whole iteration."""
+        """Return observations [N, *O] as `Passes` take them: normalised once for a whole iteration."""
         if self.normalizer is None:
             return observations
         return self.normalizer(observations)
@@ -140,6 +154,7 @@ class ActorCritic(nn.Module):
 def _trunk(
     inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[nn.Module]
 ) -> nn.Sequential:
+    """Return an MLP: linear layers of the `hidden` widths with activations, and a linear output layer."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), activation()]
@@ -152,16 +167,13 @@ def initialise(
     head_gain: float,
     generator: torch.Generator,
 ) -> None:
-    """Make orthogonal weights with gain sqrt(2), and `head_gain` in the last layer; zero biases.
+    """Initialise `linears` with orthogonal weights of gain sqrt(2), the last with gain `head_gain`, and zero biases.
 
     Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2: a small last policy layer matters most.
     """
     for layer in linears:
-        nn.init.orthogonal_(
-            layer.weight,
-            head_gain if layer is linears[-1] else math.sqrt(2.0),
-            generator,
-        )
+        gain = head_gain if layer is linears[-1] else math.sqrt(2.0)
+        nn.init.orthogonal_(layer.weight, gain, generator)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
 
@@ -170,7 +182,10 @@ def initialise(
 
 
 def noise_shape(actions: Actions) -> tuple[int, ...]:
-    """Return the shape of one observation's noise: uniform in [0, 1) for choices, else standard normal."""
+    """Return the shape of the noise for one action.
+
+    The noise is uniform in [0, 1) for choices, and standard normal for continuous actions.
+    """
     if isinstance(actions, MultiDiscreteActions):
         return (sum(actions.n),)
     if isinstance(actions, DiscreteActions):
@@ -181,7 +196,10 @@ def noise_shape(actions: Actions) -> tuple[int, ...]:
 def output_of(
     actions: Actions, outputs: Tensor, values: Tensor, log_std: Tensor | None
 ) -> PolicyOutput:
-    """Return the distribution over `actions` that outputs [N, K] of a network, and log deviations [K], are of."""
+    """Return the distribution of actions with the given network outputs [N, K] and values [N].
+
+    `log_std` [K]: log of the standard deviations, for continuous actions.
+    """
     if isinstance(actions, DiscreteActions):
         return DiscreteOutput(outputs, values)
     if isinstance(actions, MultiDiscreteActions):
@@ -195,21 +213,22 @@ def output_of(
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return actions ([N] or [N, *A] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
 
-    `noise` is [N, n] uniform in [0, 1) for choices (the Gumbel-max trick: argmax of logits plus Gumbel noise
-    is a draw from the softmax; Maddison et al. 2014, arXiv:1411.0030) and [N, *A] standard normal for continuous ones.
+    `noise` for choices is [N, n], uniform in [0, 1): the Gumbel-max trick, where the argmax of logits plus Gumbel
+    noise is a draw from the softmax (Maddison et al. 2014, arXiv:1411.0030). For continuous actions it is [N, *A],
+    standard normal.
     """
     if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
+        # Away from 0 and 1, where the logarithms are infinite
         uniform = noise.clamp(torch.finfo(torch.float32).tiny, 1.0 - 2.0**-24)
-        actions = mode(
-            output._replace(logits=output.logits - torch.log(-torch.log(uniform)))
-        )
+        gumbel = -torch.log(-torch.log(uniform))
+        actions = mode(output._replace(logits=output.logits + gumbel))
     else:
         actions = output.means + output.log_std.exp() * noise
     return actions, logprob(output, actions)
 
 
 def mode(output: PolicyOutput) -> Tensor:
-    """Return the likeliest actions: [N] or [N, *A] int64, or [N, *A] float32."""
+    """Return the most probable actions: [N] or [N, *A] int64, or [N, *A] float32."""
     if isinstance(output, MultiDiscreteOutput):
         chosen = [
             part.argmax(dim=-1)
@@ -222,16 +241,14 @@ def mode(output: PolicyOutput) -> Tensor:
 
 
 def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
-    """Return [N] log-probability (discrete) or log-density summed over the action's elements (continuous)."""
+    """Return log-probabilities of choices or log-densities of continuous actions, summed over elements: [N]."""
     if isinstance(output, DiscreteOutput):
-        return (
-            output.logits.log_softmax(dim=-1)
-            .gather(-1, actions.unsqueeze(-1))
-            .squeeze(-1)
-        )
+        index = actions.unsqueeze(-1)
+        return output.logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
     if isinstance(output, MultiDiscreteOutput):
         index = actions.flatten(1) + first_logits(output.actions, actions.device)
         return log_shares(output.logits, output.actions).gather(-1, index).sum(dim=-1)
+    # Normal density: -0.5 z^2 - log std - 0.5 log(2 pi) for each element
     z = (actions - output.means) * torch.exp(-output.log_std)
     size = output.log_std.numel()
     squares = z.square().reshape(len(z), size).sum(dim=-1)
@@ -239,12 +256,11 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
 
 
 def log_shares(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
-    """Return [N, sum of n] log-probabilities of what each element of the action may be."""
-    return torch.cat(
-        [part.log_softmax(dim=-1) for part in logits.split(actions.n, dim=-1)], dim=-1
-    )
+    """Return the log-probabilities [N, sum of n] of all choices, normalised within each element of the action."""
+    parts = logits.split(actions.n, dim=-1)
+    return torch.cat([part.log_softmax(dim=-1) for part in parts], dim=-1)
 
 
 def first_logits(actions: MultiDiscreteActions, device: torch.device) -> Tensor:
-    """Return [elements] where the logits of each element begin."""
+    """Return the index of the first logit of each element, [elements] int64."""
     return torch.tensor([0, *itertools.accumulate(actions.n)][:-1], device=device)

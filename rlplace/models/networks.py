@@ -1,15 +1,15 @@
-"""Policies of a network that autograd differentiates: convolutions for images, or a module of the user's own.
+"""Policies of a network that autograd differentiates: convolutions for images, or a custom module.
 
-A network takes observations and returns what the heads of a policy do::
+A network takes observations and returns the outputs of both heads::
 
     forward(observations) -> outputs [N, K] and values [N]
 
-    observations    [N, *O], or of a Dict or Tuple a tensor for each entry by name: numbers float32 and normalised where
-                    the job normalises, images uint8 as the simulator shows them
-    outputs         K logits of a choice among K, or K means of a continuous action of K elements
+    observations    [N, *O]; for a Dict or Tuple space a mapping from name to tensor. Numbers are float32,
+                    normalised if the job normalises. Images are uint8 as the simulator gives them.
+    outputs         K logits of one choice among K, or K means of a continuous action with K elements
 
-One with a memory is given sequences, step by step, and returns what it remembers after them; without `begins` they are
-of one step, and no episode begins::
+A network with a memory takes sequences, step by step, and returns the memory after the last step. Without `begins` the
+sequences have one step, and no episode begins::
 
     forward(observations, memory [M, S], begins [L, M] = None) -> outputs [L * M, K], values [L * M], memory [M, S]
 
@@ -54,27 +54,29 @@ _NATURE = (
 )
 _NATURE_CHANNELS = (32, 64, 64)
 _IMPALA_CHANNELS = (16, 32, 32)
-_BESIDE = 64  # features of the numbers beside images
+# Features of all numbers that come with images
+_BESIDE = 64
 BRIGHTEST = 255.0
 
 
 class Sequences(NamedTuple):
-    """Neighbouring steps of M environments, from which a policy with memory learns; before them b steps of burn-in."""
+    """L successive steps of M environments, for training a policy with memory; before them b steps of burn-in."""
 
     observations: Tensor  # [b + L, M, row]
-    begins: Tensor  # [b + L, M] bool, an episode begins with this step
-    memory: Tensor  # [M, S] float32 before the first step
-    alone: Tensor  # [M] bool, there are no steps before it: nothing to burn in
-    burn_in: int
-    learned: Tensor | None  # [n] which of the L * M steps are learned from; None: all
+    begins: Tensor  # [b + L, M] bool: an episode begins with this step
+    memory: Tensor  # [M, S] float32, before the first step
+    alone: Tensor  # [M] bool: no step comes before, so there is no burn-in
+    burn_in: int  # b
+    learned: Tensor | None  # [n] indices of the L * M steps to learn from; None: all
 
 
 class NetworkPolicy(nn.Module):
-    """A network, the normaliser of the numbers in its observations, and the deviation of continuous actions.
+    """A network with the normaliser of the numbers in its observations and the log deviation of continuous actions.
 
-    It is always in eval mode: what was decided and what is learned from it must have the same probabilities.
+    It is always in eval mode: probabilities at training time must equal those at decision time.
     """
 
+    # Training uses autograd
     by_hand = False
 
     def __init__(
@@ -90,22 +92,22 @@ class NetworkPolicy(nn.Module):
         self.actions = spaces.actions
         self.network = network
         self.remembered = spaces.memory
+        # The memory is part of an observation's row, but is not normalised
         numbers = spaces.numbers - spaces.memory
-        self.normalizer = (
-            ObservationNormalizer((numbers,)) if normalize and numbers else None
-        )
+        self.normalizer: ObservationNormalizer | None = None
+        if normalize and numbers:
+            self.normalizer = ObservationNormalizer((numbers,))
         if isinstance(spaces.actions, ContinuousActions):
-            self.log_std = nn.Parameter(
-                torch.full((math.prod(spaces.actions.shape),), initial_log_std)
-            )
+            elements = math.prod(spaces.actions.shape)
+            self.log_std = nn.Parameter(torch.full((elements,), initial_log_std))
         self.eval()
 
     def forward(self, observations: Tensor) -> PolicyOutput:
-        """Decide on [N, *O], or rows of as many elements."""
+        """Return the distribution of actions for observations [N, *O], or for rows with as many elements."""
         return self.decide(observations)[0]
 
     def decide(self, observations: Tensor) -> tuple[PolicyOutput, Tensor]:
-        """Decide as `forward`; return also [N, S] what is remembered from then on."""
+        """Return the distribution of actions, and the memory [N, S] after these observations."""
         memory = self.memory(observations)
         if not len(observations):
             outputs, values = self.nothing(observations)
@@ -113,21 +115,21 @@ class NetworkPolicy(nn.Module):
             outputs, values, memory = self.network(self.inputs(observations), memory)
         else:
             outputs, values = self.network(self.inputs(observations))
-        return output_of(
-            self.actions, outputs, values, getattr(self, "log_std", None)
-        ), memory
+        log_std = getattr(self, "log_std", None)
+        return output_of(self.actions, outputs, values, log_std), memory
 
     def inputs(
         self, observations: Tensor, dtype: torch.dtype = torch.float32
     ) -> Observed:
-        """Return what the network takes; `dtype`: of numbers, images stay uint8."""
+        """Return observations as the network takes them. `dtype` is that of numbers; images stay uint8."""
         spaces = self._spaces
-        number = 0
         rows = self._rows(observations)
-        byte = 4 * spaces.numbers
         numbers = self.numbers(observations)
         if self.normalizer is not None:
             numbers = self.normalizer(numbers)
+        # A row has all float32 numbers first, 4 bytes each, then the bytes of images
+        number = 0
+        byte = 4 * spaces.numbers
         found: dict[str, Tensor] = {}
         for entry in spaces.entries:
             if entry.dtype == "float32":
@@ -137,51 +139,54 @@ class NetworkPolicy(nn.Module):
                 part = rows[:, byte : byte + entry.size]
                 byte = byte + entry.size
             found[entry.name] = part.reshape(-1, *entry.shape)
+        # The only entry of a space without names is the observation itself
         return found.get("", found)
 
     def remembering(self, shown: Tensor, memory: Tensor) -> Tensor:
-        """Return [N, row] what the simulator shows, with the memory [N, S] before it."""
+        """Return rows [N, row] of what the simulator shows, preceded by the memory [N, S]."""
         return torch.cat([memory.view(shown.dtype), shown.flatten(1)], dim=1)
 
     def nothing(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and values of no observation, which not every network takes."""
-        outputs = torch.zeros(
-            (0, math.prod(noise_shape(self.actions))), device=observations.device
-        )
+        """Return outputs and values for no observations; not every network accepts an empty batch."""
+        elements = math.prod(noise_shape(self.actions))
+        outputs = torch.zeros((0, elements), device=observations.device)
         return outputs, outputs.sum(dim=1)
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return [N, numbers] float32 that the simulator shows, not normalised: what the normaliser counts."""
+        """Return the simulator's numbers [N, numbers] float32, not normalised, as the normaliser counts them."""
         return self._floats(observations)[:, self.remembered :]
 
     def memory(self, observations: Tensor) -> Tensor:
-        """Return [N, S] float32 what is remembered of each row."""
+        """Return the memory [N, S] float32 of each row."""
         return self._floats(observations)[:, : self.remembered]
 
     def _floats(self, observations: Tensor) -> Tensor:
-        """Return [N, numbers] all float32 numbers of the observations."""
+        """Return all float32 numbers of the rows, [N, numbers]: the memory, then those of the simulator."""
         rows = self._rows(observations)
         count = self._spaces.numbers
         if rows.dtype == torch.float32:
             return rows
         if not count:
             return rows[:, :0].float()
-        # Clone: aligned
-        return (
-            rows[:, : 4 * count].flatten().clone().view(torch.float32).view(-1, count)
-        )
+        # Reinterpret bytes as float32; the clone has aligned memory
+        stored = rows[:, : 4 * count].flatten().clone()
+        return stored.view(torch.float32).view(-1, count)
 
     def _rows(self, observations: Tensor) -> Tensor:
-        # Of any N also once it is traced
+        """Return observations as rows [N, row]."""
+        # -1: a traced module then takes any number of observations
         return observations.reshape(-1, math.prod(self._spaces.observation_shape))
 
     def prepared(self, observations: Tensor) -> Tensor:
-        """Return the observations as `Passes` take them: as they are, since each pass normalises its own."""
+        """Return observations as `Passes` take them: unchanged, since each pass normalises its own."""
         return observations
 
 
 class NetworkPass:
-    """Forward and backward passes of a network by autograd, over slices of one tensor of weights and one of slopes."""
+    """Forward and backward passes of a network by autograd.
+
+    Weights are slices of one tensor; gradients are written to slices of another.
+    """
 
     def __init__(
         self,
@@ -189,8 +194,9 @@ class NetworkPass:
         weights: Mapping[str, Tensor],
         slopes: Mapping[str, Tensor],
     ) -> None:
-        """Both by name of the policy's parameter; of the dtype that is computed in."""
+        """`weights` and `slopes` (gradients): by name of the policy's parameter, in the dtype of the computation."""
         self._policy = policy
+        # Leaves of autograd that share memory with the weights
         prefix = "network."
         self._leaves = {
             name.removeprefix(prefix): weight.detach().requires_grad_()
@@ -201,38 +207,41 @@ class NetworkPass:
         self._found: tuple[Tensor, ...] = ()
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs and values of the observations, or of the steps of sequences that are learned from."""
+        """Return outputs [N, K] and values [N] in float32, for observations or for the learned steps of sequences."""
         self._found = ()
-        given = (
-            observations.begins.t()
-            if isinstance(observations, Sequences)
-            else observations
-        )
+        given = observations
+        if isinstance(given, Sequences):
+            given = given.begins.t()
+        # Not every network accepts an empty batch
         if not len(given):
             return self._policy.nothing(given)
         if isinstance(observations, Sequences):
             self._found = self._unrolled(observations)
         else:
-            memory = (
-                [self._policy.memory(observations)] if self._policy.remembered else []
-            )
+            memory = []
+            if self._policy.remembered:
+                memory.append(self._policy.memory(observations))
             with torch.enable_grad():
                 self._found = self._call(observations, *memory)[:2]
         outputs, values = (each.detach().float() for each in self._found)
         return outputs, values
 
     def _unrolled(self, given: Sequences) -> tuple[Tensor, Tensor]:
+        """Return outputs and values of the learned steps. Gradients do not go into the burn-in."""
+
         def run(steps: slice, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             outputs, values, after = self._call(
                 given.observations[steps].flatten(0, 1), memory, given.begins[steps]
             )
             return outputs, values, after
 
+        # Burn-in: bring the stored memory up to date with the present weights
         memory = given.memory
         if given.burn_in:
             with torch.no_grad():
                 burned = run(slice(given.burn_in), memory)[2]
             memory = torch.where(given.alone[:, None], memory, burned.float())
+        # All learned steps in one call, then those that are selected
         with torch.enable_grad():
             outputs, values, _ = run(slice(given.burn_in, None), memory)
             if given.learned is not None:
@@ -241,6 +250,7 @@ class NetworkPass:
         return outputs, values
 
     def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """Call the network with the flat weights, in their dtype."""
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
         found: tuple[Tensor, ...] = torch.func.functional_call(
@@ -249,14 +259,17 @@ class NetworkPass:
         return found
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
-        """Write the slopes of all parameters, from those of what `forward` returned; what no output uses has none."""
+        """Write the gradients of all parameters, from those of the last `forward`'s outputs and values.
+
+        A parameter that affects no output gets a gradient of zero.
+        """
+        # Autograd adds to these tensors
         for name, leaf in self._leaves.items():
             leaf.grad = self._slopes[name].zero_()
         if self._found:
-            slopes = [
-                s.to(f.dtype)
-                for s, f in zip((outputs, values), self._found, strict=True)
-            ]
+            slopes = []
+            for gradient, found in zip((outputs, values), self._found, strict=True):
+                slopes.append(gradient.to(found.dtype))
             torch.autograd.backward(self._found, slopes)
         self._found = ()
 
@@ -265,9 +278,10 @@ class NetworkPass:
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions for each image, a layer for the numbers beside them; all features [N, F] together, then layers.
+    """Features [N, F] of observations with images.
 
-    An image is [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose frames become channels.
+    Each image goes through convolutions, all numbers through one layer; the results are joined and go through more
+    layers. An image is [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose frames become channels.
     """
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
@@ -275,19 +289,25 @@ class ImageEncoder(nn.Module):
         self._entries = spaces.entries
         self._images = spaces.images
         shapes = [entry.shape for entry in spaces.images]
+        # Convolutions for each image
         self.images = nn.ModuleList(
             _convolutions(config, image_size(shape)) for shape in shapes
         )
+        # One layer for all numbers
         numbers = sum(
             entry.size for entry in spaces.entries if entry not in spaces.images
         )
         self.numbers = nn.Linear(numbers, _BESIDE) if numbers else None
+        # Features of the convolutions, found without computing
         with torch.device("meta"):
             sizes = [
                 _convolutions(config, at)(torch.empty(1, *at)).numel()
                 for at in map(image_size, shapes)
             ]
-        widths = [sum(sizes) + (_BESIDE if numbers else 0), *config.hidden]
+        joined = sum(sizes)
+        if numbers:
+            joined += _BESIDE
+        widths = [joined, *config.hidden]
         layers = [
             nn.Sequential(nn.Linear(*pair), nn.ReLU())
             for pair in itertools.pairwise(widths)
@@ -296,14 +316,13 @@ class ImageEncoder(nn.Module):
         self.features = widths[-1]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Make the first weights."""
+        """Initialise all weights."""
         weighted = [m for m in self.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         initialise(weighted, math.sqrt(2.0), generator)
 
     def forward(self, observations: Observed) -> Tensor:
-        by_name = (
-            {"": observations} if isinstance(observations, Tensor) else observations
-        )
+        """Return features [N, F]."""
+        by_name = entries_of(observations)
         features = []
         numbers = []
         images = iter(self.images)
@@ -311,12 +330,8 @@ class ImageEncoder(nn.Module):
         for entry in self._entries:
             given = by_name[entry.name]
             if entry in self._images:
-                scaled = (
-                    given.to(dtype) / BRIGHTEST
-                    if given.dtype == torch.uint8
-                    else given.to(dtype)
-                )
-                features.append(next(images)(as_channels_first(scaled)))
+                pixels = scaled_pixels(given, dtype)
+                features.append(next(images)(as_channels_first(pixels)))
             else:
                 numbers.append(given.flatten(1).to(dtype))
         if self.numbers is not None:
@@ -326,29 +341,50 @@ class ImageEncoder(nn.Module):
 
 
 class ImageNetwork(ImageEncoder):
-    """An encoder of images, and both heads."""
+    """An image encoder with the heads of policy and value."""
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
         super().__init__(spaces, config)
         self.policy, self.value = heads(self.features, spaces.actions)
 
     def initialise(self, generator: torch.Generator) -> None:
+        """Initialise all weights, with a small policy head."""
         super().initialise(generator)
         initialise([self.policy], 0.01, generator)
         initialise([self.value], 1.0, generator)
 
     def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # more than features
+        """Return outputs [N, K] and values [N]."""
         joined = super().forward(observations)
         return self.policy(joined), self.value(joined)[:, 0]
 
 
 def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
-    """Make the heads of a policy and its value."""
-    return nn.Linear(features, math.prod(noise_shape(actions))), nn.Linear(features, 1)
+    """Return the linear heads of policy and value."""
+    outputs = math.prod(noise_shape(actions))
+    return nn.Linear(features, outputs), nn.Linear(features, 1)
+
+
+def entries_of(observations: Observed) -> Mapping[str, Tensor]:
+    """Return the entries of observations by name; a single entry has the name ""."""
+    if isinstance(observations, Tensor):
+        return {"": observations}
+    return observations
+
+
+def scaled_pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return images as `dtype`; bytes 0 to 255 become numbers 0 to 1."""
+    pixels = images.to(dtype)
+    if images.dtype == torch.uint8:
+        return pixels / BRIGHTEST
+    return pixels
 
 
 def as_channels_first(images: Tensor) -> Tensor:
-    """Return [N, C, H, W] of [N, H, W], [N, H, W, C], [N, C, H, W] or a stack [N, T, H, W, C]; T x C are channels."""
+    """Return images as [N, C, H, W].
+
+    Takes [N, H, W], [N, H, W, C], [N, C, H, W], or a stack in time [N, T, H, W, C], whose T * C channels are joined.
+    """
     if images.dim() == 3:
         return images.unsqueeze(1)
     if channels_last(images.shape[-3:]):
@@ -357,15 +393,13 @@ def as_channels_first(images: Tensor) -> Tensor:
 
 
 class _Residual(nn.Module):
-    """Two convolutions that are added to what they are given."""
+    """Residual block: the input plus the output of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        each = [
-            m
-            for _ in range(2)
-            for m in (nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1))
-        ]
+        each: list[nn.Module] = []
+        for _ in range(2):
+            each += [nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1)]
         self.added = nn.Sequential(*each)
 
     def forward(self, given: Tensor) -> Tensor:
@@ -374,13 +408,14 @@ class _Residual(nn.Module):
 
 
 def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequential:
-    """Return a network from [N, C, H, W] to features [N, F].
+    """Return the convolutions of an image: [N, C, H, W] to features [N, F].
 
-    nature: three layers of Mnih et al. 2015. impala: stages of Espeholt et al. 2018 (arXiv:1802.01561, figure 3), each
-    half as large as the one before.
+    nature: three layers (Mnih et al. 2015). impala: stages of a convolution, pooling to half the size and two
+    residual blocks (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
     """
     layers: list[nn.Module] = []
     channels = image[0]
+    # A layer: number of channels, kernel, stride
     if config.network == "nature":
         for width, (kernel, stride) in zip(
             config.channels or _NATURE_CHANNELS, _NATURE, strict=True
@@ -400,12 +435,14 @@ def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequenti
 
 
 def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
-    """Make the user's module: `Class(spaces, **kwargs)`. Raises ConfigError where there is none, it takes
-    other arguments, or one of its parameters is frozen.
+    """Return the user's module: `Class(spaces, **kwargs)`.
+
+    Raises ConfigError if the class does not exist, takes other arguments, or has a frozen parameter.
     """
     kind = find_module(config)
     if (problem := not_a_module(kind, config.name)) is not None:
         raise ConfigError([problem])
+    # The class gets the spaces first
     try:
         module: nn.Module = kind(spaces, **config.kwargs)
     except TypeError as error:
@@ -415,14 +452,11 @@ def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
         raise ConfigError.of(
             "bad-module-kwargs", "actor.model.kwargs", what, got, why, "kwargs: {}"
         ) from error
-    frozen = next(
-        (
-            name
-            for name, parameter in module.named_parameters()
-            if not parameter.requires_grad
-        ),
-        None,
-    )
+    # A policy has no frozen parameters
+    frozen = None
+    for name, parameter in module.named_parameters():
+        if frozen is None and not parameter.requires_grad:
+            frozen = name
     if frozen is not None:
         what = "a parameter is frozen (requires_grad=False)"
         why = "all parameters of a policy are trained"

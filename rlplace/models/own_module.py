@@ -1,4 +1,4 @@
-"""Find the network of a config that names one of the user's own, without torch: a planner asks too."""
+"""Find a custom network that a config names. Needs no torch: the planner asks too."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ _NOUN = "module"
 
 
 def find_module(config: ModuleConfig) -> Any:
-    """Return what the name names. Raises ConfigError; errors at its import pass through."""
+    """Return the class that the config names.
+
+    Raises ConfigError if there is none; errors while importing it pass through.
+    """
     return named(config.name, {}, key=KEY, code=_CODE, noun=_NOUN)
 
 
 def check_module(config: ModuleConfig) -> list[Problem]:
-    """Report a name that cannot be imported, is no torch.nn.Module, or does not take the arguments."""
+    """Report a name that cannot be imported, is not a torch.nn.Module, or does not take the arguments."""
     problems = check_named(
         config.name, config.kwargs, given=("spaces",), key=KEY, code=_CODE, noun=_NOUN
     )
-    if (
-        not problems
-        and (problem := not_a_module(find_module(config), config.name)) is not None
-    ):
-        return [problem]
-    return [
-        dataclasses.replace(p, code="bad-module-kwargs") if ".kwargs." in p.key else p
-        for p in problems
-    ]
+    if not problems:
+        problem = not_a_module(find_module(config), config.name)
+        return [] if problem is None else [problem]
+    # Problems of arguments have a code of their own
+    renamed = []
+    for problem in problems:
+        if ".kwargs." in problem.key:
+            problem = dataclasses.replace(problem, code="bad-module-kwargs")
+        renamed.append(problem)
+    return renamed
 
 
 def not_a_module(kind: Any, name: str) -> Problem | None:
-    """Report what is no class of torch.nn.Module."""
+    """Return the problem of a `kind` that is no subclass of torch.nn.Module; None if it is one."""
+    # Compared by name, since torch is not imported
+    module = ("torch.nn.modules.module", "Module")
     bases = kind.__mro__ if isinstance(kind, type) else ()
-    if any(
-        (base.__module__, base.__qualname__) == ("torch.nn.modules.module", "Module")
-        for base in bases
-    ):
+    if any((base.__module__, base.__qualname__) == module for base in bases):
         return None
     why = "it is made with the spaces of the job and called with observations"
     fix = "name: <package.module:Class>"

@@ -1,4 +1,4 @@
-"""Packed sequences, one after the other without padding: attention within each, and the scores of their tokens.
+"""Packed sequences, one after the other without padding: attention within each sequence, and scores of tokens.
 
 Letters: T tokens of all sequences together, s sequences, N tokens that are scored, H query heads, K key heads, D size
 of a head, E size of the hidden states, V of the vocabulary.
@@ -33,17 +33,17 @@ _NAME = "rlplace_packed"
 
 
 class Edges(NamedTuple):
-    """Where segments begin."""
+    """Where segments begin in a packed tensor."""
 
-    at: Tensor  # [s + 1] int32; the last is where they end
-    longest: int
+    at: Tensor  # [s + 1] int32: first token of each segment, and the end of the last
+    longest: int  # tokens of the longest segment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
     """Whole sequences, and the positions of the tokens to score.
 
-    Sequences that begin alike may share these tokens: then they stand once, in a segment that others continue::
+    Sequences with a common beginning may share it. It is then stored once, as a segment that other segments continue::
 
         prompt | answer | answer | sequence of its own         lengths  4  2  3  5
         after                                                            -  0  0  -
@@ -52,12 +52,13 @@ class Packed:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64, 0 at the first token of each sequence
     edges: Tensor  # [s + 1] int32, where segments begin; the last is T
-    lengths: tuple[int, ...]  # [s], the same for the host
-    after: tuple[int | None, ...]  # [s], the segment that each continues
-    scored: Tensor  # [N] int64 in 1 .. T - 1, never the first token of a sequence: nothing predicts it
-    before: Tensor  # [N] int64, the token before each
-    images: tuple[Files, ...] = ()  # [s], of each segment
-    # Where ranks have a part of the tokens each: those it has come to attention
+    lengths: tuple[int, ...]  # [s], lengths of the segments, on the host
+    after: tuple[int | None, ...]  # [s], the segment that each continues, or None
+    # [N] int64 in 1 .. T - 1; never the first token of a sequence, which nothing predicts
+    scored: Tensor
+    before: Tensor  # [N] int64, the token before each scored one
+    images: tuple[Files, ...] = ()  # [s], image files of each segment
+    # Ranks that split the tokens; they exchange them around attention
     context: ContextParallel | None = None
 
     @classmethod
@@ -69,11 +70,14 @@ class Packed:
         alike: Sequence[tuple[int, int]] = (),
         images: Sequence[Files] = (),
     ) -> Packed:
-        """Pack sequences; `masks` are true at tokens to score. Without sequences: one token that is not scored.
+        """Pack sequences; `masks` are true at the tokens to score.
 
-        `alike`: of each sequence a number and a length; neighbours of the same number begin with so many tokens alike,
-        none of which is scored, and all of whose `images` are in these. Nothing: each stands by itself.
+        Without sequences: one token, which is not scored.
+
+        `alike` gives each sequence a number and a length. Neighbours with the same number share so many first
+        tokens. None of these is scored, and all `images` belong to them. Empty: nothing is shared.
         """
+        # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()
         after = list[int | None]()
         before = list[NDArray[np.int64]]()
@@ -85,6 +89,7 @@ class Packed:
         def add(
             piece: NDArray[Any], start: int, follows: int | None, files: Files = ()
         ) -> int:
+            """Append a segment; return the place of its first token in the packed tensor."""
             nonlocal total
             pieces.append(piece)
             starts.append(start)
@@ -93,12 +98,15 @@ class Packed:
             total += len(piece)
             return total - len(piece)
 
+        # Each sequence with its mask, its images, and the (number, length) of its shared beginning
         given = zip(sequences, masks, images or [()] * len(sequences), strict=True)
-        numbered = [
-            (*each, alike[i] if alike else (i, 0)) for i, each in enumerate(given)
-        ]
+        numbered = []
+        for i, each in enumerate(given):
+            shared_beginning = alike[i] if alike else (i, 0)
+            numbered.append((*each, shared_beginning))
         for (_, shared), members in itertools.groupby(numbered, key=lambda one: one[3]):
             group = list(members)
+            # A beginning that only one sequence has is no segment of its own
             shared = shared if len(group) > 1 else 0
             prompt = None
             last = -1
@@ -110,27 +118,29 @@ class Packed:
                     raise ValueError(
                         "the first token of a sequence has no probability: nothing comes before it"
                     )
+                # A sequence may consist of the shared beginning alone
                 if len(tokens) == shared:
-                    continue  # nothing of its own
+                    continue
+                own_files = () if shared else files
+                first = add(tokens[shared:], shared, prompt, own_files)
+                # Before a segment's first token stands the last shared one
                 here = np.flatnonzero(mask[shared:])
-                first = add(tokens[shared:], shared, prompt, () if shared else files)
                 scored.append(here + first)
                 before.append(np.where(here == 0, last, here + first - 1))
         if not pieces:
             add(np.zeros(1, np.int64), 0, None)
         nothing = np.zeros(0, np.int64)
         lengths = tuple(map(len, pieces))
+        positions = []
+        for length, start in zip(lengths, starts, strict=True):
+            positions.append(np.arange(length) + start)
 
         def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
         return cls(
             tokens=tensor(np.concatenate(pieces)),
-            positions=tensor(
-                np.concatenate(
-                    [np.arange(n) + at for n, at in zip(lengths, starts, strict=True)]
-                )
-            ),
+            positions=tensor(np.concatenate(positions)),
             edges=tensor(np.cumsum([0, *lengths]), torch.int32),
             lengths=lengths,
             after=tuple(after),
@@ -141,13 +151,18 @@ class Packed:
 
     @property
     def targets(self) -> Tensor:
+        """Token ids [N] that are scored."""
         return self.tokens[self.scored]
 
     @functools.cached_property
     def keys(self) -> tuple[Tensor, Edges] | None:
-        """Return which tokens the segments see, int64, one segment after the other; None where each sees itself."""
+        """Return the indices of the tokens that each segment sees, segment after segment, int64, and their edges.
+
+        None if every segment sees only itself.
+        """
         if not any(follows is not None for follows in self.after):
             return None
+        # A continued segment sees the segment before it, and itself
         own = torch.arange(len(self.tokens)).split(self.lengths)
         seen = [
             part if follows is None else torch.cat((own[follows], part))
@@ -161,7 +176,10 @@ class Packed:
         return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
     def padded(self, multiple: int) -> Packed:
-        """Return the same with a last sequence that makes T a multiple; nothing of it is scored."""
+        """Return the same with a last sequence that makes T a multiple of `multiple`.
+
+        None of its tokens is scored.
+        """
         more = -len(self.tokens) % multiple
         if not more:
             return self
@@ -181,13 +199,16 @@ class Packed:
 
 
 def attend_packed(model: PreTrainedModel) -> None:
-    """Make the decoder `model(..., packed=...)` attend within each sequence alone. ValueError where it cannot."""
+    """Make the decoder attend within each sequence alone, when it is called with `packed=...`.
+
+    Raises ValueError if the decoder's attention cannot be replaced.
+    """
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
             f"{type(model).__name__} does not let its attention be replaced"
         )
     AttentionInterface.register(_NAME, attention)
-    # The edges of the sequences define it
+    # No mask: the edges of the sequences define which tokens see each other
     AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
     model.config._attn_implementation = _NAME
 
@@ -207,20 +228,20 @@ def attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return [1, T, H, D]; the signature is that of attention functions in transformers."""
+    """Return the attended values [1, T, H, D]. The signature is that of attention functions in transformers."""
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(
             f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none"
         )
-    # Which hands it to masks alone
+    # Qwen2-MoE gives its window to masks only, not to attention
     if getattr(getattr(module, "config", None), "model_type", "") == "qwen2_moe":
         sliding_window = getattr(module, "sliding_window", None)
     if packed.context is None:
         return _attention(query, key, value, packed, scaling, sliding_window), None
+    # Context parallelism: exchange tokens for heads, attend to whole sequences, exchange back
     exchanged = packed.context.by_heads(query, key, value)
-    return packed.context.by_tokens(
-        _attention(*exchanged, packed, scaling, sliding_window)
-    ), None
+    attended = _attention(*exchanged, packed, scaling, sliding_window)
+    return packed.context.by_tokens(attended), None
 
 
 def _attention(
@@ -231,11 +252,11 @@ def _attention(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    # All segments by one kernel
-    if query.is_cuda and query.dtype in (
-        torch.bfloat16,
-        torch.float16,
-    ):
+    """Return the attended values [1, T, H, D] of whole sequences, by one kernel on CUDA and else segment by
+    segment.
+    """
+    # On CUDA below float32: all segments in one call
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         # [T, heads, D]
         q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
         own = seen = Edges(packed.edges, max(packed.lengths))
@@ -243,29 +264,32 @@ def _attention(
             places, seen = packed.keys
             k = k[places]
             v = v[places]
-        limits = (-1 if sliding_window is None else sliding_window - 1, 0)
+        # Tokens seen before and behind a token; a window counts the token itself
+        window = -1 if sliding_window is None else sliding_window - 1
+        limits = (window, 0)
         return _whole_kernel(q, k, v, own, seen, scaling, limits).unsqueeze(0)
     groups = query.shape[1] // key.shape[1]
     attended = list[Tensor]()
     if query.is_cuda and groups > 1:
-        # The one kernel for float32 that keeps no scores, [heads, T, T], wants as many key heads.
+        # The only float32 kernel that does not store scores [heads, T, T] needs as many key heads
         key, value = (of.repeat_interleave(groups, dim=1) for of in (key, value))
         groups = 1
     attend = functools.partial(
         functional.scaled_dot_product_attention, scale=scaling, enable_gqa=groups > 1
     )
+    # One call for each segment
     parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
     continued = any(follows is not None for follows in packed.after)
     for q, k, v, follows in zip(*parts, packed.after, strict=True):
+        # A continued segment attends to the one before it, too
         own = q.shape[2]
         first = 0
         if follows is not None:
-            k, v = (
-                torch.cat((of[follows], more), dim=2)
-                for of, more in zip(parts[1:], (k, v), strict=True)
-            )
+            k = torch.cat((parts[1][follows], k), dim=2)
+            v = torch.cat((parts[2][follows], v), dim=2)
             first = packed.lengths[follows]
-        elif continued:  # a view would keep what is copied above
+        elif continued:
+            # As views they would keep the whole tensors alive for the backward pass
             q = q.clone()
             k = k.clone()
             v = v.clone()
@@ -273,11 +297,10 @@ def _attention(
         mask = None
         # [own, length], true where a token sees another
         if sliding_window is not None and length > sliding_window:
-            mask = torch.ones(own, length, dtype=torch.bool, device=q.device).tril(
-                first
-            )
-            mask = mask.triu(first + 1 - sliding_window)
-        elif first:  # attended whole, which takes no mask, and cut
+            seen_before = torch.ones(own, length, dtype=torch.bool, device=q.device)
+            mask = seen_before.tril(first).triu(first + 1 - sliding_window)
+        elif first:
+            # Attend for the whole sequence, which needs no mask, and keep the end
             q = torch.cat((parts[0][follows], q), dim=2)
         whole = attend(q, k, v, attn_mask=mask, is_causal=mask is None)
         attended.append(whole[:, :, -own:])
@@ -291,13 +314,13 @@ def _whole_kernel(
     own: Edges,
     seen: Edges,
     scale: float | None,
-    limits: tuple[
-        int, int
-    ],  # how many tokens before and behind itself a token sees; -1: all
+    # Tokens that a token sees before and behind itself; -1: all
+    limits: tuple[int, int],
 ) -> Tensor:
-    """Return [T, H, D] by FlashAttention, as torch has it.
+    """Return the attended values [T, H, D], by FlashAttention in torch.
 
-    The last token of a segment sees all keys of its own, the one before it all but the last, and so on.
+    The last token of a segment sees all of the segment's keys, the token before it all but the last key, and so
+    on.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -312,28 +335,30 @@ def _whole_kernel(
         window_size=limits,
         **grouped,
     )
-    return cast(Tensor, attended)  # alone, where no auxiliary output is asked for
+    # The result is a plain tensor, since no auxiliary output is asked for
+    return cast(Tensor, attended)
 
 
 @functools.cache
 def _asks_for_groups(kernel: Callable[..., object]) -> bool:
-    """Return whether fewer key heads than query heads have to be announced.
+    """Return whether the kernel has to be told that there are fewer key heads than query heads.
 
-    Since torch 2.12 they have to be. The kernel of torch 2.11 takes them as they are, and has no such argument.
+    It has to since torch 2.12. The kernel of torch 2.11 accepts fewer key heads, and has no argument for them.
     """
     return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-# Never of the whole vocabulary for all tokens at once. A tile is R of the N tokens by C of the V entries; its scores
-# are made in the forward pass, thrown away and made again in the backward pass. R and C are both large, so that neither
-# the head nor its gradient is read again for every few tokens.
+# Scores are never made for all tokens and the whole vocabulary at once. A tile is R of the N tokens by C of the V
+# entries. Its scores are computed in the forward pass, dropped, and computed again in the backward pass. R and C are
+# both large, so that the head and its gradient are not read again for every few tokens.
 
 
 class TokenScores(NamedTuple):
+    """Log-probabilities of given tokens, and entropies of the distributions they were drawn from."""
+
     logprobs: Tensor  # [N] float32
-    # [N] float32, of the whole distribution that the token was drawn from
-    entropies: Tensor
+    entropies: Tensor  # [N] float32
 
 
 def token_scores(
@@ -344,21 +369,25 @@ def token_scores(
     tile: tuple[int, int] | None = None,
     parallel: TensorParallel | None = None,
 ) -> TokenScores:
-    """Score `targets` [N] given `hidden` [N, E] before the head [V, E]: float32, from products in the head's dtype.
+    """Return log-probabilities of `targets` [N] and entropies, given states `hidden` [N, E] and the head [V, E].
 
-    `parallel`: ranks that have some rows of the head each. Then a collective, of four numbers for a token; the gradient
-    of `hidden` is this rank's part.
+    The result is float32, from products in the head's dtype. `tile`: (R, C), chosen by size if None. `parallel`:
+    ranks that have some rows of the head each. The call is then a collective with four numbers for each token, and
+    the gradient of `hidden` is this rank's part.
     """
     tile = tile or score_tile(len(hidden), *head.shape)
-    places = targets if parallel is None else targets - parallel.first_row(head)
-    return TokenScores(
-        *_TokenScores.apply(hidden, head, places, temperature, tile, parallel)
-    )
+    # The index of a target among this rank's rows; outside of them on other ranks
+    places = targets
+    if parallel is not None:
+        places = targets - parallel.first_row(head)
+    scores = _TokenScores.apply(hidden, head, places, temperature, tile, parallel)
+    return TokenScores(*scores)
 
 
 class _TokenScores(torch.autograd.Function):
-    """With z the scores, log p = z - logsumexp(z) and H = -sum p log p:
+    """Scores with a backward pass that recomputes tiles.
 
+    With logits z: log p = z - logsumexp(z) and H = -sum p log p. The gradients are
     d log p_t / d z = [t] - p        dH / d z = -p * (z - sum p z)
     """
 
@@ -372,24 +401,28 @@ class _TokenScores(torch.autograd.Function):
         tile: tuple[int, int],
         parallel: TensorParallel | None,
     ) -> tuple[Tensor, Tensor]:
-        normalisers, means, chosen = (
-            hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3)
-        )
+        # [N] each: logsumexp(z), sum p z, and z of the target
+        normalisers = hidden.new_zeros(len(hidden), dtype=torch.float32)
+        means = torch.zeros_like(normalisers)
+        chosen = torch.zeros_like(normalisers)
         for rows in _parts(len(hidden), tile[0]):
             highest = torch.full_like(chosen[rows], -torch.inf)
             total = torch.zeros_like(chosen[rows])
+            # Sums over the vocabulary, tile by tile, scaled by the highest logit so far
             for entries in _parts(len(head), tile[1]):
                 place = targets[rows] - entries.start
                 terms = (highest, total, means[rows], chosen[rows])
                 highest = _add_tile(
                     hidden[rows], head[entries], place, temperature, *terms
                 )
+            # Join the sums of all ranks: scale them to the highest logit of all
             if parallel is not None:
                 now = parallel.reduce_(highest.clone(), dist.ReduceOp.MAX)
                 shrink = (highest - now).exp()
                 highest = now
                 sums = torch.stack((total * shrink, means[rows] * shrink, chosen[rows]))
                 total, means[rows], chosen[rows] = parallel.reduce_(sums)
+            # From scaled sums to logsumexp(z) and the mean of z
             normalisers[rows] = highest + total.log()
             means[rows] /= total
         ctx.save_for_backward(hidden, head, targets, normalisers, means)
@@ -404,6 +437,7 @@ class _TokenScores(torch.autograd.Function):
         ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, head, targets, normalisers, means = ctx.saved_tensors
+        # A gradient that is not needed is not computed
         by_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         by_head = (
             torch.zeros_like(head, dtype=torch.float32)
@@ -413,7 +447,7 @@ class _TokenScores(torch.autograd.Function):
         for rows in _parts(len(hidden), ctx.tile[0]):
             logprob = None if by_logprob is None else by_logprob[rows].unsqueeze(1)
             entropy = None if by_entropy is None else by_entropy[rows].unsqueeze(1)
-            # Itself, where it is float32
+            # For a float32 model this is a view of `by_hidden` itself
             sums = None if by_hidden is None else by_hidden[rows].float()
             for entries in _parts(len(head), ctx.tile[1]):
                 places = targets[rows] - entries.start
@@ -434,42 +468,39 @@ class _TokenScores(torch.autograd.Function):
                     _add_product(sums, by_scores, head[entries])
                 if by_head is not None:
                     _add_product(by_head[entries], by_scores.t(), hidden[rows])
-                del by_scores  # before the next tile is made
+                # Free the tile before the next one is made
+                del by_scores
             if by_hidden is not None and sums is not None:
                 by_hidden[rows] = sums
-        return (
-            by_hidden,
-            None if by_head is None else by_head.to(head.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        in_dtype = None if by_head is None else by_head.to(head.dtype)
+        return by_hidden, in_dtype, None, None, None, None
 
 
 def _parts(size: int, each: int) -> Iterator[slice]:
+    """Return slices of `each` elements that cover `size` elements."""
     return (slice(first, first + each) for first in range(0, size, each))
 
 
-# Functions of their own, so that a tile's tensors are gone before the next one's are made.
+# These are functions so that a tile's tensors are freed before those of the next tile are made.
 
 
 def _add_tile(
     hidden: Tensor,
     head: Tensor,
-    places: Tensor,  # [R], of the targets among these entries; outside 0 .. C - 1 where they are others
+    places: Tensor,  # [R], indices of the targets among these C entries; others are outside 0 .. C - 1
     temperature: float,
-    highest: Tensor,  # [R] of the entries so far, as the next three
-    total: Tensor,  # of exp(z - highest)
-    mean: Tensor,  # of z * exp(z - highest)
-    chosen: Tensor,
+    highest: Tensor,  # [R], highest logit so far
+    total: Tensor,  # [R], sum of exp(z - highest) so far
+    mean: Tensor,  # [R], sum of z * exp(z - highest) so far
+    chosen: Tensor,  # [R], logit of the target, 0 so far
 ) -> Tensor:
-    """Add a tile to the terms of its rows, in place; return the highest scores so far."""
+    """Add a tile to the sums of its rows, in place. Return the highest logits so far [R]."""
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))
-    chosen += (
-        scores.gather(1, places.clamp(0, len(head) - 1).unsqueeze(1)).squeeze(1) * here
-    )
+    # Logits of targets in this tile; others add zero
+    targets = places.clamp(0, len(head) - 1).unsqueeze(1)
+    chosen += scores.gather(1, targets).squeeze(1) * here
+    # Rescale the sums to the new highest logit before adding
     now = torch.maximum(highest, scores.amax(dim=1))
     shrink = (highest - now).exp()
     likely = (scores - now.unsqueeze(1)).exp_()
@@ -481,21 +512,21 @@ def _add_tile(
 def _tile_gradient(
     hidden: Tensor,
     head: Tensor,
-    terms: tuple[
-        Tensor, Tensor, Tensor
-    ],  # logsumexp(z), sum p z, places of the targets: [R, 1] each
+    # logsumexp(z), sum p z, indices of the targets: [R, 1] each
+    terms: tuple[Tensor, Tensor, Tensor],
     by_logprob: Tensor | None,  # [R, 1], as by_entropy
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return [R, C] in the dtype of the head: the gradient by its products, before the temperature."""
-    scores, (normaliser, mean, places) = _scores(hidden, head, temperature), terms
+    """Return the gradient [R, C] of the products of states and head, in the head's dtype."""
+    scores = _scores(hidden, head, temperature)
+    normaliser, mean, places = terms
     likely = (scores - normaliser).exp_()
-    by_scores = (
-        likely
-        if by_entropy is None
-        else scores.sub_(mean).mul_(by_entropy).mul_(likely)
-    )
+    # By the entropy: -p * (z - sum p z); the signs of both parts are inverted until the end
+    by_scores = likely
+    if by_entropy is not None:
+        by_scores = scores.sub_(mean).mul_(by_entropy).mul_(likely)
+    # By the log-probability: [target] - p
     if by_logprob is not None:
         if by_entropy is None:
             by_scores.mul_(by_logprob)
@@ -507,7 +538,7 @@ def _tile_gradient(
 
 
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Return [R, C] float32, in new memory."""
+    """Return the logits [R, C] float32 of a tile, as a new tensor."""
     scores = (hidden @ head.t()).float()
     if temperature == 1.0:
         return scores
@@ -515,7 +546,7 @@ def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to `total`, which is float32; the product is in the dtype of both."""
+    """Add `left @ right` to `total` (float32). The product is computed in the dtype of both."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     else:

@@ -1,10 +1,10 @@
-"""Passes of a simulator policy in training, over one tensor of weights and one of slopes.
+"""Forward and backward passes of a simulator policy in training, on flat tensors of weights and gradients.
 
-A step of a small policy is bound by the calls it makes, not by their arithmetic; autograd, a tensor for each parameter
-and objects for distributions are most of these calls. Therefore an MLP goes forward and backward by hand, and so do
-actions; only other networks are left to autograd::
+A training step of a small policy is limited by the number of calls into torch, not by arithmetic. Most of these calls
+come from autograd, from the many parameters, and from distribution objects. So an MLP and the distributions of actions
+have manual backward passes here; only other networks use autograd::
 
-    weights, gradient    [parameters] each; a parameter is a slice of the one, its slope the same slice of the other
+    weights, gradient    [parameters] each; a parameter is a slice of the one, its gradient the same slice of the other
 
 Letters: N observations, O their size, K outputs (of all elements of an action), L layers of a trunk.
 """
@@ -26,12 +26,14 @@ _ATEN = torch.ops.aten
 
 
 class _Activation(NamedTuple):
-    forward: Callable[[Tensor], Tensor]  # may overwrite what it is given
-    # Of the slopes behind it, its input and its output
+    """An activation function with its manual backward pass."""
+
+    forward: Callable[[Tensor], Tensor]  # may overwrite its input
+    # From the gradient of the output, the input and the output to the gradient of the input
     backward: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-# By the module that stands in a trunk. Where the input is overwritten, the slope follows from the output.
+# By the module in a trunk. Where the input is overwritten, the gradient follows from the output.
 _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
     nn.Tanh: _Activation(
         torch.tanh_, lambda slopes, _, output: _ATEN.tanh_backward(slopes, output)
@@ -47,14 +49,14 @@ _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """Make the parameters of `module` slices of one new tensor, in their order, and return it."""
+    """Make the parameters of `module` slices of one new flat tensor, in their order. Return that tensor."""
     flat = nn.utils.parameters_to_vector(module.parameters()).detach()
     nn.utils.vector_to_parameters(flat, module.parameters())
     return flat
 
 
 def slices(flat: Tensor, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the slice of `flat` that belongs to each parameter, in its shape, by its name."""
+    """Yield (name, slice of `flat`) for each parameter; the slice has the parameter's shape."""
     named = list(module.named_parameters())
     parts = flat.split([parameter.numel() for _, parameter in named])
     for (name, parameter), part in zip(named, parts, strict=True):
@@ -62,20 +64,25 @@ def slices(flat: Tensor, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class _Trunk:
-    """One MLP: its layers' weights and biases, and where their slopes go."""
+    """One MLP: weights and biases of its layers, and the tensors for their gradients."""
 
     def __init__(
         self, layers: nn.Sequential, weights: Sequence[Tensor], slopes: Sequence[Tensor]
     ) -> None:
-        """`weights`, `slopes`: of each layer in turn, the matrix before the bias."""
-        self._activation = _ACTIVATIONS[type(layers[1])] if len(layers) > 1 else None
+        """`weights` and `slopes` (gradients): for each layer in turn, the matrix and then the bias."""
+        # None for a trunk without hidden layers
+        self._activation: _Activation | None = None
+        if len(layers) > 1:
+            self._activation = _ACTIVATIONS[type(layers[1])]
+        # Of each layer: weight, bias, and the gradients of both
         self._layers = list(
             zip(weights[0::2], weights[1::2], slopes[0::2], slopes[1::2], strict=True)
         )
-        # What each layer was given, and that before its activation
+        # Of each layer: its input, and that input before the activation
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, given: Tensor) -> Tensor:
+        """Return the output [N, K] of the last layer for `given` [N, O]."""
         before = given
         kept = self._kept
         last = len(self._layers) - 1
@@ -88,18 +95,20 @@ class _Trunk:
         return before
 
     def backward(self, slopes: Tensor) -> None:
-        """`slopes`: of what `forward` returned."""
+        """Write the gradients of all layers, from the gradient `slopes` [N, K] of the last output."""
         for at in range(len(self._layers) - 1, -1, -1):
             weight, _, of_weight, of_bias = self._layers[at]
             given, before = self._kept.pop()
+            # Gradients of weight and bias, written in place
             torch.mm(slopes.t(), given, out=of_weight)
             torch.sum(slopes, 0, out=of_bias)
+            # Gradient of the layer before; the observations need none
             if at:
                 slopes = self._activation.backward(slopes @ weight, before, given)  # type: ignore[union-attr]  # as above
 
 
 class _Trunks:
-    """Both trunks of an MLP."""
+    """Both trunks of an MLP policy."""
 
     def __init__(
         self,
@@ -108,36 +117,38 @@ class _Trunks:
         slopes: Mapping[str, Tensor],
     ) -> None:
         def trunk(name: str, layers: nn.Sequential) -> _Trunk:
-            own = (
-                [t for n, t in tensors.items() if n.startswith(f"{name}.")]
-                for tensors in (weights, slopes)
-            )
-            return _Trunk(layers, *own)
+            prefix = f"{name}."
+            own_weights = [t for n, t in weights.items() if n.startswith(prefix)]
+            own_slopes = [t for n, t in slopes.items() if n.startswith(prefix)]
+            return _Trunk(layers, own_weights, own_slopes)
 
-        self._policy, self._value = (
-            trunk("policy", module.policy),
-            trunk("value", module.value),
-        )
+        self._policy = trunk("policy", module.policy)
+        self._value = trunk("value", module.value)
         self._dtype = next(iter(weights.values())).dtype
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [N, K] and values [N], float32."""
         given = observations.to(self._dtype)
-        return self._policy.forward(given).float(), self._value.forward(given)[
-            :, 0
-        ].float()
+        outputs = self._policy.forward(given).float()
+        values = self._value.forward(given)[:, 0].float()
+        return outputs, values
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
+        """Write the gradients of all weights, from those of `outputs` and `values`."""
         self._policy.backward(outputs.to(self._dtype))
         self._value.backward(values.to(self._dtype)[:, None])
 
 
 class Passes:
-    """Forward and backward passes of a policy whose weights are slices of `weights`; slopes go into `gradient`."""
+    """Forward and backward passes of a policy.
+
+    Its weights are slices of `weights`; gradients are written to `gradient`.
+    """
 
     def __init__(
         self, module: ActorCritic | NetworkPolicy, weights: Tensor, gradient: Tensor
     ) -> None:
-        """Both are [parameters], of the dtype that is computed in."""
+        """`weights` and `gradient` are [parameters], in the dtype of the computation."""
         of = dict(slices(weights, module))
         to = dict(slices(gradient, module))
         self._network: _Trunks | NetworkPass
@@ -146,17 +157,21 @@ class Passes:
         else:
             self._network = NetworkPass(module, of, to)
         self._actions = module.actions
-        self._log_std, self._log_std_slopes = of.get("log_std"), to.get("log_std")
+        self._log_std = of.get("log_std")
+        self._log_std_slopes = to.get("log_std")
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N] in float32, of `prepared` observations [N, O], or of sequences."""
+        """Return outputs [N, K] and values [N], float32, for `prepared` observations [N, O] or for sequences."""
         if isinstance(self._network, NetworkPass):
             return self._network.forward(observations)
         assert isinstance(observations, Tensor), "an MLP has no memory"
         return self._network.forward(observations)
 
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:
-        """Return what the policy says of actions taken: [N, 1] or [N, elements] choices, or [N, K] numbers."""
+        """Return log-probabilities and entropies of given actions, with their backward pass.
+
+        `actions`: choices [N, 1] or [N, elements], or numbers [N, K].
+        """
         if isinstance(self._actions, MultiDiscreteActions):
             return _ManyChoices(outputs, actions, self._actions)
         if self._log_std is None:
@@ -170,7 +185,11 @@ class Passes:
         entropy_slope: float,
         values: Tensor,
     ) -> None:
-        """Write the gradient: of a loss with slopes [N] by log-probability and by value, and one by each entropy."""
+        """Write the gradient of a loss.
+
+        `chosen`: the actions of the last `forward`. `logprob_slopes` [N] and `values` [N]: gradients of the loss
+        by log-probability and by value. `entropy_slope`: that by each entropy.
+        """
         outputs, log_std = chosen.backward(logprob_slopes, entropy_slope)
         if self._log_std_slopes is not None:
             self._log_std_slopes.copy_(log_std)
@@ -178,7 +197,7 @@ class Passes:
 
 
 class _Choices:
-    """Actions of a categorical policy."""
+    """Actions of one choice each."""
 
     def __init__(self, logits: Tensor, actions: Tensor) -> None:
         self._logs = logits.log_softmax(dim=-1)
@@ -186,57 +205,61 @@ class _Choices:
         self._shares = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions)[:, 0]  # [N]
         self.entropies = -(self._shares * self._logs).sum(dim=-1)  # [N]
-        self._each = self.entropies[:, None]  # of the choice that a logit is of
+        # Entropy of the choice that each logit belongs to
+        self._each = self.entropies[:, None]
 
     def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
-        """Return slopes of the logits, and nothing."""
+        """Return the gradient of the logits; the second tensor is unused."""
+        # d log p_t / d z = [t] - p
         found = self._shares * -slopes[:, None]
         found.scatter_add_(-1, self._actions, slopes[:, None].expand_as(self._actions))
+        # dH / d z = -p (log p + H)
         if entropy_slope != 0.0:
             found.sub_(self._shares * (self._logs + self._each), alpha=entropy_slope)
         return found, slopes
 
 
 class _ManyChoices(_Choices):
-    """Actions of which each element is a choice."""
+    """Actions of several independent choices each."""
 
     def __init__(
         self, logits: Tensor, actions: Tensor, space: MultiDiscreteActions
     ) -> None:
-        self._logs, self._actions = (
-            log_shares(logits, space),
-            actions + first_logits(space, actions.device),
-        )
+        self._logs = log_shares(logits, space)
+        self._actions = actions + first_logits(space, actions.device)
         self._shares = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions).sum(dim=-1)
+        # Entropy [N, elements] of each choice, then repeated for each of its logits
         parts = (self._shares * self._logs).split(space.n, dim=-1)
         each = -torch.stack([part.sum(dim=-1) for part in parts], dim=-1)
         self.entropies = each.sum(dim=-1)
-        self._each = each.repeat_interleave(
-            torch.tensor(space.n, device=each.device), dim=-1
-        )
+        repeats = torch.tensor(space.n, device=each.device)
+        self._each = each.repeat_interleave(repeats, dim=-1)
 
 
 class _Numbers:
     """Actions of independent normal distributions, whose deviations are the same for all observations."""
 
     def __init__(self, means: Tensor, log_std: Tensor, actions: Tensor) -> None:
-        self._inverse, size, total = torch.exp(-log_std), log_std.numel(), log_std.sum()
+        self._inverse = torch.exp(-log_std)
+        size = log_std.numel()
+        total = log_std.sum()
         self._z = (actions - means).mul_(self._inverse)
         self._squares = self._z.square()
-        # [N]
-        self.logprobs = (
-            self._squares.sum(dim=-1).mul_(-0.5).sub_(total + size * HALF_LOG_2PI)
-        )
+        # Log-density [N]: -0.5 z^2 - log std - 0.5 log(2 pi), summed over the elements
+        exponents = self._squares.sum(dim=-1).mul_(-0.5)
+        self.logprobs = exponents.sub_(total + size * HALF_LOG_2PI)
         self.entropies = (total + size * (0.5 + HALF_LOG_2PI)).expand(len(means))  # [N]
 
     def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
-        """Return slopes of the means and of the log deviations."""
+        """Return the gradients of the means [N, K] and of the log deviations [K]."""
         column = slopes[:, None]
         z = self._z
+        # d log p / d log std = z^2 - 1, and d H / d log std = 1
         log_std = (self._squares - 1.0).mul_(column).sum(dim=0)
         if entropy_slope != 0.0:
             log_std += entropy_slope * len(slopes)
+        # d log p / d mean = z / std
         return z.mul_(self._inverse).mul_(column), log_std
 
 

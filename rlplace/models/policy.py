@@ -1,4 +1,4 @@
-"""Trained simulator policies, to use outside of a run: `rlplace.load_policy`.
+"""Trained simulator policies for use outside of a run: `rlplace.load_policy`.
 
 Letters: N observations, O observation shape, A action shape.
 """
@@ -30,16 +30,17 @@ from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.saved_state import policy_tensors
 from rlplace.trained import Trained, find_trained
 
-_OUT = "OUT"  # of the command that exports
+# Argument of the command that exports
+_OUT = "OUT"
 
 
 class Policy(nn.Module):
-    """Decides on the CPU, as the simulator takes it; observations are normalised as in training.
+    """A trained policy on the CPU. It takes observations as the simulator gives them, and normalises as in training.
 
-    One with a memory remembers each row of a batch from one `act` to the next.
+    A policy with a memory keeps the memory of each row of a batch from one `act` to the next.
 
-    `spaces`: the `Spaces` of the simulator that it was trained on. `network`: the module behind it, whose `forward`
-    takes observations [N, *O].
+    `spaces`: the `Spaces` of the simulator it was trained on. `network`: the module inside, whose `forward` takes
+    observations [N, *O].
     """
 
     low: Tensor
@@ -54,17 +55,15 @@ class Policy(nn.Module):
         self.config = config
         self._memory = torch.zeros((0, network.remembered))
         self._generator = torch.Generator().manual_seed(seed)
+        # Bounds of continuous actions
         self._bounded = isinstance(spaces.actions, ContinuousActions)
         if isinstance(spaces.actions, ContinuousActions):
-            self.register_buffer(
-                "low", torch.tensor(spaces.actions.low).view(spaces.actions.shape)
-            )
-            self.register_buffer(
-                "high", torch.tensor(spaces.actions.high).view(spaces.actions.shape)
-            )
+            shape = spaces.actions.shape
+            self.register_buffer("low", torch.tensor(spaces.actions.low).view(shape))
+            self.register_buffer("high", torch.tensor(spaces.actions.high).view(shape))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the likeliest actions of [N, *O], as `act` does."""
+        """Return the most probable actions for [N, *O], as `act` does."""
         return self._within(mode(self.network(observations)))
 
     @torch.inference_mode()
@@ -74,43 +73,45 @@ class Policy(nn.Module):
         deterministic: bool = True,
         begins: ArrayLike | None = None,
     ) -> NDArray[Any]:
-        """Return the actions for observations [*O], or a batch [N, *O], of the shape `spaces.observation_shape`.
+        """Return actions for observations [*O], or for a batch [N, *O], of shape `spaces.observation_shape`.
 
-        Of a discrete space: int64 [] or [N], counted from 0. Of a continuous one: float32 [*A] or [N, *A], within its
-        bounds. The likeliest ones; with `deterministic=False` they are drawn, as in training.
+        Actions of a discrete space are int64, [] or [N], counted from 0. Those of a continuous one are float32, [*A]
+        or [N, *A], within its bounds. They are the most probable ones; with `deterministic=False` they are sampled, as
+        in training.
 
-        `begins`: a bool, or [N] of them, where an episode begins: there a policy with memory forgets. Without it, all
-        rows go on, unless there are more or fewer than before. Raises ValueError for another shape, for what is no
-        numbers, and for floating-point numbers where it was trained on bytes.
+        `begins`: a bool, or bools [N]: an episode begins here, so a policy with memory forgets. Without it all rows
+        continue, unless their number has changed.
+
+        Raises ValueError for observations of another shape, for values that are no numbers, and for floating-point
+        numbers if the policy was trained on bytes.
         """
+        # Check shape and dtype
         shown = np.asarray(observations)
         shape = self.spaces.observation_shape
-        if shown.shape[shown.ndim - len(shape) :] != shape or shown.ndim not in (
-            len(shape),
-            len(shape) + 1,
-        ):
+        single = len(shape)
+        tail = shown.shape[shown.ndim - single :]
+        if tail != shape or shown.ndim not in (single, single + 1):
             raise _wrong_shape(shown.shape, shape)
-        if shown.dtype.kind not in (
-            "biu" if self.spaces.observation_dtype == "uint8" else "biuf"
-        ):
+        # Kinds of NumPy: bool, int, unsigned, float
+        kinds = "biu" if self.spaces.observation_dtype == "uint8" else "biuf"
+        if shown.dtype.kind not in kinds:
             raise _wrong_dtype(str(shown.dtype), self.spaces.observation_dtype)
         given = shown.astype(self.spaces.observation_dtype, copy=False)
         batch = torch.tensor(given).reshape(-1, *shape)
-        if self.network.remembered:
-            output = self._decided(batch, begins)
-            actions = (
-                self._within(mode(output)) if deterministic else self._drawn(output)
-            )
-        else:
-            actions = self(batch) if deterministic else self._drawn(self.network(batch))
+        # Decide, with or without a memory of earlier steps
+        remembered = self.network.remembered
+        output = self._decided(batch, begins) if remembered else self.network(batch)
+        actions = self._within(mode(output)) if deterministic else self._drawn(output)
         found: NDArray[Any] = actions.numpy()
         if given.ndim > len(shape):
             return found
         return found[0]
 
     def _decided(self, batch: Tensor, begins: ArrayLike | None) -> PolicyOutput:
+        """Decide with the memory of each row, and remember the new one."""
         network = self.network
         assert isinstance(network, NetworkPolicy), "no other has a memory"
+        # Another number of rows: nothing is remembered
         if len(self._memory) != len(batch):
             self._memory = torch.zeros((len(batch), network.remembered))
         elif begins is not None:
@@ -122,26 +123,32 @@ class Policy(nn.Module):
         return output
 
     def _drawn(self, output: PolicyOutput) -> Tensor:
+        """Return actions sampled from the distribution."""
         size = (len(output.values), *noise_shape(self.spaces.actions))
         draw = torch.randn if self._bounded else torch.rand
         return self._within(sample(output, draw(size, generator=self._generator))[0])
 
     def _within(self, actions: Tensor) -> Tensor:
+        """Return actions, clamped to the bounds of a continuous space."""
         if self._bounded:
             return torch.clamp(actions, self.low, self.high)
         return actions
 
 
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Policy:
-    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of a folder that `rlplace.export` wrote.
+    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of a folder written by
+    `rlplace.export`.
 
-    The simulator is made once, to see its spaces. `seed`: of actions that are drawn. Raises ConfigError, of `key`.
+    The simulator is made once, for its spaces. `seed`: of sampled actions. Raises ConfigError, which names `key`.
     """
     return policy_of(find_trained(path, key), seed=seed, key=key)
 
 
 def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
-    """Load a policy that was found. Raises ConfigError, of `key`: damaged weights, a language model."""
+    """Load the policy that `find_trained` found.
+
+    Raises ConfigError, which names `key`: damaged weights, a language model.
+    """
     config = trained.config
     if config.kind != "mlp":
         what = "this is a language model"
@@ -150,31 +157,28 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
         raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
     spaces = spaces_of_job(config)
     network = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
+    # The weights must be those of a policy for the simulator as it is now
     expected = network.state_dict()
-    found = {
-        name: _shaped(tensor, expected.get(name))
-        for name, tensor in _tensors(trained, key).items()
-    }
-    there, wanted = (
-        {name: tuple(t.shape) for name, t in of.items()} for of in (found, expected)
-    )
-    if odd := sorted(
-        name
-        for name in there.keys() | wanted.keys()
-        if there.get(name) != wanted.get(name)
-    ):
+    found = {}
+    for name, tensor in _tensors(trained, key).items():
+        found[name] = _shaped(tensor, expected.get(name))
+    there = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    every_name = there.keys() | wanted.keys()
+    odd = sorted(name for name in every_name if there.get(name) != wanted.get(name))
+    if odd:
         what = "the weights are not those of a policy for this simulator"
         why = f"{odd[0]} is {there.get(odd[0], 'missing')} there and {wanted.get(odd[0], 'missing')} by config.yaml"
         why += f"; {config.simulator_env.id} may show or take something else than when it was trained on"
         fix = "name a checkpoint of this simulator, or bring back the simulator of then"
         raise ConfigError.of("other-state", key, what, str(trained.weights), why, fix)
     network.load_state_dict(found)
-    return Policy(
-        network.requires_grad_(False).eval(), spaces, config, seed=seed
-    ).eval()
+    network.requires_grad_(False).eval()
+    return Policy(network, spaces, config, seed=seed).eval()
 
 
 def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
+    """Read the weights from a checkpoint, or from an exported file. Raises ConfigError."""
     if trained.checkpoint is not None:
         return dict(policy_tensors(trained.weights))
     try:
@@ -188,18 +192,23 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
 
 
 def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
-    """Turn a single number, which checkpoints hold as a vector of length 1, back into one."""
+    """Return `stored`, with the expected shape if it is a single number: checkpoints store these as vectors of
+    length 1.
+    """
     single = expected is not None and not expected.dim() and stored.shape == (1,)
     if single:
         return stored.view([])
     return stored
 
 
-# ── for other programs ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── export ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_torchscript(policy: Policy, out: Path) -> None:
-    """Write observations [N, *O] -> likeliest actions, for `torch.jit.load`. Raises OutputError, ConfigError."""
+    """Write a TorchScript file for `torch.jit.load`: observations [N, *O] -> most probable actions.
+
+    Raises OutputError; ConfigError if the network cannot be traced.
+    """
     content = io.BytesIO()
     with _tracing(out):
         torch.jit.save(_traced(policy, out), content)
@@ -207,10 +216,14 @@ def write_torchscript(policy: Policy, out: Path) -> None:
 
 
 def write_onnx(policy: Policy, out: Path) -> None:
-    """Write `observations` [N, *O] -> `actions`, the likeliest. Raises OSError; ConfigError, also without onnx."""
+    """Write an ONNX file: `observations` [N, *O] -> `actions`, the most probable ones.
+
+    Raises OSError; ConfigError if the network cannot be traced or onnx is missing.
+    """
     with needs("onnx", got=str(out), extra="onnx", key=_OUT, of="the format"):
-        import onnx  # noqa: F401  # which torch looks for when it writes
+        import onnx  # noqa: F401  # torch needs it for writing
     names = ["observations", "actions"]
+    # Into a file beside, which is renamed once it is complete
     part = out.with_name(out.name + ".part")
     options: dict[str, Any] = {
         "input_names": names[:1],
@@ -218,7 +231,8 @@ def write_onnx(policy: Policy, out: Path) -> None:
         "dynamo": False,
     }
     with _tracing(out):
-        _traced(policy, out)  # for what it refuses
+        # The check of `_traced`: the network behaves alike for other batches
+        _traced(policy, out)
         torch.onnx.export(
             policy,
             (_example(policy),),
@@ -231,20 +245,22 @@ def write_onnx(policy: Policy, out: Path) -> None:
 
 @contextmanager
 def _tracing(out: Path) -> Iterator[None]:
-    """Write what torch records of a pass inside. Raises ConfigError where it cannot be recorded."""
+    """Inside, warnings of tracing are silent. Raises ConfigError if tracing fails."""
     with warnings.catch_warnings():
-        # Of what `_traced` tries, and for forms that need Python to run
+        # Tracing warns of each Python branch, and ONNX of older formats
         warnings.simplefilter("ignore")
         try:
             yield
         except (RuntimeError, TypeError) as error:
-            raise _not_traced(
-                out, f"{type(error).__name__}: {error}".splitlines()[0]
-            ) from error
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise _not_traced(out, reason) from error
 
 
 def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
-    """Record the pass of one batch. Raises ConfigError where it is not that of another batch too."""
+    """Trace the policy.
+
+    Raises ConfigError if the trace gives other actions for another batch, or if the policy has a memory.
+    """
     if policy.network.remembered:
         raise _not_traced(
             out,
@@ -253,6 +269,7 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
     traced: torch.jit.ScriptModule = torch.jit.trace(
         policy, _example(policy), check_trace=False
     )
+    # A trace has the branches of one batch: compare with random observations
     other = torch.randint(0, 255, (3, *policy.spaces.observation_shape)).to(
         _example(policy).dtype
     )
@@ -265,12 +282,14 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
 
 
 def _not_traced(out: Path, why: str) -> ConfigError:
+    """Return the error that the policy cannot be written in this form, for the reason `why`."""
     what = "the policy cannot be written in this form"
     fix = f"{out.with_suffix('')}        (a folder for rlplace.load_policy)"
     return ConfigError.of("not-traceable", _OUT, what, str(out), why, fix)
 
 
 def _example(policy: Policy) -> Tensor:
+    """Return two observations of zeros."""
     spaces = policy.spaces
     return torch.zeros(
         (2, *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype)
@@ -278,6 +297,7 @@ def _example(policy: Policy) -> Tensor:
 
 
 def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
+    """Return the error for observations of another shape."""
     what = "observations of another shape"
     why = f"the policy was trained on {list(shape)}; a batch is [N, *{list(shape)}]"
     return ConfigError.of(
@@ -291,11 +311,10 @@ def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
 
 
 def _wrong_dtype(got: str, dtype: str) -> ConfigError:
+    """Return the error for observations of another dtype."""
     what = "observations of another kind of numbers"
     why = f"the policy was trained on {dtype}, as the simulator shows"
-    fix = (
-        "give them as the simulator shows them: bytes 0 to 255"
-        if dtype == "uint8"
-        else "give an array of float32"
-    )
+    fix = "give an array of float32"
+    if dtype == "uint8":
+        fix = "give them as the simulator shows them: bytes 0 to 255"
     return ConfigError.of("observation-shape", "observations", what, got, why, fix)

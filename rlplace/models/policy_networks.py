@@ -1,4 +1,4 @@
-"""The policy of a simulator job: built, deciding and in training, whichever kind of model it is."""
+"""Build the policy of a simulator job, of any kind of model, and the function that decides with it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ from rlplace.models.recurrent import NumberEncoder, RecurrentNetwork, StepByStep
 from rlplace.models.transformer import ChunkTransformer
 
 PolicyNetwork = ActorCritic | NetworkPolicy
+# Observations and noise -> actions, log-probabilities, values and, with a memory, the
+# memory after
 Decide = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def build_policy(
     spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int
 ) -> PolicyNetwork:
-    """Build the policy of a job on the host, in float32. The same arguments give the same weights in every process.
+    """Build the policy of a job on the host, in float32. Equal arguments give equal weights in every process.
 
-    Orthogonal initialisation, with gain 0.01 at the policy head and 1 at the value head; a network of the user's own
-    begins as it says itself, from random numbers of this seed. Raises ConfigError where it cannot be made.
+    Initialisation is orthogonal, with gain 0.01 at the policy head and 1 at the value head. A custom network
+    initialises itself, with random numbers of this seed. Raises ConfigError if the network cannot be made.
     """
     generator = torch.Generator().manual_seed(seed)
     model = actor.policy
     normalize = algorithm.normalize_observations
+    # An MLP without memory has manual backward passes; all others are networks of autograd
     if isinstance(model, MlpConfig) and not model.remembered:
         policy = ActorCritic(spaces, model, normalize)
         for trunk, head_gain in ((policy.policy, 0.01), (policy.value, 1.0)):
@@ -52,6 +55,8 @@ def build_policy(
                 generator,
             )
         return policy
+    # Custom networks draw from torch's own generator: seed it, and restore it
+    # afterwards
     with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _network(spaces.shown, model)
@@ -63,6 +68,7 @@ def build_policy(
 
 
 def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
+    """Build the network inside the policy, before its initialisation."""
     if isinstance(model, ModuleConfig):
         own = own_network(spaces, model)
         if model.remembered:
@@ -73,6 +79,7 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
     if not model.remembered:
         assert isinstance(model, CnnConfig), model
         return ImageNetwork(spaces, model)
+    # With a memory: recurrent layers behind an encoder
     encoder = (
         ImageEncoder(spaces, model)
         if isinstance(model, CnnConfig)
@@ -84,20 +91,17 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
 
 
 def decisions_of(policy: PolicyNetwork) -> Decide:
-    """Return what decides by the weights that the policy has now: from observations and noise, row for row.
+    """Return the function that decides with the present weights of the policy, row by row.
 
-    It returns actions, log-probabilities, values and, of a policy with memory, what is remembered from then on. It is
-    to be called in inference mode.
+    It takes observations and noise. It returns actions, log-probabilities, values and, for a policy with memory,
+    the memory after these observations. It has to be called in inference mode.
     """
     if isinstance(policy, ActorCritic):
         return MlpDecisions(policy)
 
     def decide(observations: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
         output, memory = policy.decide(observations)
-        return (
-            *sample(output, noise),
-            output.values,
-            *([memory] if policy.remembered else []),
-        )
+        remembered = [memory] if policy.remembered else []
+        return *sample(output, noise), output.values, *remembered
 
     return decide

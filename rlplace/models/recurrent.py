@@ -1,11 +1,11 @@
-"""Networks with a memory: recurrent layers (GRU, LSTM) behind an encoder, and modules of the user's own, step by step.
+"""Networks with a memory: recurrent layers (GRU, LSTM) behind an encoder, and custom modules run step by step.
 
-All are called as `models.networks` says::
+All have the call of `models.networks`::
 
     forward(observations, memory [M, S], begins [L, M] = None) -> outputs [L * M, K], values [L * M], memory [M, S]
 
-Where an episode begins, the memory is emptied before the step. Observations are those of all steps, one step after the
-other; what does not depend on the memory is computed for all of them at once.
+Where an episode begins, the memory is emptied before the step. Observations of all steps stand one step after the
+other; what does not depend on the memory is computed for all steps at once.
 
 Letters: M sequences, L their steps, F features, K outputs, S numbers of the memory.
 """
@@ -22,17 +22,18 @@ from torch import Tensor, nn
 from rlplace.config.policies import MlpConfig
 from rlplace.envs.contract import Actions, Spaces
 from rlplace.models.mlp import ACTIVATIONS, initialise
-from rlplace.models.networks import ImageEncoder, Observed, heads
+from rlplace.models.networks import ImageEncoder, Observed, entries_of, heads
 
-# Features [M, F], memory -> hidden [M, H], memory
+# Features [M, F] and memory -> hidden state [M, H] and memory
 _Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class NumberEncoder(nn.Module):
-    """Layers over all numbers of an observation in a row."""
+    """An MLP over all numbers of an observation, joined in one row."""
 
     def __init__(self, spaces: Spaces, config: MlpConfig) -> None:
         super().__init__()
+        # Widths of the layers, from the numbers of an observation on
         widths = (sum(entry.size for entry in spaces.entries), *config.hidden)
         layers = [
             (nn.Linear(*pair), ACTIVATIONS[config.activation]())
@@ -42,27 +43,24 @@ class NumberEncoder(nn.Module):
         self.features = widths[-1]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Make the first weights."""
+        """Initialise all weights."""
         linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
         if linears:
             initialise(linears, math.sqrt(2.0), generator)
 
     def forward(self, observations: Observed) -> Tensor:
-        entries = (
-            [observations]
-            if isinstance(observations, Tensor)
-            else list(observations.values())
-        )
-        found: Tensor = self.layers(
-            torch.cat([entry.flatten(1) for entry in entries], dim=1)
-        )
+        """Return features [N, F]."""
+        entries = list(entries_of(observations).values())
+        joined = torch.cat([entry.flatten(1) for entry in entries], dim=1)
+        found: Tensor = self.layers(joined)
         return found
 
 
 class RecurrentNetwork(nn.Module):
-    """An encoder, a GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter and Schmidhuber 1997), and both heads.
+    """An encoder, a GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter and Schmidhuber 1997), and both
+    heads.
 
-    The memory of an LSTM is its output followed by its cell.
+    The memory of an LSTM is its output followed by its cell state.
     """
 
     def __init__(
@@ -80,26 +78,29 @@ class RecurrentNetwork(nn.Module):
         self.policy, self.value = heads(size, actions)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Make the first weights: orthogonal ones, in the cell for each gate."""
+        """Initialise all weights: in the cell, an orthogonal matrix for each gate, and zero biases."""
         self.encoder.initialise(generator)
         for name, weight in self.cell.named_parameters():
             for gate in weight.detach().split(self.cell.hidden_size):
-                nn.init.zeros_(gate) if name.startswith(
-                    "bias"
-                ) else nn.init.orthogonal_(gate, 1.0, generator)
+                if name.startswith("bias"):
+                    nn.init.zeros_(gate)
+                else:
+                    nn.init.orthogonal_(gate, 1.0, generator)
         initialise([self.policy], 0.01, generator)
         initialise([self.value], 1.0, generator)
 
     def forward(
         self, observations: Observed, memory: Tensor, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step."""
+        # The encoder does not depend on the memory: all steps at once
         features = self.encoder(observations)
         held = memory.to(self.value.weight.dtype)
         hidden = []
         for step, inputs in enumerate(features.split(len(memory))):
-            held = (
-                held if begins is None else held.masked_fill(begins[step][:, None], 0.0)
-            )
+            # Forget where an episode begins
+            if begins is not None:
+                held = held.masked_fill(begins[step][:, None], 0.0)
             if self._lstm:
                 pair = self.cell(inputs, held.chunk(2, dim=1))
                 output = pair[0]
@@ -112,9 +113,9 @@ class RecurrentNetwork(nn.Module):
 
 
 class StepByStep(nn.Module):
-    """A module of the user's own: `forward(observations, memory) -> outputs, values, memory` is one step.
+    """A custom module of one step, `forward(observations, memory) -> outputs, values, memory`, run over sequences.
 
-    It is given its memory in the dtype of its weights, as observations are.
+    The memory comes in the dtype of the module's weights, as observations do.
     """
 
     def __init__(self, own: nn.Module) -> None:
@@ -124,25 +125,27 @@ class StepByStep(nn.Module):
     def forward(
         self, observations: Observed, memory: Tensor, begins: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        memory = memory.to(
-            next((each.dtype for each in self.own.parameters()), memory.dtype)
-        )
+        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step."""
+        dtype = next((each.dtype for each in self.own.parameters()), memory.dtype)
+        memory = memory.to(dtype)
+        # Without `begins` there is one step
         if begins is None:
             found: tuple[Tensor, Tensor, Tensor] = self.own(observations, memory)
             return found
         outputs = []
         values = []
         for step, empty in enumerate(begins):
-            here = slice(step * len(memory), (step + 1) * len(memory))
-            output, value, memory = self.own(
-                _of_step(observations, here), memory.masked_fill(empty[:, None], 0.0)
-            )
+            # Rows of this step; forget where an episode begins
+            rows = slice(step * len(memory), (step + 1) * len(memory))
+            before = memory.masked_fill(empty[:, None], 0.0)
+            output, value, memory = self.own(_of_step(observations, rows), before)
             outputs.append(output)
             values.append(value)
         return torch.cat(outputs), torch.cat(values), memory
 
 
 def _of_step(observations: Observed, rows: slice) -> Observed:
+    """Return the rows of one step, of every entry."""
     if isinstance(observations, Tensor):
         return observations[rows]
     return {name: entry[rows] for name, entry in observations.items()}

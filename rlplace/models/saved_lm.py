@@ -1,4 +1,4 @@
-"""Language models from the saved state of a component: low-rank factors merged, under the names of a saved model."""
+"""Language models from a component's saved state, under the names of a saved model; LoRA factors are merged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from rlplace.models.saved_state import SavedState
 def write_lm(
     folder: Path, out: Path, spec: LmSpec, kind: type[PackedLm], *, average: bool
 ) -> None:
-    """Write a language model as a folder of transformers, as a run does at its end. Raises OutputError, ConfigError."""
+    """Write a language model as a folder of transformers, like a run at its end.
+
+    Raises OutputError, ConfigError.
+    """
     with BUILDING:
         module = skeleton(kind, spec)
     weights = _lm_weights(SavedState(folder, average=average), spec, module)
@@ -25,10 +28,14 @@ def write_lm(
 
 
 def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Tensor]:
-    """Return the weights as an engine loads them: whole, merged, tied ones under each of their names. ConfigError."""
+    """Return the weights as an engine loads them: whole, LoRA merged, tied weights under each of their names.
+
+    Raises ConfigError if the saved state does not fit the model.
+    """
     with BUILDING:
         module = skeleton(kind, spec)
     found = dict(_lm_weights(SavedState(folder, average=False), spec, module))
+    # A tied weight is saved once: add its other names
     first = dict[Tensor, str]()
     for name, parameter in module.named_tensors():
         stored = first.setdefault(parameter, checkpoint_name(name))
@@ -40,14 +47,18 @@ def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Te
 def _lm_weights(
     state: SavedState, spec: LmSpec, module: PackedLm
 ) -> Iterator[tuple[str, Tensor]]:
-    parameters: dict[Tensor, str] = {}  # under the first of its names
+    """Yield (name in a checkpoint, whole weight). Raises ConfigError if a saved shape differs from the model's."""
+    # Parameters by the first of their names, and their dtypes
+    parameters: dict[Tensor, str] = {}
     for name, parameter in module.named_tensors():
         parameters.setdefault(parameter, name)
     dtypes = {name: parameter.dtype for parameter, name in parameters.items()}
+    # Saved shapes must be those of the model
     for parameter, name in parameters.items():
         if parameter.requires_grad and state.shape(name) != tuple(parameter.shape):
             why = f"{name} is {list(parameter.shape)} there, {list(state.shape(name) or ())} in the checkpoint"
             raise model_mismatch(spec.folder, why, spec.key)
+    # Without LoRA all weights are saved, and read in batches
     if spec.lora is None:
         saved = [name for name in parameters.values() if name not in module.kept]
         yield from (
@@ -55,6 +66,7 @@ def _lm_weights(
             for name, tensor in state.tensors(saved)
         )
         return
+    # With LoRA only the factors are saved; the base weights come from the model's folder
     trained = {
         name: tensor.to(dtypes[name]) for name, tensor in state.tensors(state.names)
     }
@@ -66,10 +78,10 @@ def _lm_weights(
             weight = stored_part(module, name, parameter, frozen, spec.seed).to(
                 parameter.dtype
             )
+        # Merge the factors of this weight
         if pair := factors_of(name):
             a, b = (trained[factor] for factor in pair)
-            weight = Factors(a=a, b=b, scale=spec.lora.scale).added_to(
-                weight, weight.device
-            )
+            factors = Factors(a=a, b=b, scale=spec.lora.scale)
+            weight = factors.added_to(weight, weight.device)
         if not is_factor(name) and name not in module.kept:
             yield checkpoint_name(name), weight

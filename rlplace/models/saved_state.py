@@ -1,7 +1,7 @@
-"""The weights in the saved state of a trained model: whole, merged, under the names that a saved model has.
+"""Whole weights from the saved state of a trained model, under the names of a saved model.
 
-Nothing but the files is needed: no ranks, no accelerator, and no more memory than a batch of tensors. Names in the
-files are those of `workers.training.state`.
+Only the files are needed: no ranks, no accelerator, and memory for one batch of tensors. Names in the files are those
+of `workers.training.state`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rlplace.errors import ConfigError
 from rlplace.models.checkpoint import write_file
 
+# Beginnings of names in the files: weights, and their moving average
 _MODEL = "model."
 _AVERAGE = "average."
-# Single ones, which the files hold as vectors of length 1
+# Single numbers, which the files store as vectors of length 1
 _NUMBERS = {"normalizer.count"}
-_BATCH_BYTES = 1 << 30  # that are read at once
+# Bytes of the tensors that are read at once
+_BATCH_BYTES = 1 << 30
 
 
 class SavedState:
-    """Reads the weights of a component, or their moving average. Raises ConfigError where there is none."""
+    """Reads the weights of a component, or their moving average. Raises ConfigError if there is no average."""
 
     def __init__(self, folder: Path, *, average: bool) -> None:
         self._folder = folder
@@ -39,11 +41,11 @@ class SavedState:
             for name, of in found.items()
             if isinstance(of, TensorStorageMetadata)
         }
-        names = [
-            name.removeprefix(_MODEL)
-            for name in self._stored
-            if name.startswith(_MODEL)
-        ]
+        # Names of the module's tensors; for an average, those that have one
+        names = []
+        for stored_name in self._stored:
+            if stored_name.startswith(_MODEL):
+                names.append(stored_name.removeprefix(_MODEL))
         averaged = {
             name for name in names if average and _AVERAGE + name in self._stored
         }
@@ -53,23 +55,25 @@ class SavedState:
             raise ConfigError.of(
                 "bad-option", "--ema", what, str(folder), why, "leave out --ema"
             )
-        self._places = {
-            name: (_AVERAGE if name in averaged else _MODEL) + name for name in names
-        }
+        # Buffers have no average and come from the weights
+        self._places = {}
+        for name in names:
+            kind = _AVERAGE if name in averaged else _MODEL
+            self._places[name] = kind + name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the module's parameters and buffers that are here."""
+        """Names of the module's parameters and buffers in these files."""
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of the whole tensor; None where it is not here."""
+        """Return the shape of the whole tensor; None if the files do not have it."""
         if name in self._places:
             return tuple(self._stored[self._places[name]].size)
         return None
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole tensors, as many read at once as a batch has."""
+        """Yield (name, whole tensor). Tensors are read in batches of `_BATCH_BYTES`."""
         batch = dict[str, Tensor]()
         size = 0
         for name in names:
@@ -83,9 +87,10 @@ class SavedState:
         yield from self._read(batch)
 
     def _read(self, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Read the tensors of a batch in place, and yield them."""
         places = {self._places[name]: tensor for name, tensor in batch.items()}
         with warnings.catch_warnings():
-            # As it is meant
+            # This process has no ranks, on purpose
             warnings.filterwarnings(
                 "ignore", "torch.distributed is disabled", UserWarning
             )
@@ -98,12 +103,14 @@ class SavedState:
 
 
 def write_policy(folder: Path, out: Path) -> None:
-    """Write a simulator policy as one file, as a run does at its end. Raises OutputError."""
+    """Write a simulator policy as one file, like a run at its end. Raises OutputError."""
     write_file(out, policy_tensors(folder))
 
 
 def policy_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a simulator policy, under the names of its module."""
+    """Yield (name in the module, weight) of a simulator policy."""
     state = SavedState(folder, average=False)
     for name, tensor in state.tensors(sorted(state.names)):
-        yield name, tensor.view([]) if name in _NUMBERS else tensor
+        if name in _NUMBERS:
+            tensor = tensor.view([])
+        yield name, tensor

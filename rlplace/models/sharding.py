@@ -1,7 +1,8 @@
-"""Tensors that ranks may share: a rank's own part, the whole, a fingerprint, first values.
+"""Tensors that may be sharded over ranks: a rank's part, the whole tensor, fingerprints, seeds of initial values.
 
-A mesh has up to two dimensions. `shard`: FSDP cuts rows over the copies of a model. `tensor`: tensor parallelism cuts
-rows or columns within a copy, and FSDP the rows of what it left. Rank r is rank r % t of t in copy r // t.
+A mesh has one or two dimensions. `shard`: FSDP splits rows over the replicas of a model. `tensor`: tensor parallelism
+splits rows or columns within a replica, and FSDP the rows of what remains. With t tensor-parallel ranks, rank r is rank
+r % t of replica r // t.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.nn import functional
 
+# Names of the dimensions of a mesh
 SHARD = "shard"
-TENSOR = "tensor"  # dimensions of a mesh
+TENSOR = "tensor"
 
-Part = tuple[slice, ...]  # of a tensor, by dimension
+# A slice of a tensor, by dimension
+Part = tuple[slice, ...]
 
 # By their names in a config
 DTYPES = {
@@ -32,17 +35,24 @@ DTYPES = {
     "fp16": torch.float16,
 }
 
-
+# Placements of DTensor that split a dimension
 _CUTS = (Shard, _StridedShard)
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a parameter, or of what belongs to one; all of it where it is not sharded."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    """Return this rank's part of a parameter, gradient or optimizer tensor, detached; all of it if it is not
+    sharded.
+    """
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return tensor.detach()
 
 
 def beside(parameter: Tensor, local: Tensor) -> Tensor:
-    """Return a rank's part of what belongs to a parameter, placed as it is; on the host too, whatever the mesh has."""
+    """Wrap `local` as a DTensor sharded like `parameter`; return it as it is if the parameter is not sharded.
+
+    `local` may be on the host, whatever device the mesh has.
+    """
     if isinstance(parameter, DTensor):
         return DTensor(local, parameter._spec, requires_grad=False)
     return local
@@ -50,20 +60,24 @@ def beside(parameter: Tensor, local: Tensor) -> Tensor:
 
 @torch.no_grad()
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of it. A collective where it is sharded."""
+    """Return the whole tensor, detached. A collective if the tensor is sharded."""
     if is_cut(tensor) and tensor.device_mesh.ndim == 2:
         return _put_together(tensor)
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.detach()
 
 
 def _put_together(parameter: DTensor) -> Tensor:
-    """Gather the parts of all ranks at once, where DTensor would gather within copies, and then between them."""
+    """Gather the parts of all ranks of a mesh of two dimensions in one call; DTensor would gather in two."""
     copies, each = parameter.device_mesh.shape
+    # Where the part of each rank lies, in the order of ranks
     parts = [
         part_at(parameter, {SHARD: copy, TENSOR: within})
         for copy in range(copies)
         for within in range(each)
     ]
+    # Parts may differ in size: gather as many elements as the largest has
     shapes = [[dim.stop - dim.start for dim in part] for part in parts]
     room = max(map(math.prod, shapes))
     mine = own(parameter)
@@ -71,6 +85,7 @@ def _put_together(parameter: DTensor) -> Tensor:
     if mine.numel() < room:
         mine = functional.pad(mine.reshape(-1), (0, room - mine.numel()))
     all_gather(gathered.view(-1), mine.reshape(-1))
+    # Copy each part to its place
     found = mine.new_empty(parameter.shape)
     for part, shape, row in zip(parts, shapes, gathered, strict=True):
         found[part] = row[: math.prod(shape)].view(shape)
@@ -80,20 +95,19 @@ def _put_together(parameter: DTensor) -> Tensor:
 def all_gather(
     whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Fill `whole` with the parts of all ranks."""
-    # Its name before torch 2.13
+    """Fill `whole` with the parts of all ranks of `group`, in the order of ranks. A collective."""
+    # Torch before 2.13 has it under another name
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, part, group=group)
 
 
 def own_part(parameter: Tensor) -> Part:
-    """Return where this rank's part of a parameter lies in the whole."""
+    """Return where this rank's part lies in the whole parameter."""
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     mesh = parameter.device_mesh
-    part = part_at(
-        parameter, dict(zip(names_of(mesh), mesh.get_coordinate() or (), strict=True))
-    )
+    place = dict(zip(names_of(mesh), mesh.get_coordinate() or (), strict=True))
+    part = part_at(parameter, place)
     shape = tuple(dim.stop - dim.start for dim in part)
     assert shape == tuple(parameter.to_local().shape), (
         f"{tuple(parameter.shape)} was sharded otherwise"
@@ -106,22 +120,23 @@ def part_at(
     place: Mapping[str, int],
     placements: Sequence[Placement] | None = None,
 ) -> Part:
-    """Return where the part of the rank at `place` lies, by dimension of the mesh: equal pieces, the last ones less.
+    """Return where the part of one rank lies in the whole parameter.
 
-    `placements`: others than the parameter has.
-
-    FSDP cuts what tensor parallelism has left, though its dimension of the mesh is the first (`_StridedShard`).
+    `place`: the rank's index in each dimension of the mesh. `placements`: instead of those of the parameter. Parts
+    are equal, only the last ones are smaller. FSDP splits what tensor parallelism has left, although FSDP's
+    dimension of the mesh is the first (`_StridedShard`).
     """
     mesh = parameter.device_mesh
     part = [(0, size) for size in parameter.shape]
+    # Split by tensor parallelism first
     placed = zip(names_of(mesh), placements or parameter.placements, strict=True)
     cuts = [
         (name, placement) for name, placement in placed if isinstance(placement, _CUTS)
     ]
-    for name, placement in sorted(
-        cuts, key=lambda cut: isinstance(cut[1], _StridedShard)
-    ):
+    cuts.sort(key=lambda cut: isinstance(cut[1], _StridedShard))
+    for name, placement in cuts:
         start, stop = part[placement.dim]
+        # Elements of each part, rounded up
         each = -(-(stop - start) // mesh[name].size())
         first = min(start + place[name] * each, stop)
         part[placement.dim] = (first, min(first + each, stop))
@@ -129,76 +144,82 @@ def part_at(
 
 
 def names_of(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Return the names of the dimensions of a mesh."""
     names = mesh.mesh_dim_names
     assert names is not None, "all meshes here have names"
     return names
 
 
 def is_cut(parameter: Tensor) -> TypeGuard[DTensor]:
-    """Return whether the ranks of a copy have parts of it."""
+    """Return whether tensor parallelism splits the parameter."""
     return isinstance(parameter, DTensor) and TENSOR in names_of(parameter.device_mesh)
 
 
 @torch.no_grad()
 def all_rows(parameter: Tensor) -> Tensor:
-    """Return all rows, of the columns that tensor parallelism left this rank. It has cut no rows. A collective."""
+    """Return all rows of the columns that tensor parallelism gave this rank. A collective.
+
+    The parameter must not be split by rows within a replica.
+    """
     if not is_cut(parameter):
         return whole(parameter)
-    names = names_of(parameter.device_mesh)
-    kept = [
-        Replicate() if n == SHARD else p
-        for n, p in zip(names, parameter.placements, strict=True)
-    ]
+    # Gather over replicas, and keep the split of columns
+    kept: list[Placement] = []
+    placed = zip(names_of(parameter.device_mesh), parameter.placements, strict=True)
+    for name, placement in placed:
+        kept.append(Replicate() if name == SHARD else placement)
     return parameter.redistribute(placements=kept).to_local().detach()
 
 
 @torch.no_grad()
 def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, ...]]:
-    """Return this rank's part of what belongs to a parameter in whole rows, and how those are placed.
+    """Return this rank's part in whole rows, and the placements of such parts.
 
-    `local` is its part as the parameter is placed. What is cut by columns is exchanged within a copy, for some of the
-    rows: then a collective, and new memory.
+    `local` is the part as the parameter is sharded. For a parameter split by columns, the ranks of a replica
+    exchange parts so that each has whole rows; then it is a collective, and the result is a new tensor.
     """
     if not isinstance(parameter, DTensor):
         return local, ()
     if not any(isinstance(p, _CUTS) and p.dim for p in parameter.placements):
         return local, parameter.placements
-    among, (rows, columns) = parameter.device_mesh[TENSOR], local.shape
+    # Rank i of the replica gets rows i * each up to (i + 1) * each
+    among = parameter.device_mesh[TENSOR]
+    rows, columns = local.shape
     each = -(-rows // among.size())
     counts = [max(0, min(each, rows - rank * each)) for rank in range(among.size())]
     mine = counts[among.get_local_rank()]
+    # Exchange rows for columns
     parts = local.new_empty(among.size(), mine, columns)
     taken = [mine * columns] * among.size()
     given = [count * columns for count in counts]
     dist.all_to_all_single(
         parts.view(-1), local.reshape(-1), taken, given, group=among.get_group()
     )
-    return parts.transpose(0, 1).reshape(mine, among.size() * columns), (
-        Shard(0),
-    ) * parameter.device_mesh.ndim
+    whole_rows = parts.transpose(0, 1).reshape(mine, among.size() * columns)
+    placements = (Shard(0),) * parameter.device_mesh.ndim
+    return whole_rows, placements
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes, whatever the order and the device.
+    """Return the SHA-256 over names, dtypes, shapes and bytes, independent of order and device.
 
-    They are taken one after the other: each is let go of before the next, and no more than one is copied to the host.
+    Tensors are consumed one by one; only one at a time is copied to the host.
     """
     prints = sorted(itertools.starmap(_fingerprint, tensors))
     return hashlib.sha256("\n".join(prints).encode()).hexdigest()
 
 
 def _fingerprint(name: str, tensor: Tensor) -> str:
-    # A copy: a storage that numpy has referenced can not be resized, as offloading does.
+    """Return name, dtype, shape and SHA-256 of one tensor."""
+    # A copy: a storage that NumPy refers to cannot be resized, which offloading does
     copy = tensor.detach().to("cpu", copy=True).contiguous()
-    found = hashlib.sha256(
-        copy.reshape(-1).view(torch.uint8).numpy().tobytes()
-    ).hexdigest()
+    content = copy.reshape(-1).view(torch.uint8).numpy().tobytes()
+    found = hashlib.sha256(content).hexdigest()
     return f"{name} {copy.dtype} {list(copy.shape)} {found}"
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """Return the generator of the first values of `name`, the same on every rank."""
-    number = int.from_bytes(
-        hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little", signed=True
-    )
+    """Return the random generator for initial values of the parameter `name`; equal on every rank."""
+    hashed = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    number = int.from_bytes(hashed[:8], "little", signed=True)
     return torch.Generator().manual_seed(number)

@@ -1,12 +1,12 @@
-"""How a model of text and images sees: how many tokens an image is, and where they stand. Known without transformers.
+"""Images of a vision-language model: how many tokens an image is, and where they stand. Needs no transformers.
 
 ::
 
     chat template   <|vision_start|> <|image_pad|>             <|vision_end|> What is it?
     expanded        <|vision_start|> <|image_pad|> x rows x columns <|vision_end|> What is it?
 
-Env ranks expand, so that engine and learner are given the very same tokens. Both scale the image to whole cells with
-the model's own image processor; a cell of merge x merge patches is a token (Qwen2-VL, arXiv:2409.12191, section 2.1).
+Env ranks expand image tokens, so that engine and learner get the same tokens. Both scale the image to whole cells with
+the model's own image processor. A cell of merge x merge patches is one token (Qwen2-VL, arXiv:2409.12191, section 2.1).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from rlplace.tokens import Files, Tokens
 if TYPE_CHECKING:
     from rlplace.models.causal_lm import CausalLm
 
-_LONGEST_SIDE = 200  # times the other one; the processors refuse images beyond it
+# Times the shorter side; the processors refuse longer images
+_LONGEST_SIDE = 200
 _FORMATS = ("PNG", "JPEG")
-# Pixels have no such bytes; what stands before them may, as a preview
+# Compressed pixels cannot contain these bytes; a preview before them can
 _JPEG_END = b"\xff\xd9"
-# One black pixel, as PNG.
+# A PNG of one black pixel
 BLANK = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
 )
@@ -42,29 +43,33 @@ BLANK = base64.b64decode(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """The sizes of a model's images."""
+    """The sizes of images that a model takes."""
 
     folder: Path
-    image_token: int
-    patch: int  # pixels of a side of a patch
-    merge: int  # patches of a side of a token
-    least: int  # pixels of an image; it is scaled up to them
-    most: int  # pixels of an image; it is scaled down to them
-    most_bytes: int  # of the files of a prompt's images
+    image_token: int  # id of the token that stands for an image
+    patch: int  # side of a patch, in pixels
+    merge: int  # side of a token's cell, in patches
+    least: int  # pixels of an image; smaller ones are scaled up
+    most: int  # pixels of an image; larger ones are scaled down
+    most_bytes: int  # sum over the files of a prompt's images
 
     @classmethod
     def of(cls, folder: Path, env: TextEnvConfig) -> Sight | None:
-        """Read a model's folder; None where its model reads text alone. Raises ConfigError without a processor."""
+        """Read a model's folder; None if the model reads text only.
+
+        Raises ConfigError if the folder has no image processor.
+        """
         config = _json(folder / "config.json")
-        if "vision_config" not in config or not isinstance(
-            token := config.get("image_token_id"), int
-        ):
+        token = config.get("image_token_id")
+        if "vision_config" not in config or not isinstance(token, int):
             return None
+        # The image processor has a file of its own, or an entry in that of the processor
         own = _json(folder / "preprocessor_config.json")
         own = own or _json(folder / "processor_config.json").get("image_processor", {})
         size = own.get("size") or {}
         least = own.get("min_pixels") or size.get("shortest_edge")
         most = own.get("max_pixels") or size.get("longest_edge")
+        # All four numbers are needed
         numbers = [
             n
             for n in (own.get("patch_size"), own.get("merge_size"), least, most)
@@ -78,6 +83,7 @@ class Sight:
                 "no-image-processor", "actor.model.path", what, str(folder), why, fix
             )
         patch, merge, least, most = numbers
+        # The job may allow fewer tokens
         if env.max_image_tokens is not None:
             most = min(most, env.max_image_tokens * (patch * merge) ** 2)
         return cls(
@@ -91,14 +97,17 @@ class Sight:
         )
 
     def tokens(self, height: int, width: int) -> int:
-        """Return how many tokens an image is, as `smart_resize` of transformers' Qwen2-VL processors scales it.
+        """Return the number of tokens of an image, scaled like `smart_resize` in transformers' Qwen2-VL
+        processors.
 
-        Raises ValueError for an image that is narrower than the processor takes, or than fits the limit.
+        `height` and `width` in pixels. Raises ValueError for an image that is too narrow for the processor or the
+        limit.
         """
         if max(height, width) > _LONGEST_SIDE * min(height, width):
             raise ValueError(
                 f"it has {width} x {height} pixels: one side is more than {_LONGEST_SIDE} times the other"
             )
+        # Whole cells; the pixels must be within both bounds
         cell = self.patch * self.merge
         rows = round(height / cell)
         columns = round(width / cell)
@@ -110,6 +119,7 @@ class Sight:
         elif rows * columns * cell**2 < self.least:
             scale = math.sqrt(self.least / (height * width))
             rows, columns = (math.ceil(side * scale / cell) for side in (height, width))
+        # A narrow image has at least one cell across, which can exceed the bound again
         if rows * columns * cell**2 > self.most:
             raise ValueError(
                 f"it has {width} x {height} pixels: scaled to {self.most}, its short side is below {cell}"
@@ -117,7 +127,10 @@ class Sight:
         return rows * columns
 
     def read(self, images: Sequence[Image]) -> tuple[Files, list[int]]:
-        """Return the files of a prompt's images and their tokens. Raises ConfigError for those that cannot be seen."""
+        """Return the files of a prompt's images, and the number of tokens of each.
+
+        Raises ConfigError for images that cannot be read, or that are larger than the limit together.
+        """
         files = list[bytes]()
         counts = list[int]()
         for image in images:
@@ -126,24 +139,21 @@ class Sight:
                 counts.append(self.tokens(*_size(files[-1])))
             except (OSError, ValueError) as error:
                 what = "an image cannot be read"
-                why = str(error)
-                raise self._bad(
-                    what, _name(image), why, "a PNG or JPEG, or another row"
-                ) from error
+                fix = "a PNG or JPEG, or another row"
+                raise self._bad(what, _name(image), str(error), fix) from error
         if (total := sum(map(len, files))) > self.most_bytes:
             what = "the images of a prompt are larger than the limit"
             got = f"{total} bytes: {', '.join(map(_name, images))}"
             why = f"they travel with each request and each group of samples; env.max_image_bytes is {self.most_bytes}"
-            raise self._bad(
-                what,
-                got,
-                why,
-                f"env.max_image_bytes: {total}        (or smaller files)",
-            )
+            fix = f"env.max_image_bytes: {total}        (or smaller files)"
+            raise self._bad(what, got, why, fix)
         return tuple(files), counts
 
     def expand(self, tokens: Tokens, counts: Sequence[int]) -> Tokens:
-        """Return the tokens of a prompt with as many image tokens as each image has. Raises ConfigError."""
+        """Return a prompt's tokens with each image token repeated, as often as its image has tokens.
+
+        Raises ConfigError if the prompt has not one image token for each image.
+        """
         places = np.flatnonzero(tokens == self.image_token)
         if len(places) != len(counts):
             what = "a prompt has other image tokens than images"
@@ -159,11 +169,12 @@ class Sight:
         return np.repeat(tokens, repeats)
 
     def _bad(self, what: str, got: str, why: str, fix: str) -> ConfigError:
+        """Return the error of a bad image or prompt."""
         return ConfigError.of("bad-image", "env.kwargs", what, got, why, fix)
 
 
 def policy_of(config: Config, folder: Path) -> type[CausalLm]:
-    """Return what computes the actor's model, in `folder`."""
+    """Return the class that computes the actor's model, stored in `folder`."""
     from rlplace.models.causal_lm import ActorCriticLm
 
     if config.critic.on_actor:
@@ -172,7 +183,7 @@ def policy_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
-    """Return what computes the language model in `folder`, whether it sees or not."""
+    """Return the class that computes the language model in `folder`, with or without images."""
     from rlplace.models.causal_lm import CausalLm
 
     sight = Sight.of(folder, config.text_env)
@@ -187,15 +198,17 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def _size(file: bytes) -> tuple[int, int]:
-    """Return height and width, from the head of the file; check the sums of a PNG, and that a JPEG has its end.
+    """Return height and width of an image file in pixels, from its head.
 
-    Raises OSError, ValueError.
+    Also checks the checksums of a PNG, and that a JPEG has its end. Raises OSError; ValueError for a damaged file.
     """
     from PIL import Image as Library
 
+    stream = io.BytesIO(file)
     try:
-        with Library.open(stream := io.BytesIO(file), formats=_FORMATS) as opened:
-            (width, height), head_bytes = opened.size, stream.tell()
+        with Library.open(stream, formats=_FORMATS) as opened:
+            width, height = opened.size
+            head_bytes = stream.tell()
             cut = opened.format != "PNG" and file.find(_JPEG_END, head_bytes) < 0
             opened.verify()
     except (Library.DecompressionBombError, SyntaxError) as error:
@@ -208,12 +221,14 @@ def _size(file: bytes) -> tuple[int, int]:
 
 
 def _name(image: Image) -> str:
+    """Return what an error message calls the image."""
     if isinstance(image.source, str):
         return image.source
     return f"an image of {len(image.source)} bytes"
 
 
 def _json(file: Path) -> Mapping[str, Any]:
+    """Return the content of a JSON file; empty if there is no such file."""
     try:
         content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

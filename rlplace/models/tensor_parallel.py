@@ -1,23 +1,24 @@
-"""Tensor parallelism: the ranks of one copy each compute some heads and some of the feed-forward width of every layer.
+"""Tensor parallelism: each rank of a replica computes some heads and some of the feed-forward width of every layer.
 
-Shoeybi et al. 2019, arXiv:1909.08053, section 3; between these regions each rank has some of the T tokens (sequence
+Shoeybi et al. 2019, arXiv:1909.08053, section 3. Between these regions each rank has some of the T tokens (sequence
 parallelism, Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2)::
 
     norms, residuals     ──▶ q k v, gate up: rows of the weight ──▶ heads, width of this rank ──▶ o, down: columns ──▶
     [T / ranks, E]   gathered [T, E]                                              summed and scattered [T / ranks, E]
 
-Backwards, gathering is summing and scattering, and the other way round. So each rank has a part of the gradients of all
-that is whole on every rank: norms, a value head, half of the low-rank factors; what is cut has its own. Embedding and
-head are cut by rows of the vocabulary.
+In the backward pass, gathering becomes summing and scattering, and the reverse. So for weights that are whole on every
+rank (norms, a value head, half of the LoRA factors) each rank has a part of the gradient; for weights that are split it
+has the gradient of its own part. Embedding and head are split by rows of the vocabulary.
 
-A weight that is cut is a DTensor; a module computes with the rank's own part of it, so that FSDP, which gathers over
-the other copies, and checkpoints know where it lies. Which weights are cut is what transformers says of the family.
+A weight that is split is a DTensor. A module computes with the rank's own part of it; FSDP, which gathers over the
+other replicas, and checkpoints see from the DTensor where the part lies. Which weights are split is what transformers
+declares for the family.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -31,12 +32,12 @@ from transformers import PreTrainedModel
 
 from rlplace.models.sharding import all_gather
 
-# Of transformers: the dimension of [out, in] that is cut
+# Styles of transformers, and the dimension of [out, in] that they split
 _CUT = {
     "colwise": 0,
     "rowwise": 1,
 }
-# The embedding is cut anyway
+# Styles that leave a weight whole; the embedding is split here in any case
 _WHOLE = {
     "replicated_with_grad_allreduce",
     "embedding_rowwise",
@@ -45,94 +46,103 @@ _WHOLE = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The ranks of this copy."""
+    """The ranks of this replica."""
 
     mesh: DeviceMesh
 
     @property
     def group(self) -> dist.ProcessGroup:
+        """The process group of the ranks."""
         return self.mesh.get_group()
 
     def gather(self, states: Tensor) -> Tensor:
-        """Return [.., T, E] of [.., T / ranks, E], for each to compute its own part with: gradients are summed."""
+        """Gather states [.., T / ranks, E] to [.., T, E], from which each rank computes its own part.
+
+        Gradients are summed.
+        """
         return cast(Tensor, _Gather.apply(states, self.group))
 
     def alike(self, values: Tensor) -> Tensor:
-        """Return `values` that every rank computed alike from gathered states: each has an equal part of gradients."""
+        """Return `values` that all ranks computed equally from gathered states.
+
+        Each rank gets an equal part of the gradient.
+        """
         return cast(Tensor, _Alike.apply(values, self.mesh.size()))
 
     def reduce_(
         self, values: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
     ) -> Tensor:
-        """Reduce over the ranks, in place."""
+        """Reduce `values` over the ranks, in place. A collective."""
         dist.all_reduce(values, how, group=self.group)
         return values
 
     def first_row(self, part: Tensor) -> int:
-        """Return which row of the whole is the first of a rank's `part`."""
+        """Return the index of the first row of this rank's `part` in the whole weight."""
         return self.mesh.get_local_rank() * len(part)
 
 
 def local(weight: Tensor) -> Tensor:
-    """Return this rank's part of a weight while it computes; gradients pass."""
+    """Return this rank's part of a weight, as a tensor that passes gradients."""
     if isinstance(weight, DTensor):
         return weight.to_local()
     return weight
 
 
 def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
-    """Cut a model on the meta device over the ranks of `mesh`, factors included. Raises ValueError where it cannot."""
+    """Split a model on the meta device over the ranks of `mesh`, LoRA factors included.
+
+    Raises ValueError if the family declares no split, or one that is unknown here, or if sizes do not divide.
+    """
+    # What transformers declares: pattern of module names -> style
     styles = {
         f"{lm.base_model_prefix}.{name}": style
         for name, style in (lm.config.base_model_tp_plan or {}).items()
     }
-    unknown = sorted(
-        {
-            style
-            for style in styles.values()
-            if style not in _CUT and style not in _WHOLE
-        }
-    )
-    if unknown or not styles:
-        raise ValueError(
-            f"its layers are cut by {', '.join(unknown)}"
-            if unknown
-            else "it says of no layer how"
-        )
-    made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay one
+    unknown = sorted(set(styles.values()) - _CUT.keys() - _WHOLE)
+    if unknown:
+        raise ValueError(f"its layers are cut by {', '.join(unknown)}")
+    if not styles:
+        raise ValueError("it says of no layer how")
+    # Tied parameters stay one
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    # Attention and feed-forward modules, whose inputs are gathered
     regions = dict[str, nn.Module]()
     found = TensorParallel(mesh)
     for name, module in list(lm.named_modules()):
-        dim = next(
-            (
-                _CUT.get(style)
-                for pattern, style in styles.items()
-                if fnmatchcase(name, pattern)
-            ),
-            None,
-        )
+        dim = _split_dimension(name, styles)
         if dim is None:
             continue
-        if dim == 1:  # the last of a region
-            regions[name.rpartition(".")[0]] = lm.get_submodule(name.rpartition(".")[0])
+        # The last layer of a region: sum the parts of all ranks, and scatter by tokens
+        if dim == 1:
+            region = name.rpartition(".")[0]
+            regions[region] = lm.get_submodule(region)
             module.register_forward_hook(
                 lambda _, __, states: _Scatter.apply(states, mesh.get_group())
             )
+        # Split the layer and the LoRA factor that has its dimension; the other factor
+        # stays whole
         for own, linear in module.named_modules():
             factor = own.partition(".")[0]
-            if isinstance(linear, nn.Linear) and (dim, factor) not in (
-                (0, "lora_A"),
-                (1, "lora_B"),
-            ):
+            whole_factor = (dim, factor) in ((0, "lora_A"), (1, "lora_B"))
+            if isinstance(linear, nn.Linear) and not whole_factor:
                 if dim == 1 and linear.bias is not None:
                     raise ValueError(
                         f"{name} has a bias, which would be added by every rank"
                     )
                 _cut_rows_or_columns(linear, dim, mesh, made)
+    # The first layers of a region get the tokens of all ranks
     for region in regions.values():
         region.register_forward_pre_hook(_entering(found), with_kwargs=True)
     _cut_vocabulary(lm, mesh, made)
     return found
+
+
+def _split_dimension(name: str, styles: Mapping[str, str]) -> int | None:
+    """Return the dimension of [out, in] along which the module `name` is split; None if it stays whole."""
+    for pattern, style in styles.items():
+        if fnmatchcase(name, pattern):
+            return _CUT.get(style)
+    return None
 
 
 def _cut_rows_or_columns(
@@ -141,7 +151,10 @@ def _cut_rows_or_columns(
     mesh: DeviceMesh,
     made: dict[nn.Parameter, nn.Parameter],
 ) -> None:
-    """Make each parameter of a layer a DTensor, and have the layer compute with this rank's part."""
+    """Make each parameter of a layer a DTensor split by `dim`, and let the layer compute with this rank's part.
+
+    Raises ValueError if the dimension does not divide by the ranks.
+    """
     for name, parameter in list(module.named_parameters(recurse=False)):
         if parameter not in made:
             if parameter.shape[dim] % mesh.size():
@@ -159,14 +172,16 @@ def _cut_rows_or_columns(
         with _own_parts(module):
             return whole(*args, **kwargs)
 
-    module.forward = forward  # hooks and the class stay
+    # On the module itself, so that hooks and the class stay as they are
+    module.forward = forward
 
 
 @contextmanager
 def _own_parts(module: nn.Module) -> Iterator[None]:
+    """Inside, the module's parameters are this rank's parts as plain tensors."""
     kept = dict(module._parameters)
     parts = {name: local(p) for name, p in kept.items() if p is not None}
-    # Tensors for a while.
+    # Tensors instead of parameters until the end of the block
     module._parameters.update(parts)  # type: ignore[arg-type]
     try:
         yield
@@ -177,33 +192,36 @@ def _own_parts(module: nn.Module) -> Iterator[None]:
 def _cut_vocabulary(
     lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Parameter, nn.Parameter]
 ) -> None:
+    """Split embedding and head by rows of the vocabulary."""
     embedding = lm.get_input_embeddings()
     head = lm.get_output_embeddings()
     assert isinstance(embedding, nn.Embedding), "as all models that are trained"
     _cut_rows_or_columns(embedding, 0, mesh, made)
-    # It scores tokens by its weight alone: see packed.token_scores
+    # Scores read the head's weight alone: see packed.token_scores
     if head is not None:
         _cut_rows_or_columns(head, 0, mesh, made)
     own_rows = embedding.forward
     rows = embedding.num_embeddings // mesh.size()
     first = mesh.get_local_rank() * rows
     padding = embedding.padding_idx
+    # The padding token has an index only on the rank that has its row
     if padding is not None:
-        embedding.padding_idx = (
-            padding - first if first <= padding < first + rows else None
-        )
+        here = first <= padding < first + rows
+        embedding.padding_idx = padding - first if here else None
 
     def forward(tokens: Tensor) -> Tensor:
+        # Rows of other ranks are zero here; the sum over ranks is the embedding
         ours = (tokens >= first) & (tokens < first + rows)
         found = own_rows(torch.where(ours, tokens - first, 0))
-        return cast(
-            Tensor, _Scatter.apply(found * ours.unsqueeze(-1), mesh.get_group())
-        )
+        embedded = found * ours.unsqueeze(-1)
+        return cast(Tensor, _Scatter.apply(embedded, mesh.get_group()))
 
     embedding.forward = forward  # type: ignore[assignment,method-assign]  # hooks and the class stay
 
 
 def _entering(parallel: TensorParallel) -> Any:
+    """Return a hook that gathers the states given to a module."""
+
     def hook(
         _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -215,6 +233,7 @@ def _entering(parallel: TensorParallel) -> Any:
 
 
 def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Gather [.., tokens, E] of all ranks along the tokens."""
     tokens, width = states.shape[-2:]
     found = states.new_empty(*states.shape[:-2], tokens * group.size(), width)
     all_gather(found.view(-1, width), states.contiguous().view(-1, width), group=group)
@@ -222,16 +241,18 @@ def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum states [.., tokens, E] over ranks; return this rank's tokens of the sum."""
     tokens, width = states.shape[-2:]
     found = states.new_empty(*states.shape[:-2], tokens // group.size(), width)
     sent = states.contiguous().view(group.size(), -1, width)
     if states.is_cuda:
-        # As in `all_gather`
+        # Torch before 2.13 has it under another name
         reduce = (
             getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         )
         reduce(found.view(-1, width), sent.flatten(0, 1), group=group)
-    else:  # gloo would reduce a copy of everything, around a ring
+    else:
+        # gloo would reduce a copy of everything around a ring: exchange and sum instead
         parts = torch.empty_like(sent)
         dist.all_to_all_single(parts, sent, group=group)
         torch.sum(parts, dim=0, out=found.view(-1, width))
@@ -239,6 +260,8 @@ def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
+    """Gather along tokens; the gradient is summed and scattered."""
+
     @staticmethod
     def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -250,6 +273,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
+    """Sum and scatter along tokens; the gradient is gathered."""
+
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -261,6 +286,8 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Alike(torch.autograd.Function):
+    """Equal values on all ranks; each rank gets an equal part of the gradient."""
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, ranks: int) -> Tensor:
         ctx.ranks = ranks

@@ -1,9 +1,9 @@
-"""A model's tokenizer from its Hugging Face folder: text to token ids and back, chats by its template.
+"""A model's tokenizer, from its Hugging Face folder: text to token ids and back, and chats by the model's template.
 
-It reads the files itself and needs only the libraries `tokenizers` and `jinja2`, so that an env rank stays small and
-starts fast. Results equal those of `AutoTokenizer`.
+The files are read here, with the libraries `tokenizers` and `jinja2` only, so that an env rank stays small and starts
+fast. Results equal those of `AutoTokenizer`.
 
-In a conversation, prompts and replies are each encoded alone and appended; sampled tokens are never encoded again::
+In a conversation, prompt and replies are each encoded alone and appended. Sampled tokens are never encoded again::
 
     first:  [system, user] by the template, up to where the answer begins     ┐
     answer: as sampled, with its stop token                                   ├ appended, never encoded again
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as _Library
 
 _KEY = "actor.model.path"
+# Special tokens that a chat template may use, by their names in the config
 _SPECIAL = (
     "bos_token",
     "eos_token",
@@ -38,44 +39,46 @@ _SPECIAL = (
     "cls_token",
     "mask_token",
 )
-_ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"  # stands for an answer while a reply is looked for behind it
+# Stands for an answer in a rendered chat, to find what follows it
+_ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
 
 
 class Tokenizer:
-    """A tokenizer for one thread. `chat_template` is None where the folder has none."""
+    """A tokenizer, for use by one thread. `chat_template` is None if the folder has none."""
 
     def __init__(self, library: _Library, folder: Path) -> None:
         self._library = library
         self._folder = folder
         config = _json(folder / "tokenizer_config.json")
-        # Special tokens are text, or a block with the text in `content`; null means none.
+        # A special token is a text, or a mapping with the text in `content`; null means none
         named = {**_json(folder / "special_tokens_map.json"), **config}
-        values = {
-            name: of.get("content") if isinstance(of := named.get(name), dict) else of
-            for name in _SPECIAL
-        }
-        self._special = {
-            name: text for name, text in values.items() if isinstance(text, str)
-        }
+        self._special: dict[str, str] = {}
+        for name in _SPECIAL:
+            text = named.get(name)
+            if isinstance(text, dict):
+                text = text.get("content")
+            if isinstance(text, str):
+                self._special[name] = text
         self.chat_template = _chat_template(folder, config)
         self._template: jinja2.Template | None = None
-        # What ends an answer: the ids that generation_config.json or config.json name, and the end of text.
+        # Ids that end an answer: those of generation_config.json and config.json, and the end of text
         stops: list[int] = []
         for name in ("generation_config.json", "config.json"):
             ids = _json(folder / name).get("eos_token_id")
-            stops += [] if ids is None else ids if isinstance(ids, list) else [ids]
-        end = (
-            library.token_to_id(self._special["eos_token"])
-            if "eos_token" in self._special
-            else None
-        )
-        self.stop_token_ids = tuple(
-            dict.fromkeys([*stops, *([] if end is None else [end])])
-        )
+            if isinstance(ids, list):
+                stops += ids
+            elif ids is not None:
+                stops.append(ids)
+        if "eos_token" in self._special:
+            end = library.token_to_id(self._special["eos_token"])
+            if end is not None:
+                stops.append(end)
+        # Without repetitions, in this order
+        self.stop_token_ids = tuple(dict.fromkeys(stops))
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read a folder. Raises ConfigError where it has no tokenizer.json."""
+        """Read the tokenizer of a folder. Raises ConfigError if tokenizer.json is missing or damaged."""
         from tokenizers import Tokenizer as Library
 
         file = folder / "tokenizer.json"
@@ -86,25 +89,28 @@ class Tokenizer:
             raise ConfigError.of("no-tokenizer", _KEY, what, str(folder), why, fix)
         try:
             library = Library.from_file(str(file))
-        except Exception as error:  # as the library raises all of its errors
+        except Exception as error:  # the library raises plain Exception
             raise _damaged(file, error) from error
+        # Prompts have their own lengths
         library.no_padding()
         library.no_truncation()
         return cls(library, folder)
 
     def stops(self, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return what ends an answer: ids, the model's own and the special tokens among `texts`, and other texts."""
+        """Return (token ids, texts) that end an answer.
+
+        The ids are the model's own and those of special tokens among `texts`. The texts are all others.
+        """
         special = self._without_text
-        ids = dict.fromkeys(
-            [
-                *self.stop_token_ids,
-                *(special[text] for text in texts if text in special),
-            ]
-        )
+        added = [special[text] for text in texts if text in special]
+        ids = dict.fromkeys([*self.stop_token_ids, *added])
         return tuple(ids), tuple(text for text in texts if text not in special)
 
     def special_within(self, text: str) -> str | None:
-        """Return a special token that is a part of `text`, which is then never found in an answer."""
+        """Return a special token that `text` contains; None if there is none.
+
+        Decoded answers have no special tokens, so such a text is never found in one.
+        """
         special = self._without_text
         if text in special:
             return None
@@ -112,7 +118,7 @@ class Tokenizer:
 
     @property
     def _without_text(self) -> Mapping[str, int]:
-        """Tokens that the text of an answer leaves out."""
+        """Added tokens, by text, that decoding leaves out of an answer."""
         added = {
             token.content: number
             for number, token in self._library.get_added_tokens_decoder().items()
@@ -123,22 +129,24 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
+        """Number of tokens in the vocabulary, added ones included."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
     @property
     def ids(self) -> Mapping[str, int]:
+        """Token ids by token, added ones included."""
         ids: Mapping[str, int] = self._library.get_vocab(with_added_tokens=True)
         return ids
 
     def encode(self, text: str, *, special: bool = False) -> Tokens:
-        """Encode a text; `special` adds the tokens that the tokenizer puts around a whole text.
+        """Encode a text. `special` adds the tokens that the tokenizer puts around a whole text.
 
-        Raises ConfigError for half of a character, which bytes that were decoded with `surrogateescape` are.
+        Raises ConfigError for a text with half of a character (a surrogate), as from bytes decoded with
+        `surrogateescape`.
         """
         try:
-            return np.array(
-                self._library.encode(text, add_special_tokens=special).ids, np.int32
-            )
+            encoded = self._library.encode(text, add_special_tokens=special)
+            return np.array(encoded.ids, np.int32)
         except TypeError as error:
             what = "a text has half of a character"
             why = "of bytes decoded with surrogateescape, or an escape"
@@ -148,7 +156,7 @@ class Tokenizer:
             ) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
-        """Decode tokens; `special`: show special tokens too."""
+        """Decode tokens to text; with `special`, special tokens are shown."""
         text: str = self._library.decode(
             [int(t) for t in tokens], skip_special_tokens=not special
         )
@@ -161,11 +169,11 @@ class Tokenizer:
         answered: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> str:
-        """Render a chat by the model's template; unless `answered`, up to where the next answer begins.
+        """Render a chat by the model's template, up to where the next answer begins; without that end if
+        `answered`.
 
-        `arguments` are what the template takes beside the messages, such as tools.
-
-        Raises ConfigError: there is no template, or it refuses these messages.
+        `arguments`: values for the template beside the messages, such as tools. Raises ConfigError if there is no
+        template, or if it rejects these messages.
         """
         import jinja2
 
@@ -182,6 +190,7 @@ class Tokenizer:
         try:
             if self._template is None:
                 self._template = _environment().from_string(self.chat_template)
+            # The template's variables: ours, the special tokens, those of the job
             known = {
                 "tools": None,
                 "documents": None,
@@ -191,14 +200,12 @@ class Tokenizer:
             return self._template.render(
                 {**known, "messages": chat, "add_generation_prompt": not answered}
             )
-        except Exception as error:  # a template is a program: besides its own errors it raises any other
+        except Exception as error:  # a template is a program: it may raise anything
             what = "the chat template refuses these messages"
             got = ", ".join(m.role for m in messages)
-            raised = (
-                str(error)
-                if isinstance(error, jinja2.TemplateError)
-                else f"{type(error).__name__}: {error}"
-            )
+            raised = f"{type(error).__name__}: {error}"
+            if isinstance(error, jinja2.TemplateError):
+                raised = str(error)
             why = f"the template in {self._folder} raised: {raised}"
             fix = "env.chat=false        (prompts as plain text; or correct the messages or the template)"
             if any(message.role == "system" for message in messages):
@@ -208,29 +215,31 @@ class Tokenizer:
             ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
+        """Render a chat and encode it."""
         return self.encode(self.render(messages, answered=answered))
 
 
 class StopTexts:
-    """Finds the texts that end an answer, whatever tokens they are made of."""
+    """Finds texts that end an answer, however they are split into tokens."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
-        # Tokens have a byte at least. More are looked at: the first of them may be a part of a character.
+        # Tokens to look at: a token has at least a byte, and the first may be part of a character
         self._most = max((len(text.encode()) for text in texts), default=0) + 4
 
     def end(self, tokens: Sequence[int]) -> bool:
-        """Return whether one of them has come with the last of the tokens of an answer."""
+        """Return whether one of the texts was completed by the last of these tokens."""
         seen = tokens[-self._most :]
         written = self._tokenizer.decode(seen)
         found = [text for text in self._texts if text in written]
+        # It was there before if the text without the last token has as many
         before = self._tokenizer.decode(seen[:-1]) if found else ""
         return any(written.count(text) > before.count(text) for text in found)
 
 
 class Chat:
-    """Turns between a model and an environment by the model's chat template."""
+    """Turns between a model and an environment, by the model's chat template."""
 
     def __init__(
         self,
@@ -244,14 +253,18 @@ class Chat:
         self._system = [] if system is None else [Message("system", system)]
 
     def first(self, prompt: Prompt) -> Tokens:
-        """Return [P], up to where the first answer begins."""
-        messages = (
-            [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-        )
+        """Return the tokens [P] of a prompt, up to where the first answer begins."""
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         return self._tokenizer.encode(self._render([*self._system, *messages]))
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return what follows an answer, which may end in a stop token, up to where the next answer begins."""
+        """Return the tokens after an answer: the rest of its turn, the reply `text`, up to where the next answer
+        begins.
+
+        `answer` may end with a stop token. Raises ConfigError if the template does not show an earlier answer
+        exactly once.
+        """
+        # Render a chat with a mark for the answer; the reply is what follows the mark
         chat = [
             Message("user", "-"),
             Message("assistant", _ANSWER),
@@ -265,39 +278,40 @@ class Chat:
             got = repr((before + after)[:200])
             raise ConfigError.of("chat-template-refused", _KEY, what, got, why, fix)
         tokens = self._tokenizer.encode(after)
-        # The answer already has the token by which it ended; the template would write it again.
+        # Leave out the stop token if the answer has it already
         ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
         if ended:
             return tokens[1:]
         return tokens
 
     def _render(self, messages: Sequence[Message]) -> str:
+        """Render messages with the job's arguments."""
         return self._tokenizer.render(messages, arguments=self._arguments)
 
 
 class PlainText:
-    """Turns of plain text, for models without chat training; a reply stands on lines of its own."""
+    """Turns of plain text, for models without chat training. A reply is on lines of its own."""
 
     def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
         self._tokenizer = tokenizer
         self._system = system
 
     def first(self, prompt: Prompt) -> Tokens:
-        parts = (
-            [prompt]
-            if isinstance(prompt, str)
-            else [message.text for message in prompt]
-        )
-        return self._tokenizer.encode(
-            "\n".join(([self._system] if self._system else []) + parts), special=True
-        )
+        """Return the tokens [P] of a prompt, after the system text."""
+        parts = [self._system] if self._system else []
+        if isinstance(prompt, str):
+            parts.append(prompt)
+        else:
+            parts += [message.text for message in prompt]
+        return self._tokenizer.encode("\n".join(parts), special=True)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
+        """Return the tokens of a reply, on lines of its own."""
         return self._tokenizer.encode(f"\n{text}\n")
 
 
 def _content(message: Message) -> str | list[dict[str, str]]:
-    """Return the content as chat templates take it; images are only named, since their tokens stand for them."""
+    """Return the content as chat templates take it. An image is only named; image tokens stand for it."""
     if isinstance(message.content, str):
         return message.content
     return [
@@ -307,10 +321,10 @@ def _content(message: Message) -> str | list[dict[str, str]]:
 
 
 def _json(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if there is no such file. Raises ConfigError if it is damaged."""
     try:
-        content: object = (
-            json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        )
+        text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
+        content: object = json.loads(text)
     except (OSError, ValueError) as error:
         raise _damaged(file, error) from error
     if not isinstance(content, dict):
@@ -321,6 +335,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
+    """Return the error that a file of the tokenizer cannot be read."""
     what = f"{file.name} of the model's tokenizer cannot be read"
     fix = (
         "save it anew: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
@@ -331,7 +346,10 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Read the chat template: a file of its own before the config; of several named ones, the one called default."""
+    """Return the chat template, or None.
+
+    A file of its own comes before the config. Of several named templates it is the one called default.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
@@ -340,22 +358,25 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
             raise _damaged(file, error) from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get(
-            "default"
-        )
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        template = by_name.get("default")
     if isinstance(template, str):
         return template
     return None
 
 
 def _environment() -> jinja2.Environment:
-    """Make the environment that chat templates are written for, as published with `apply_chat_template`."""
+    """Return the environment that chat templates are written for, like that of `apply_chat_template` in
+    transformers.
+    """
     import jinja2.ext
     import jinja2.nodes
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}...{% endgeneration %}` marks answers for other purposes; here it is what is inside."""
+        """`{% generation %}...{% endgeneration %}` marks answers for training on them; here it renders what is
+        inside.
+        """
 
         tags = {"generation"}  # noqa: RUF012  # as the library declares it
 
@@ -384,7 +405,9 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(
-        form
-    )
+
+    def strftime_now(form: str) -> str:
+        return datetime.datetime.now().strftime(form)
+
+    environment.globals["strftime_now"] = strftime_now
     return environment

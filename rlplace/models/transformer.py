@@ -4,7 +4,7 @@
     one query for each action   ──────────▶├─▶ blocks ─▶ action 0, action 1 ... n - 1
     one query for the value     ──────────▶┘          ─▶ value
 
-Every token attends to every other. Queries as in ACT (Zhao et al. 2023, arXiv:2304.13705), blocks that normalise first.
+Every token attends to every other. Queries as in ACT (Zhao et al. 2023, arXiv:2304.13705); blocks normalise first.
 
 Letters: N observations, L tokens, W their width, n actions of a chunk, K outputs of all of them.
 """
@@ -20,13 +20,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from rlplace.config.policies import TransformerConfig
 from rlplace.envs.contract import Spaces, image_size
 from rlplace.models.mlp import initialise, noise_shape
-from rlplace.models.networks import BRIGHTEST, Observed, as_channels_first
+from rlplace.models.networks import (
+    Observed,
+    as_channels_first,
+    entries_of,
+    scaled_pixels,
+)
 
-_FIRST_DEVIATION = 0.02  # of places and queries
+# Standard deviation of the initial places and queries
+_FIRST_DEVIATION = 0.02
 
 
 class ChunkTransformer(nn.Module):
-    """Tokens of observations and queries go through the blocks together."""
+    """A transformer over tokens of observations and queries; the queries' outputs are actions and value."""
 
     def __init__(self, spaces: Spaces, config: TransformerConfig) -> None:
         super().__init__()
@@ -35,6 +41,7 @@ class ChunkTransformer(nn.Module):
         self._chunk = spaces.chunk
         width = config.width
         patch = config.patch
+        # An image becomes tokens by patches, any other entry becomes one token
         tokens = 0
         layers: list[nn.Module] = []
         for entry in spaces.entries:
@@ -46,53 +53,47 @@ class ChunkTransformer(nn.Module):
                 layers.append(nn.Linear(entry.size, width))
                 tokens += 1
         self.tokens = nn.ModuleList(layers)
+        # A learned place for each token, and a query for each action and the value
         self.places = nn.Parameter(_FIRST_DEVIATION * torch.randn(tokens, width))
-        self.queries = nn.Parameter(
-            _FIRST_DEVIATION * torch.randn(spaces.chunk + 1, width)
-        )
-        self.blocks = nn.Sequential(
-            *(_Block(width, config.heads) for _ in range(config.layers))
-        )
+        queries = torch.randn(spaces.chunk + 1, width)
+        self.queries = nn.Parameter(_FIRST_DEVIATION * queries)
+        blocks = [_Block(width, config.heads) for _ in range(config.layers)]
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
+        # Outputs of one action of the chunk
         self.policy = nn.Linear(
             width, math.prod(noise_shape(spaces.actions)) // spaces.chunk
         )
         self.value = nn.Linear(width, 1)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Make the first weights of the heads; the others are as torch makes them."""
+        """Initialise the heads; all other weights are initialised by torch."""
         initialise([self.policy], 0.01, generator)
         initialise([self.value], 1.0, generator)
 
     def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:
-        by_name = (
-            {"": observations} if isinstance(observations, Tensor) else observations
-        )
+        """Return outputs [N, K] and values [N]."""
+        by_name = entries_of(observations)
         dtype = self.places.dtype
         tokens = list[Tensor]()
         for entry, layer in zip(self._entries, self.tokens, strict=True):
             given = by_name[entry.name]
             if entry in self._images:
-                pixels = (
-                    given.to(dtype) / BRIGHTEST
-                    if given.dtype == torch.uint8
-                    else given.to(dtype)
-                )
-                tokens.append(
-                    layer(as_channels_first(pixels)).flatten(2).transpose(1, 2)
-                )
+                pixels = as_channels_first(scaled_pixels(given, dtype))
+                # [N, W, rows, columns] to [N, tokens, W]
+                tokens.append(layer(pixels).flatten(2).transpose(1, 2))
             else:
                 tokens.append(layer(given.flatten(1).to(dtype))[:, None])
         seen = torch.cat(tokens, dim=1) + self.places
         asked = self.queries.expand(len(seen), -1, -1)
-        answers = self.norm(
-            self.blocks(torch.cat([seen, asked], dim=1))[:, -self._chunk - 1 :]
-        )
+        through = self.blocks(torch.cat([seen, asked], dim=1))
+        # The last tokens are the queries: n actions, then the value
+        answers = self.norm(through[:, -self._chunk - 1 :])
         return self.policy(answers[:, :-1]).flatten(1), self.value(answers[:, -1])[:, 0]
 
 
 class _Block(nn.Module):
-    """Attention and a layer for each token, both added to what they are given [N, L, W]."""
+    """Attention and a feed-forward layer, each added to its input [N, L, W]."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -105,11 +106,10 @@ class _Block(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = (
-            self.attention(self.norms[0](tokens))
-            .unflatten(-1, (3, self._heads, -1))
-            .permute(2, 0, 3, 1, 4)
-        )
+        """Return the tokens [N, L, W] after this block."""
+        # Queries, keys and values: [3, N, heads, L, W / heads]
+        projected = self.attention(self.norms[0](tokens))
+        parts = projected.unflatten(-1, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
         tokens = tokens + self.joined(attended)
         added: Tensor = self.layer(self.norms[1](tokens))

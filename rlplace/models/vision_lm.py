@@ -1,12 +1,12 @@
-"""Language models of transformers that see images: a vision tower gives states, which stand in place of image tokens.
+"""Vision-language models of transformers: states of a vision tower take the places of image tokens.
 
 ::
 
     files ──▶ image processor ──▶ patches ──▶ tower ──▶ states ─┐
     tokens ───────────────────▶ embedding ──▶ states ───────────┴──▶ decoder, with positions in three dimensions
 
-Positions of an image's tokens go by time, row and column (Qwen2-VL, arXiv:2409.12191, section 2.1). Attention over
-packed sequences asks for none, so sequences with images are packed as any others.
+Positions of an image's tokens count time, row and column (Qwen2-VL, arXiv:2409.12191, section 2.1). Attention over
+packed sequences does not use positions, so sequences with images are packed like any others.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ from rlplace.tokens import Files
 
 
 class Eyes:
-    """Shows images to a model, read by its own processor."""
+    """Reads images with the model's own processor, and computes states of text with images."""
 
     def __init__(self, sight: Sight) -> None:
         self.sight = sight
 
     @functools.cached_property
     def _processor(self) -> Any:
+        """The image processor of the model's folder, loaded at its first use."""
         return AutoImageProcessor.from_pretrained(
             self.sight.folder, local_files_only=True
         )
 
     def read(self, files: Files) -> tuple[Tensor, Tensor]:
-        """Return patches [P, D] float32 of all images, and the numbers of their times, rows and columns [n, 3]."""
+        """Return patches [P, D] float32 of all images, and the size [n, 3] of each image in times, rows and
+        columns of patches.
+        """
         from PIL import Image
 
         size = {"shortest_edge": self.sight.least, "longest_edge": self.sight.most}
@@ -61,20 +64,23 @@ class Eyes:
         after: Sequence[int | None],
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return states [T, E] before the head, and positions [3, T], of segments of tokens [L]; one has an image.
+        """Return states [T, E] before the head, and positions [3, T], of segments of tokens.
 
-        `after`: the segment before that each continues. `others` are for the decoder. Image tokens behind those of its
-        images are such that a policy drew: they stay tokens.
+        At least one segment has an image. `files`: those of each segment. `after`: the segment that each
+        continues, or None. `others` go to the decoder. A policy may have sampled image tokens; these come after
+        those of the prompt and stay text.
         """
         base: Any = lm.base_model
         patches, grids = self.read([file for own in files for file in own])
         marks = list[Tensor]()
         positions = list[Tensor]()
         left = grids
+        # Which tokens are images, and the positions of all tokens, segment by segment
         for segment, own, follows in zip(segments, files, after, strict=True):
             tokens = segment.cpu()
             grid = left[: len(own)]
             left = left[len(own) :]
+            # The first so many image tokens are those of the segment's images
             due = int(grid.prod(dim=1).sum()) // self.sight.merge**2
             mark = tokens == self.sight.image_token
             mark &= mark.cumsum(dim=0) <= due
@@ -84,10 +90,12 @@ class Eyes:
             found, _ = base.get_rope_index(
                 tokens[None], mm_token_type_ids=mark[None].int(), image_grid_thw=grid
             )
-            positions.append(
-                found if follows is None else found + positions[follows].max() + 1
-            )
+            # A continued segment counts on from the one before it
+            if follows is not None:
+                found = found + positions[follows].max() + 1
+            positions.append(found)
             marks.append(mark)
+        # Put the states of the images in place of their tokens
         tokens = torch.cat(list(segments))
         places = torch.cat(marks)[None].to(tokens.device)
         turned = torch.cat(positions, dim=-1).to(tokens.device)
@@ -98,7 +106,7 @@ class Eyes:
         states = states.masked_scatter(
             places[..., None], torch.cat(seen.pooler_output).to(states.dtype)
         )
-        # Which the first layers add (Qwen3-VL)
+        # Qwen3-VL also adds states of the tower in the first layers of the decoder
         if layers := getattr(seen, "deepstack_features", None):
             stacked = [
                 torch.cat(layer) if isinstance(layer, (list, tuple)) else layer
@@ -112,17 +120,22 @@ class Eyes:
 
 
 class VisionLm(CausalLm):
-    """Each pass has an image, if only a blank one: the ranks that share the weights go through the tower together."""
+    """A language model that reads images.
+
+    Each pass has an image, a blank one if need be: the ranks that share weights must run the vision tower
+    together.
+    """
 
     made_by = AutoModelForImageTextToText
     eyes: ClassVar[Eyes]
 
     @staticmethod
     def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
+        """Return the decoder of text inside `lm`."""
         return cast(PreTrainedModel, getattr(lm.base_model, "language_model", lm))
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return [n, E] before the head, after tokens at `places`; see PackedLm."""
+        """Return states [n, E] before the head, after the tokens at `places`; see PackedLm."""
         assert self.context is None
         assert self.parallel is None
         if not any(packed.images):
@@ -139,11 +152,11 @@ class VisionLm(CausalLm):
         return states[places], slice(None)
 
     def _with_blank(self, packed: Packed) -> Packed:
-        """Add a sequence that is a blank image, of which nothing is scored."""
+        """Add a sequence of one blank image; none of its tokens is scored."""
         tokens = packed.tokens
         sight = self.eyes.sight
         more = sight.tokens(1, 1)
-        total = len(packed.tokens) + sight.tokens(1, 1)
+        total = len(packed.tokens) + more
         return dataclasses.replace(
             packed,
             tokens=functional.pad(tokens, (0, more), value=sight.image_token),
@@ -156,11 +169,14 @@ class VisionLm(CausalLm):
 
     @property
     def blocks(self) -> list[nn.Module]:
+        """The blocks of the decoder, then those of the vision tower."""
         tower = cast(Any, self.lm.base_model).visual
         return [*cast(nn.ModuleList, self.decoder_of(self.lm).layers), *tower.blocks]
 
 
 def seeing(sight: Sight) -> type[VisionLm]:
+    """Return the class of vision-language models that read images of these sizes."""
+
     class Seeing(VisionLm):
         eyes = Eyes(sight)
 

@@ -79,7 +79,7 @@ FLOORS_WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
     "workers": (("engines", "launch", "ray_launch", "training"), ("roles",)),
 }
 DOORS = {  # library -> the only modules (or rooms) that may import it
-    "PIL": {"models.sight", "models.vision_lm"},
+    "PIL": {"models.vision", "models.vision_lm"},
     "annotated_types": {"config"},
     "datasets": {"envs.text"},
     "envpool": {"envs"},

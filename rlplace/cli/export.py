@@ -199,7 +199,7 @@ def _write(
         return
     from rlplace.models.causal_lm import LmSpec, ValueLm
     from rlplace.models.saved_lm import write_lm
-    from rlplace.models.sight import policy_of
+    from rlplace.models.vision import policy_of
     from rlplace.workers.roles.checks import folder_of
 
     job = Path(config.model_path)

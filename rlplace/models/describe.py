@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from rlplace.models.families import SEEING
+from rlplace.models.families import VISION_FAMILIES
 
 _ATTENTION = "rlplace_described"
 # Tokens of the shorter of two passes; their difference is what one token saves
@@ -66,7 +66,7 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
         )
     # Layers of text, and of a vision tower its blocks; other lists of a tower are not layers
     layers = _layers(model)
-    sees = config.model_type in SEEING
+    sees = config.model_type in VISION_FAMILIES
     if sees:
         layers = {
             name: layer

@@ -44,7 +44,7 @@ TRAINED = frozenset(
     ]
 )
 # Vision-language models: they read images and write text
-SEEING = frozenset(["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+VISION_FAMILIES = frozenset(["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
 # Softcapping of scores
 _CAPPED = "it caps its scores by a tanh, which attention over packed sequences and the chunks of the head do not"
 # Rotary embeddings that depend on the longest sequence of a batch
@@ -63,10 +63,10 @@ def why_not_trained(model: Mapping[str, object], context: int) -> str | None:
     softcaps = ("attn_logit_softcapping", "final_logit_softcapping")
     if family == "gemma2" or any(model.get(key) for key in softcaps):
         return _CAPPED
-    if family not in TRAINED | SEEING:
+    if family not in TRAINED | VISION_FAMILIES:
         return (
             "no run has been compared with transformers on this family; it has been on\n"
-            + ", ".join(sorted(TRAINED | SEEING))
+            + ", ".join(sorted(TRAINED | VISION_FAMILIES))
         )
     # A rotary embedding that follows the batch: right only up to the original length
     model = text_keys(model)

@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
     """
 
     # Training computes its backward pass without autograd: see `models.passes`
-    by_hand = True
+    manual_backward = True
     # Numbers of a memory
     remembered = 0
 
@@ -247,7 +247,9 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
         return output.logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
     if isinstance(output, MultiDiscreteOutput):
         index = actions.flatten(1) + first_logits(output.actions, actions.device)
-        return log_shares(output.logits, output.actions).gather(-1, index).sum(dim=-1)
+        return (
+            choice_logprobs(output.logits, output.actions).gather(-1, index).sum(dim=-1)
+        )
     # Normal density: -0.5 z^2 - log std - 0.5 log(2 pi) for each element
     z = (actions - output.means) * torch.exp(-output.log_std)
     size = output.log_std.numel()
@@ -255,7 +257,7 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     return -0.5 * squares - (output.log_std.sum() + size * HALF_LOG_2PI)
 
 
-def log_shares(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
+def choice_logprobs(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
     """Return the log-probabilities [N, sum of n] of all choices, normalised within each element of the action."""
     parts = logits.split(actions.n, dim=-1)
     return torch.cat([part.log_softmax(dim=-1) for part in parts], dim=-1)

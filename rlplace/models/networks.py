@@ -36,6 +36,7 @@ from rlplace.envs.contract import (
     image_size,
 )
 from rlplace.errors import ConfigError
+from rlplace.models.custom_module import find_module, not_a_module
 from rlplace.models.mlp import (
     ObservationNormalizer,
     PolicyOutput,
@@ -43,7 +44,6 @@ from rlplace.models.mlp import (
     noise_shape,
     output_of,
 )
-from rlplace.models.own_module import find_module, not_a_module
 
 Observed = Tensor | Mapping[str, Tensor]
 # Kernel and stride of each layer (Mnih et al. 2015, doi:10.1038/nature14236)
@@ -77,7 +77,7 @@ class NetworkPolicy(nn.Module):
     """
 
     # Training uses autograd
-    by_hand = False
+    manual_backward = False
 
     def __init__(
         self,
@@ -192,9 +192,9 @@ class NetworkPass:
         self,
         policy: NetworkPolicy,
         weights: Mapping[str, Tensor],
-        slopes: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
     ) -> None:
-        """`weights` and `slopes` (gradients): by name of the policy's parameter, in the dtype of the computation."""
+        """`weights` and `gradients`: by name of the policy's parameter, in the dtype of the computation."""
         self._policy = policy
         # Leaves of autograd that share memory with the weights
         prefix = "network."
@@ -203,7 +203,7 @@ class NetworkPass:
             for name, weight in weights.items()
             if name.startswith(prefix)
         }
-        self._slopes = {name: slopes[prefix + name] for name in self._leaves}
+        self._gradients = {name: gradients[prefix + name] for name in self._leaves}
         self._found: tuple[Tensor, ...] = ()
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
@@ -265,12 +265,12 @@ class NetworkPass:
         """
         # Autograd adds to these tensors
         for name, leaf in self._leaves.items():
-            leaf.grad = self._slopes[name].zero_()
+            leaf.grad = self._gradients[name].zero_()
         if self._found:
-            slopes = []
+            gradients = []
             for gradient, found in zip((outputs, values), self._found, strict=True):
-                slopes.append(gradient.to(found.dtype))
-            torch.autograd.backward(self._found, slopes)
+                gradients.append(gradient.to(found.dtype))
+            torch.autograd.backward(self._found, gradients)
         self._found = ()
 
 
@@ -434,7 +434,7 @@ def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequenti
     return nn.Sequential(*layers, nn.Flatten())
 
 
-def own_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
+def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
     """Return the user's module: `Class(spaces, **kwargs)`.
 
     Raises ConfigError if the class does not exist, takes other arguments, or has a frozen parameter.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlplace.envs.contract import MultiDiscreteActions
-from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, first_logits, log_shares
+from rlplace.models.mlp import HALF_LOG_2PI, ActorCritic, choice_logprobs, first_logits
 from rlplace.models.networks import NetworkPass, NetworkPolicy, Sequences
 
 _ATEN = torch.ops.aten
@@ -36,14 +36,15 @@ class _Activation(NamedTuple):
 # By the module in a trunk. Where the input is overwritten, the gradient follows from the output.
 _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
     nn.Tanh: _Activation(
-        torch.tanh_, lambda slopes, _, output: _ATEN.tanh_backward(slopes, output)
+        torch.tanh_, lambda gradients, _, output: _ATEN.tanh_backward(gradients, output)
     ),
     nn.ReLU: _Activation(
         torch.relu_,
-        lambda slopes, _, output: _ATEN.threshold_backward(slopes, output, 0),
+        lambda gradients, _, output: _ATEN.threshold_backward(gradients, output, 0),
     ),
     nn.SiLU: _Activation(
-        functional.silu, lambda slopes, given, _: _ATEN.silu_backward(slopes, given)
+        functional.silu,
+        lambda gradients, given, _: _ATEN.silu_backward(gradients, given),
     ),
 }
 
@@ -67,16 +68,25 @@ class _Trunk:
     """One MLP: weights and biases of its layers, and the tensors for their gradients."""
 
     def __init__(
-        self, layers: nn.Sequential, weights: Sequence[Tensor], slopes: Sequence[Tensor]
+        self,
+        layers: nn.Sequential,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
     ) -> None:
-        """`weights` and `slopes` (gradients): for each layer in turn, the matrix and then the bias."""
+        """`weights` and `gradients`: for each layer in turn, the matrix and then the bias."""
         # None for a trunk without hidden layers
         self._activation: _Activation | None = None
         if len(layers) > 1:
             self._activation = _ACTIVATIONS[type(layers[1])]
         # Of each layer: weight, bias, and the gradients of both
         self._layers = list(
-            zip(weights[0::2], weights[1::2], slopes[0::2], slopes[1::2], strict=True)
+            zip(
+                weights[0::2],
+                weights[1::2],
+                gradients[0::2],
+                gradients[1::2],
+                strict=True,
+            )
         )
         # Of each layer: its input, and that input before the activation
         self._kept: list[tuple[Tensor, Tensor]] = []
@@ -94,17 +104,17 @@ class _Trunk:
                 given = self._activation.forward(before)  # type: ignore[union-attr]  # between layers there is one
         return before
 
-    def backward(self, slopes: Tensor) -> None:
-        """Write the gradients of all layers, from the gradient `slopes` [N, K] of the last output."""
+    def backward(self, gradients: Tensor) -> None:
+        """Write the gradients of all layers, from the gradient `gradients` [N, K] of the last output."""
         for at in range(len(self._layers) - 1, -1, -1):
             weight, _, of_weight, of_bias = self._layers[at]
             given, before = self._kept.pop()
             # Gradients of weight and bias, written in place
-            torch.mm(slopes.t(), given, out=of_weight)
-            torch.sum(slopes, 0, out=of_bias)
+            torch.mm(gradients.t(), given, out=of_weight)
+            torch.sum(gradients, 0, out=of_bias)
             # Gradient of the layer before; the observations need none
             if at:
-                slopes = self._activation.backward(slopes @ weight, before, given)  # type: ignore[union-attr]  # as above
+                gradients = self._activation.backward(gradients @ weight, before, given)  # type: ignore[union-attr]  # as above
 
 
 class _Trunks:
@@ -114,13 +124,13 @@ class _Trunks:
         self,
         module: ActorCritic,
         weights: Mapping[str, Tensor],
-        slopes: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
     ) -> None:
         def trunk(name: str, layers: nn.Sequential) -> _Trunk:
             prefix = f"{name}."
             own_weights = [t for n, t in weights.items() if n.startswith(prefix)]
-            own_slopes = [t for n, t in slopes.items() if n.startswith(prefix)]
-            return _Trunk(layers, own_weights, own_slopes)
+            own_gradients = [t for n, t in gradients.items() if n.startswith(prefix)]
+            return _Trunk(layers, own_weights, own_gradients)
 
         self._policy = trunk("policy", module.policy)
         self._value = trunk("value", module.value)
@@ -158,7 +168,7 @@ class Passes:
             self._network = NetworkPass(module, of, to)
         self._actions = module.actions
         self._log_std = of.get("log_std")
-        self._log_std_slopes = to.get("log_std")
+        self._log_std_gradient = to.get("log_std")
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
         """Return outputs [N, K] and values [N], float32, for `prepared` observations [N, O] or for sequences."""
@@ -181,18 +191,18 @@ class Passes:
     def backward(
         self,
         chosen: ChosenActions,
-        logprob_slopes: Tensor,
-        entropy_slope: float,
+        logprob_gradients: Tensor,
+        entropy_gradient: float,
         values: Tensor,
     ) -> None:
         """Write the gradient of a loss.
 
-        `chosen`: the actions of the last `forward`. `logprob_slopes` [N] and `values` [N]: gradients of the loss
-        by log-probability and by value. `entropy_slope`: that by each entropy.
+        `chosen`: the actions of the last `forward`. `logprob_gradients` [N] and `values` [N]: gradients of the loss
+        by log-probability and by value. `entropy_gradient`: that by each entropy.
         """
-        outputs, log_std = chosen.backward(logprob_slopes, entropy_slope)
-        if self._log_std_slopes is not None:
-            self._log_std_slopes.copy_(log_std)
+        outputs, log_std = chosen.backward(logprob_gradients, entropy_gradient)
+        if self._log_std_gradient is not None:
+            self._log_std_gradient.copy_(log_std)
         self._network.backward(outputs, values)
 
 
@@ -202,21 +212,27 @@ class _Choices:
     def __init__(self, logits: Tensor, actions: Tensor) -> None:
         self._logs = logits.log_softmax(dim=-1)
         self._actions = actions
-        self._shares = self._logs.exp()
+        self._probabilities = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions)[:, 0]  # [N]
-        self.entropies = -(self._shares * self._logs).sum(dim=-1)  # [N]
+        self.entropies = -(self._probabilities * self._logs).sum(dim=-1)  # [N]
         # Entropy of the choice that each logit belongs to
         self._each = self.entropies[:, None]
 
-    def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
+    def backward(
+        self, gradients: Tensor, entropy_gradient: float
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradient of the logits; the second tensor is unused."""
         # d log p_t / d z = [t] - p
-        found = self._shares * -slopes[:, None]
-        found.scatter_add_(-1, self._actions, slopes[:, None].expand_as(self._actions))
+        found = self._probabilities * -gradients[:, None]
+        found.scatter_add_(
+            -1, self._actions, gradients[:, None].expand_as(self._actions)
+        )
         # dH / d z = -p (log p + H)
-        if entropy_slope != 0.0:
-            found.sub_(self._shares * (self._logs + self._each), alpha=entropy_slope)
-        return found, slopes
+        if entropy_gradient != 0.0:
+            found.sub_(
+                self._probabilities * (self._logs + self._each), alpha=entropy_gradient
+            )
+        return found, gradients
 
 
 class _ManyChoices(_Choices):
@@ -225,12 +241,12 @@ class _ManyChoices(_Choices):
     def __init__(
         self, logits: Tensor, actions: Tensor, space: MultiDiscreteActions
     ) -> None:
-        self._logs = log_shares(logits, space)
+        self._logs = choice_logprobs(logits, space)
         self._actions = actions + first_logits(space, actions.device)
-        self._shares = self._logs.exp()
+        self._probabilities = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions).sum(dim=-1)
         # Entropy [N, elements] of each choice, then repeated for each of its logits
-        parts = (self._shares * self._logs).split(space.n, dim=-1)
+        parts = (self._probabilities * self._logs).split(space.n, dim=-1)
         each = -torch.stack([part.sum(dim=-1) for part in parts], dim=-1)
         self.entropies = each.sum(dim=-1)
         repeats = torch.tensor(space.n, device=each.device)
@@ -251,14 +267,16 @@ class _Numbers:
         self.logprobs = exponents.sub_(total + size * HALF_LOG_2PI)
         self.entropies = (total + size * (0.5 + HALF_LOG_2PI)).expand(len(means))  # [N]
 
-    def backward(self, slopes: Tensor, entropy_slope: float) -> tuple[Tensor, Tensor]:
+    def backward(
+        self, gradients: Tensor, entropy_gradient: float
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradients of the means [N, K] and of the log deviations [K]."""
-        column = slopes[:, None]
+        column = gradients[:, None]
         z = self._z
         # d log p / d log std = z^2 - 1, and d H / d log std = 1
         log_std = (self._squares - 1.0).mul_(column).sum(dim=0)
-        if entropy_slope != 0.0:
-            log_std += entropy_slope * len(slopes)
+        if entropy_gradient != 0.0:
+            log_std += entropy_gradient * len(gradients)
         # d log p / d mean = z / std
         return z.mul_(self._inverse).mul_(column), log_std
 

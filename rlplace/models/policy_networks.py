@@ -23,7 +23,7 @@ from rlplace.models.networks import (
     ImageEncoder,
     ImageNetwork,
     NetworkPolicy,
-    own_network,
+    custom_network,
 )
 from rlplace.models.recurrent import NumberEncoder, RecurrentNetwork, StepByStep
 from rlplace.models.transformer import ChunkTransformer
@@ -70,7 +70,7 @@ def build_policy(
 def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
     """Build the network inside the policy, before its initialisation."""
     if isinstance(model, ModuleConfig):
-        own = own_network(spaces, model)
+        own = custom_network(spaces, model)
         if model.remembered:
             return StepByStep(own)
         return own

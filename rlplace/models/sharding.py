@@ -48,7 +48,7 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def beside(parameter: Tensor, local: Tensor) -> Tensor:
+def like(parameter: Tensor, local: Tensor) -> Tensor:
     """Wrap `local` as a DTensor sharded like `parameter`; return it as it is if the parameter is not sharded.
 
     `local` may be on the host, whatever device the mesh has.

@@ -28,21 +28,21 @@ from transformers import (
 
 from rlplace.models.causal_lm import CausalLm
 from rlplace.models.packed import Packed
-from rlplace.models.sight import BLANK, Sight
+from rlplace.models.vision import BLANK, VisionSpec
 from rlplace.tokens import Files
 
 
-class Eyes:
+class VisionInput:
     """Reads images with the model's own processor, and computes states of text with images."""
 
-    def __init__(self, sight: Sight) -> None:
-        self.sight = sight
+    def __init__(self, vision: VisionSpec) -> None:
+        self.vision = vision
 
     @functools.cached_property
     def _processor(self) -> Any:
         """The image processor of the model's folder, loaded at its first use."""
         return AutoImageProcessor.from_pretrained(
-            self.sight.folder, local_files_only=True
+            self.vision.folder, local_files_only=True
         )
 
     def read(self, files: Files) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ class Eyes:
         """
         from PIL import Image
 
-        size = {"shortest_edge": self.sight.least, "longest_edge": self.sight.most}
+        size = {"shortest_edge": self.vision.least, "longest_edge": self.vision.most}
         images = [Image.open(io.BytesIO(file)) for file in files]
         read = self._processor(images=images, size=size, return_tensors="pt")
         return read["pixel_values"].float(), read["image_grid_thw"]
@@ -81,8 +81,8 @@ class Eyes:
             grid = left[: len(own)]
             left = left[len(own) :]
             # The first so many image tokens are those of the segment's images
-            due = int(grid.prod(dim=1).sum()) // self.sight.merge**2
-            mark = tokens == self.sight.image_token
+            due = int(grid.prod(dim=1).sum()) // self.vision.merge**2
+            mark = tokens == self.vision.image_token
             mark &= mark.cumsum(dim=0) <= due
             assert int(mark.sum()) == due, (
                 "a prompt is expanded to the tokens of its images"
@@ -127,7 +127,7 @@ class VisionLm(CausalLm):
     """
 
     made_by = AutoModelForImageTextToText
-    eyes: ClassVar[Eyes]
+    vision_input: ClassVar[VisionInput]
 
     @staticmethod
     def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
@@ -141,7 +141,7 @@ class VisionLm(CausalLm):
         if not any(packed.images):
             packed = self._with_blank(packed)
         segments = packed.tokens.split(packed.lengths)
-        states, _ = self.eyes.states(
+        states, _ = self.vision_input.states(
             self.lm,
             segments,
             packed.images,
@@ -154,12 +154,12 @@ class VisionLm(CausalLm):
     def _with_blank(self, packed: Packed) -> Packed:
         """Add a sequence of one blank image; none of its tokens is scored."""
         tokens = packed.tokens
-        sight = self.eyes.sight
-        more = sight.tokens(1, 1)
+        vision = self.vision_input.vision
+        more = vision.tokens(1, 1)
         total = len(packed.tokens) + more
         return dataclasses.replace(
             packed,
-            tokens=functional.pad(tokens, (0, more), value=sight.image_token),
+            tokens=functional.pad(tokens, (0, more), value=vision.image_token),
             positions=functional.pad(packed.positions, (0, more)),
             edges=functional.pad(packed.edges, (0, 1), value=total),
             lengths=(*packed.lengths, more),
@@ -174,10 +174,10 @@ class VisionLm(CausalLm):
         return [*cast(nn.ModuleList, self.decoder_of(self.lm).layers), *tower.blocks]
 
 
-def seeing(sight: Sight) -> type[VisionLm]:
+def vision_lm_of(vision: VisionSpec) -> type[VisionLm]:
     """Return the class of vision-language models that read images of these sizes."""
 
-    class Seeing(VisionLm):
-        eyes = Eyes(sight)
+    class Named(VisionLm):
+        vision_input = VisionInput(vision)
 
-    return Seeing
+    return Named

@@ -175,7 +175,7 @@ def test_what_is_decided_has_the_probabilities_and_values_of_what_is_trained(
     expected, _ = by_torch(policy(observations), actions.clone().reshape(ROWS, -1))
     torch.testing.assert_close(logprobs, expected.detach())
     passes, _ = passes_of(policy)
-    with torch.inference_mode(policy.by_hand):
+    with torch.inference_mode(policy.manual_backward):
         outputs, trained = passes.forward(
             policy.prepared(observations).reshape(ROWS, -1)
         )
@@ -207,7 +207,7 @@ def test_the_gradient_is_that_of_autograd(case: Case, rows: int) -> None:
         )
         expected = torch.cat([each.flatten() for each in found])
     passes, gradient = passes_of(policy)
-    with torch.inference_mode(policy.by_hand):
+    with torch.inference_mode(policy.manual_backward):
         for _ in range(2):  # the second writes over the first
             outputs, _ = passes.forward(policy.prepared(observations).flatten(1))
             chosen = passes.actions(outputs, actions.clone())
@@ -252,7 +252,7 @@ def test_every_weight_is_counted_and_a_pass_holds_about_what_is_predicted(
         actions = decisions_of(policy)(observations, noise)[0].reshape(rows, -1)
     passes, _ = passes_of(policy)
     given = policy.prepared(observations).reshape(rows, -1)
-    with allocations() as found, torch.inference_mode(policy.by_hand):
+    with allocations() as found, torch.inference_mode(policy.manual_backward):
         outputs, values = passes.forward(given)
         chosen = passes.actions(outputs, actions.clone())
         passes.backward(chosen, torch.ones(rows), 0.0, values)

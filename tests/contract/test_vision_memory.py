@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlplace.models.families import SEEING
+from rlplace.models.families import VISION_FAMILIES
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.worker import Rendezvous
@@ -52,7 +52,7 @@ def _rank(job: LmJob, rank: int, rendezvous: Rendezvous, folder: Path) -> list[R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(SEEING))
+@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
 def test_what_is_held_is_foreseen(family: Any, tmp_path: Path) -> None:
     model = tiny_vlm(tmp_path / "model", family, hidden=192, most=SEEN)
     algorithm = {

@@ -16,7 +16,7 @@ from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
 from rlplace.jobs.notes import learning_rate_notes, missing_problems
 from rlplace.jobs.simulator import iteration, plan
-from rlplace.models.own_module import check_module
+from rlplace.models.custom_module import check_module
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan

@@ -35,8 +35,8 @@ from transformers.initialization import no_init_weights
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
-from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import StopTexts, Tokenizer
+from rlplace.models.vision import VisionSpec
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Completion, Files, Finish, Request, Tokens
@@ -104,13 +104,13 @@ class TransformersEngine(ModuleEngine):
         )
         whole = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         config = whole.get_text_config(decoder=True)
-        sight = Sight.of(settings.model, settings.env)
-        self._eyes: Eyes | None = None
+        vision = VisionSpec.of(settings.model, settings.env)
+        self._vision_input: VisionInput | None = None
         made_by: Any = AutoModelForCausalLM
-        if sight is not None:
-            from rlplace.models.vision_lm import Eyes, VisionLm
+        if vision is not None:
+            from rlplace.models.vision_lm import VisionInput, VisionLm
 
-            self._eyes = Eyes(sight)
+            self._vision_input = VisionInput(vision)
             made_by = VisionLm.made_by
         kinds = set(getattr(config, "layer_types", None) or ())
         window = getattr(config, "sliding_window", None)
@@ -284,7 +284,7 @@ class TransformersEngine(ModuleEngine):
         answers: Sequence[_Answer],
     ) -> Tensor:
         """Return logits [1, V] behind the tokens [L] of answers that are alike, which they have seen `images` in."""
-        if self._eyes is None or not images:
+        if self._vision_input is None or not images:
             output = self._model(
                 input_ids=tokens[None],
                 past_key_values=prefix,
@@ -293,7 +293,7 @@ class TransformersEngine(ModuleEngine):
             )
             return cast(Tensor, output.logits[:, -1])
         given = {"past_key_values": prefix, "use_cache": True}
-        states, positions = self._eyes.states(
+        states, positions = self._vision_input.states(
             self._model, [tokens.long()], [images], [None], **given
         )
         for answer in answers:

@@ -227,7 +227,7 @@ class LmActor(Actor):
 
     def setup(self) -> None:
         from rlplace.comm.weights.host_sync import WeightSender
-        from rlplace.models.sight import policy_of
+        from rlplace.models.vision import policy_of
         from rlplace.workers.training.experience import AdvantageEstimator
         from rlplace.workers.training.lm_learner import ActorLearner
         from rlplace.workers.training.trained_model import TrainedLm

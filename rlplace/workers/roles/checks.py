@@ -21,7 +21,7 @@ from rlplace.envs.registry import check_named, named, unknown_arguments
 from rlplace.envs.text import Message
 from rlplace.envs.text.rewards import named_reward
 from rlplace.errors import ConfigError, Problem, one_of
-from rlplace.models.families import SEEING
+from rlplace.models.families import VISION_FAMILIES
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
@@ -372,7 +372,7 @@ def sight_problems(
 ) -> Iterator[Problem]:
     """Report what a run does not do with a model that sees images. All of it is code plan-only."""
     family = (config.model or {}).get("model_type")
-    if family not in SEEING:
+    if family not in VISION_FAMILIES:
         return
     got = f"model_type: {family}"
     if (engine := config.text_rollout.engine) != "transformers":

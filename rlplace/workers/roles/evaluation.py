@@ -97,7 +97,7 @@ def _context(component: str, channels: dict[str, LocalChannel]) -> WorkerContext
 def _weights(config: Config, folder: Path) -> dict[str, Any]:
     from rlplace.models.causal_lm import LmSpec
     from rlplace.models.saved_lm import lm_weights
-    from rlplace.models.sight import policy_of
+    from rlplace.models.vision import policy_of
 
     job = Path(config.model_path)
     spec = LmSpec.of(

@@ -13,8 +13,8 @@ from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
 from rlplace.envs.text.contract import NoPrompt
 from rlplace.errors import ConfigError, Problem, Source
-from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
+from rlplace.models.vision import VisionSpec
 from rlplace.tokens import Files, Tokens
 
 _TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
@@ -35,7 +35,7 @@ class Prompts:
         self.held_out = split == "held_out"
         self.tokenizer = Tokenizer.load(model)
         plain = PlainText(self.tokenizer, system=env.system)
-        self._sight = Sight.of(model, env)
+        self._vision = VisionSpec.of(model, env)
         self.conversation = (
             Chat(self.tokenizer, system=env.system, arguments=env.template)
             if env.chat
@@ -96,9 +96,9 @@ class Prompts:
             if isinstance(prompt, str)
             else [image for message in prompt for image in message.images]
         )
-        if self._sight is not None:
-            images, counts = self._sight.read(shown)
-            tokens = self._sight.expand(tokens, counts)
+        if self._vision is not None:
+            images, counts = self._vision.read(shown)
+            tokens = self._vision.expand(tokens, counts)
         elif shown:
             raise self._unseen(shown)
         if not len(tokens):

@@ -233,7 +233,7 @@ class ModelScorer(Scorer, JoinedWorker):
 
         from rlplace.models.causal_lm import FrozenLm, PackedLm, reward_lm
         from rlplace.models.sharding import TENSOR
-        from rlplace.models.sight import causal_lm_of
+        from rlplace.models.vision import causal_lm_of
         from rlplace.workers.offload import Offloadable
 
         config = self.config.config
@@ -393,11 +393,11 @@ class ReferenceWorker(ModelScorer):
         return {"reference/load_s": Metric(time.perf_counter() - began, "max")}
 
     def _state(self) -> dict[str, Tensor]:
-        from rlplace.models.sharding import beside, own
+        from rlplace.models.sharding import like, own
 
         weights = self._lm.module.lm.named_parameters()
         return {
-            f"model.{name}": beside(weight, self._where(own(weight)))
+            f"model.{name}": like(weight, self._where(own(weight)))
             for name, weight in weights
         }
 

@@ -102,7 +102,9 @@ class PolicyLearner:
         sequences = self._sequences(
             samples, trajectory, None if of_all is None else sound
         )
-        with torch.inference_mode(self._policy.module.by_hand and self._own is None):
+        with torch.inference_mode(
+            self._policy.module.manual_backward and self._own is None
+        ):
             steps, stopped = self._steps(
                 samples, sequences, of_all, iteration, lr, watch
             )

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from rlplace.checkpoints import STATE_FILE_BYTES
-from rlplace.models.sharding import beside, own
+from rlplace.models.sharding import like, own
 from rlplace.workers.saving import FilesBehind, other_state, unreadable_state
 from rlplace.workers.training.moments import Values, Where
 from rlplace.workers.training.optimizer import Trainer
@@ -165,7 +165,7 @@ def _at_least_1d(tensor: Tensor) -> Tensor:
 def _copied(tensor: Tensor) -> Tensor:
     # Not pinned: what torch has pinned once, it keeps, and rounds up to a power of two.
     local = _at_least_1d(own(tensor))
-    return beside(tensor, torch.empty(local.shape, dtype=local.dtype).copy_(local))
+    return like(tensor, torch.empty(local.shape, dtype=local.dtype).copy_(local))
 
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:

@@ -31,9 +31,9 @@ from rlplace.models.sharding import (
     SHARD,
     TENSOR,
     all_rows,
-    beside,
     by_rows,
     is_cut,
+    like,
     own,
     part_at,
     whole,
@@ -358,7 +358,7 @@ class TrainedLm(TrainedModel):
         # The first of a tied one
         names = {tensor: name for name, tensor in reversed(self._tensors.items())}
         return [
-            (names[of], beside(of, tensor))
+            (names[of], like(of, tensor))
             for of, tensor in zip(self._trained, tensors, strict=True)
         ]
 

@@ -23,12 +23,12 @@ from rlplace.envs.text import Image, Message
 from rlplace.errors import ConfigError
 from rlplace.models.causal_lm import LmSpec, build
 from rlplace.models.describe import describe
-from rlplace.models.families import SEEING
+from rlplace.models.families import VISION_FAMILIES
 from rlplace.models.lora import LoraSpec
 from rlplace.models.packed import Packed
-from rlplace.models.sight import Sight
 from rlplace.models.tokenizer import Chat, Tokenizer
-from rlplace.models.vision_lm import Eyes, seeing
+from rlplace.models.vision import VisionSpec
+from rlplace.models.vision_lm import VisionInput, vision_lm_of
 from rlplace.placement.memory import families
 from rlplace.placement.memory.model import read_model
 from rlplace.placement.schedule import Residency
@@ -65,21 +65,21 @@ def jpeg(width: int, height: int, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def sight_of(folder: Path, env: TextEnvConfig = ENV) -> Sight:
-    found = Sight.of(folder, env)
+def vision_of(folder: Path, env: TextEnvConfig = ENV) -> VisionSpec:
+    found = VisionSpec.of(folder, env)
     assert found is not None
     return found
 
 
-def sequences(folder: Path, sight: Sight) -> tuple[list[np.ndarray], list[Files]]:
+def sequences(folder: Path, vision: VisionSpec) -> tuple[list[np.ndarray], list[Files]]:
     """As an env rank makes prompts, each with an answer."""
     chat, tokens, files = Chat(Tokenizer.load(folder), system=None), [], []
     for messages in ASKED:
-        own, counts = sight.read(
+        own, counts = vision.read(
             [image for message in messages for image in message.images]
         )
         tokens.append(
-            np.concatenate([sight.expand(chat.first(messages), counts), ANSWER])
+            np.concatenate([vision.expand(chat.first(messages), counts), ANSWER])
         )
         files.append(own)
     return tokens, files
@@ -88,7 +88,7 @@ def sequences(folder: Path, sight: Sight) -> tuple[list[np.ndarray], list[Files]
 def logprobs_of(
     model: PreTrainedModel,
     folder: Path,
-    sight: Sight,
+    vision: VisionSpec,
     tokens: torch.Tensor,
     files: Files,
 ) -> torch.Tensor:
@@ -100,7 +100,7 @@ def logprobs_of(
 
         from PIL import Image as Library
 
-        size = {"shortest_edge": sight.least, "longest_edge": sight.most}
+        size = {"shortest_edge": vision.least, "longest_edge": vision.most}
         processor = AutoImageProcessor.from_pretrained(folder)
         given = processor(
             images=[Library.open(BytesIO(file)) for file in files],
@@ -135,19 +135,19 @@ def plain(folder: Path) -> PreTrainedModel:
     return found.eval()
 
 
-@pytest.mark.parametrize("family", sorted(SEEING))
+@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
 def test_a_step_is_that_of_transformers(
     family: Any, ranks: Ranks, tmp_path: Path
 ) -> None:
-    model, sight = plain(tiny_vlm(tmp_path, family)), sight_of(tmp_path)
-    tokens, files = sequences(tmp_path, sight)
+    model, vision = plain(tiny_vlm(tmp_path, family)), vision_of(tmp_path)
+    tokens, files = sequences(tmp_path, vision)
     expected = torch.cat(
         [
-            logprobs_of(model, tmp_path, sight, torch.tensor(t).long(), f)
+            logprobs_of(model, tmp_path, vision, torch.tensor(t).long(), f)
             for t, f in zip(tokens, files, strict=True)
         ]
     )
-    module = build(seeing(sight), LmSpec(folder=tmp_path), ranks.mesh)
+    module = build(vision_lm_of(vision), LmSpec(folder=tmp_path), ranks.mesh)
     found = module(
         Packed.of(tokens, [np.arange(len(t)) > 0 for t in tokens], images=files)
     ).logprobs
@@ -175,12 +175,12 @@ def _with_and_without_images(
     folder: Path, rank: int, rendezvous: Rendezvous, _: Path
 ) -> dict[str, np.ndarray]:
     """Gradients of a model that two ranks share, of which one sees an image."""
-    ranks, sight = (
+    ranks, vision = (
         Ranks(context_of("actor", rank, 2, rendezvous, {}), 60.0),
-        sight_of(folder),
+        vision_of(folder),
     )
-    tokens, files = sequences(folder, sight)
-    lm = TrainedLm(LmSpec(folder=folder), ranks, seeing(sight))
+    tokens, files = sequences(folder, vision)
+    lm = TrainedLm(LmSpec(folder=folder), ranks, vision_lm_of(vision))
     lm.module(
         Packed.of(
             [tokens[rank]], [np.arange(len(tokens[rank])) > 0], images=[files[rank]]
@@ -198,11 +198,11 @@ def _with_and_without_images(
 def test_ranks_with_and_without_images_go_through_the_tower_together(
     tmp_path: Path,
 ) -> None:
-    model, sight = plain(tiny_vlm(tmp_path)), sight_of(tmp_path)
-    tokens, files = sequences(tmp_path, sight)
+    model, vision = plain(tiny_vlm(tmp_path)), vision_of(tmp_path)
+    tokens, files = sequences(tmp_path, vision)
     for of in (0, 1):
         logprobs_of(
-            model, tmp_path, sight, torch.tensor(tokens[of]).long(), files[of]
+            model, tmp_path, vision, torch.tensor(tokens[of]).long(), files[of]
         ).sum().backward()
     for rank in in_processes(_with_and_without_images, tmp_path, 2):
         for name, parameter in model.named_parameters():
@@ -214,11 +214,11 @@ def test_ranks_with_and_without_images_go_through_the_tower_together(
 def test_a_pass_without_images_moves_no_weight_of_the_tower(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    sight = sight_of(tiny_vlm(tmp_path))
-    module = build(seeing(sight), LmSpec(folder=tmp_path), ranks.mesh)
+    vision = vision_of(tiny_vlm(tmp_path))
+    module = build(vision_lm_of(vision), LmSpec(folder=tmp_path), ranks.mesh)
     tokens = np.arange(7, 17)
     found = module(Packed.of([tokens], [np.arange(10) > 0], images=[()])).logprobs
-    expected = logprobs_of(plain(tmp_path), tmp_path, sight, torch.tensor(tokens), ())
+    expected = logprobs_of(plain(tmp_path), tmp_path, vision, torch.tensor(tokens), ())
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     found.sum().backward()
     tower = {
@@ -230,12 +230,12 @@ def test_a_pass_without_images_moves_no_weight_of_the_tower(
     assert not any(gradient.any() for gradient in tower.values())
 
 
-@pytest.mark.parametrize("family", sorted(SEEING))
+@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
 def test_answers_to_an_image_share_it(
     family: Any, ranks: Ranks, tmp_path: Path
 ) -> None:
-    sight = sight_of(tiny_vlm(tmp_path, family))
-    tokens, files = sequences(tmp_path, sight)
+    vision = vision_of(tiny_vlm(tmp_path, family))
+    tokens, files = sequences(tmp_path, vision)
     prompt = tokens[2][: -len(ANSWER)]
     answers = [
         *(
@@ -250,7 +250,7 @@ def test_answers_to_an_image_share_it(
     ]
     shown = [files[2]] * 3 + files[:2]
     alike = [(0, len(prompt))] * 3 + [(1, 0), (2, 0)]
-    module = build(seeing(sight), LmSpec(folder=tmp_path), ranks.mesh)
+    module = build(vision_lm_of(vision), LmSpec(folder=tmp_path), ranks.mesh)
     found = []
     for shared in (alike, []):
         packed = Packed.of(answers, masks, alike=shared, images=shown)
@@ -268,13 +268,13 @@ def test_answers_to_an_image_share_it(
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", sorted(SEEING))
+@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
 def test_low_rank_factors_leave_the_tower_alone(
     family: Any, ranks: Ranks, tmp_path: Path
 ) -> None:
-    sight = sight_of(tiny_vlm(tmp_path, family))
+    vision = vision_of(tiny_vlm(tmp_path, family))
     module = build(
-        seeing(sight),
+        vision_lm_of(vision),
         LmSpec(folder=tmp_path, lora=LoraSpec(rank=2, alpha=2.0)),
         ranks.mesh,
     )
@@ -289,10 +289,10 @@ def test_low_rank_factors_leave_the_tower_alone(
         folder=tmp_path, lora=LoraSpec(rank=2, alpha=2.0, targets=("qkv",))
     )
     with pytest.raises(ConfigError, match="no linear layer of this name"):
-        build(seeing(sight), unknown, ranks.mesh)
+        build(vision_lm_of(vision), unknown, ranks.mesh)
 
 
-@pytest.mark.parametrize("family", sorted(SEEING))
+@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
 def test_the_ledger_counts_the_tower(
     family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,10 +354,10 @@ def saved_by_a_layer(model: PreTrainedModel, side: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("family", sorted(SEEING))
+@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
 def test_an_answer_is_that_of_transformers(family: Any, tmp_path: Path) -> None:
-    model, sight = plain(tiny_vlm(tmp_path, family)), sight_of(tmp_path)
-    tokens, files = sequences(tmp_path, sight)
+    model, vision = plain(tiny_vlm(tmp_path, family)), vision_of(tmp_path)
+    tokens, files = sequences(tmp_path, vision)
     rollout = TextRolloutConfig(dtype="fp32", kv_cache_memory=4 << 20, temperature=0.0)
     settings = EngineSettings(rollout=rollout, model=tmp_path, context=96, env=ENV)
     engine = TransformersEngine(settings, device=Ledger(), owner="rollout rank 0")
@@ -387,7 +387,7 @@ def test_an_answer_is_that_of_transformers(family: Any, tmp_path: Path) -> None:
         whole = torch.from_numpy(
             np.concatenate([prompts[answer.group], answer.tokens, ANSWER[count:]])
         ).long()
-        expected = logprobs_of(model, tmp_path, sight, whole, files[answer.group])[
+        expected = logprobs_of(model, tmp_path, vision, whole, files[answer.group])[
             -len(ANSWER) :
         ][:count]
         torch.testing.assert_close(
@@ -403,9 +403,9 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(
 ) -> None:
     tiny_vlm(tmp_path)
     for env in (TextEnvConfig(), ENV):
-        sight = sight_of(tmp_path, env)
-        patches, grids = Eyes(sight).read([png(width, height)])
-        files, counts = sight.read([Image(png(width, height))])
+        vision = vision_of(tmp_path, env)
+        patches, grids = VisionInput(vision).read([png(width, height)])
+        files, counts = vision.read([Image(png(width, height))])
         assert counts == [len(patches) // 4] == [int(grids.prod()) // 4]
         assert len(files) == 1
     assert patches.shape[1] == 3 * 2 * PATCH**2
@@ -429,21 +429,21 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes_of_it(
 def test_what_cannot_be_seen_is_an_error(
     image: bytes, most_bytes: int, part: str, tmp_path: Path
 ) -> None:
-    sight = sight_of(tiny_vlm(tmp_path), TextEnvConfig(max_image_bytes=most_bytes))
+    vision = vision_of(tiny_vlm(tmp_path), TextEnvConfig(max_image_bytes=most_bytes))
     with pytest.raises(ConfigError, match=part):
-        sight.read([Image(image)])
+        vision.read([Image(image)])
 
 
 @pytest.mark.parametrize("after", [b"", b"\0\0 of a camera"], ids=["end", "more"])
 def test_a_whole_jpeg_is_read(after: bytes, tmp_path: Path) -> None:
-    sight = sight_of(tiny_vlm(tmp_path))
+    vision = vision_of(tiny_vlm(tmp_path))
     for options in ({}, {"progressive": True}):
-        files, counts = sight.read([Image(jpeg(64, 64, **options) + after)])
-        assert counts == [len(Eyes(sight).read(files)[0]) // 4]
+        files, counts = vision.read([Image(jpeg(64, 64, **options) + after)])
+        assert counts == [len(VisionInput(vision).read(files)[0]) // 4]
 
 
 def test_a_text_with_an_image_token_is_an_error(tmp_path: Path) -> None:
-    sight = sight_of(tiny_vlm(tmp_path))
+    vision = vision_of(tiny_vlm(tmp_path))
     tokens = Chat(Tokenizer.load(tmp_path), system=None).first("what is <|image_pad|>?")
     with pytest.raises(ConfigError, match="other image tokens than images"):
-        sight.expand(tokens, [])
+        vision.expand(tokens, [])

@@ -42,7 +42,7 @@ BLANK = base64.b64decode(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class VisionSpec:
     """The sizes of images that a model takes."""
 
     folder: Path
@@ -54,7 +54,7 @@ class Sight:
     most_bytes: int  # sum over the files of a prompt's images
 
     @classmethod
-    def of(cls, folder: Path, env: TextEnvConfig) -> Sight | None:
+    def of(cls, folder: Path, env: TextEnvConfig) -> VisionSpec | None:
         """Read a model's folder; None if the model reads text only.
 
         Raises ConfigError if the folder has no image processor.
@@ -186,15 +186,15 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
     """Return the class that computes the language model in `folder`, with or without images."""
     from rlplace.models.causal_lm import CausalLm
 
-    sight = Sight.of(folder, config.text_env)
-    if sight is None:
+    vision = VisionSpec.of(folder, config.text_env)
+    if vision is None:
         return CausalLm
     # Image processors take a second to import
     from rlplace.models.vision_lm import (
-        seeing,
+        vision_lm_of,
     )
 
-    return seeing(sight)
+    return vision_lm_of(vision)
 
 
 def _size(file: bytes) -> tuple[int, int]:

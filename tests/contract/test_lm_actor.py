@@ -79,7 +79,7 @@ def test_a_lap_ends_when_the_accelerator_has_done_what_it_was_given(
 ) -> None:
     """A GPU is only given its work: without a wait, all of it would be in the lap that reads the first number."""
     actor, log, lap = actor_of(qwen, algorithm=rules), list[str](), Stopwatch.lap
-    monkeypatch.setattr(TrainedLm, "settle", lambda self: log.append("settled"))
+    monkeypatch.setattr(TrainedLm, "synchronize", lambda self: log.append("synchronized"))
 
     def noting(self: Stopwatch, part: str, size: float = 0.0) -> None:
         log.append(part)
@@ -89,7 +89,7 @@ def test_a_lap_ends_when_the_accelerator_has_done_what_it_was_given(
     iterate(actor)
     ended = [(before, part) for before, part in itertools.pairwise(log) if part in laps]
     assert {part for _, part in ended} == laps
-    assert {before for before, _ in ended} == {"settled"}
+    assert {before for before, _ in ended} == {"synchronized"}
 
 
 RULES: list[dict[str, Any]] = [
@@ -222,7 +222,9 @@ def test_several_steps_correct_by_the_policy_before_the_first(
         torch.exp(old - engine).clamp(max=cap) * advantages[:, None]
     )  # above 0: as good inside the clip
     for epoch in range(2):
-        for picks in optimizer_steps(sizes_of(samples, again=0.25), 5, f"7 0 {epoch}"):
+        for picks in optimizer_steps(
+            sizes_of(samples, shared_prefix_cost=0.25), 5, f"7 0 {epoch}"
+        ):
             logprobs = token_logprobs(model, samples)[picks]
             step(
                 optimizer,

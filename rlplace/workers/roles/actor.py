@@ -327,9 +327,9 @@ class LmActor(Actor):
         arriving = arriving_groups(
             self.context.channels[SAMPLES], self.config.prompts, self.context.owner
         )
-        tokens = self.config.config.actor.token_budget * self._ranks.copies
+        tokens = self.config.config.actor.token_budget * self._ranks.replicas
         self._groups = yield from waves(
-            arriving, tokens, again=self.config.read_again.get("actor")
+            arriving, tokens, shared_prefix_cost=self.config.read_again.get("actor")
         )
 
     def _next_wave(
@@ -388,7 +388,7 @@ class LmActor(Actor):
         first = iteration * self.config.prompts
         return [
             f"{self.context.owner}: sample {sample.sample} of prompt {first + sample.group}: {why}"
-            for sample, why in experience.poisoned
+            for sample, why in experience.non_finite
         ]
 
     def _receive(

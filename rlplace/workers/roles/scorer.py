@@ -288,9 +288,11 @@ class ModelScorer(Scorer, JoinedWorker):
             try:
                 for batch in self._micro_batches(scoring):
                     values = self._values(batch)
-                    size = sizes_of(batch, again=self._again).size(range(len(batch)))
+                    size = sizes_of(batch, shared_prefix_cost=self._again).size(
+                        range(len(batch))
+                    )
                     scoring.put(
-                        *((batch, values) if self._ranks.counts else ((), ())),
+                        *((batch, values) if self._ranks.is_primary else ((), ())),
                         size=size,
                     )
             finally:
@@ -306,15 +308,15 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.workers.training.samples import sizes_of
 
         due = scoring.due
-        copies = self._ranks.copies if self._sharded else 1
-        together = self._ranks.together
+        copies = self._ranks.replicas if self._sharded else 1
+        together = self._ranks.replica_size
         ranks = copies * together
         while due:
             parts: list[tuple[int, list[list[ModelInput]]]] | None = None
             if ranks == 1 or self.context.rank == 0:
                 inputs = [self._input(sample) for sample in scoring.take()]
                 packing = pack(
-                    sizes_of(inputs, again=self._again),
+                    sizes_of(inputs, shared_prefix_cost=self._again),
                     copies,
                     self._block.token_budget,
                 )
@@ -338,7 +340,7 @@ class ModelScorer(Scorer, JoinedWorker):
         from rlplace.models.packed import Packed
         from rlplace.workers.training.samples import sizes_of
 
-        alike = sizes_of(batch, again=self._again).alike(range(len(batch)))
+        alike = sizes_of(batch, shared_prefix_cost=self._again).alike(range(len(batch)))
         tokens, masks, images = (
             [getattr(each, name) for each in batch]
             for name in ("tokens", "mask", "images")

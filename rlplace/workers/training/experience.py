@@ -6,7 +6,7 @@
     log-probabilities, of the policy and of the reference ──▶ KL ────────────────┼─▶ rewards of tokens ──▶ advantages
     values, of a critic or of a head on the actor's trunk ───────────────────────┘                         and returns
 
-Letters: S samples of the iteration, M response tokens of these.
+Letters: S samples of the iteration, M response tokens of all S samples together.
 """
 
 from __future__ import annotations
@@ -55,49 +55,57 @@ from rlplace.workers.training.variant import variant_of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """An iteration's samples, with all rewards counted, and the targets of their response tokens."""
+    """The samples of an iteration with their total rewards, and the learning targets of their response tokens."""
 
     groups: Groups
-    # Left out of the groups, and which number is not finite
-    poisoned: Sequence[tuple[Sample, str]] = ()
+    # Samples left out of `groups` because of NaN or infinity, each with a text that names the numbers
+    non_finite: Sequence[tuple[Sample, str]] = ()
     targets: Mapping[Target, BySample]
     kl_coef: float
     metrics: Metrics
 
     def learned(self, algorithm: AlgorithmConfig) -> Experience:
-        """Leave out what the algorithm does not learn from: groups without signal, answers that were cut."""
-        cut = algorithm.truncated == "mask"
-        equal = algorithm.only_with_signal
-        if not cut and not equal:
+        """Return a copy without the samples that the algorithm skips.
+
+        Skipped are groups whose rewards are all equal (`only_with_signal`) and truncated answers (`truncated: mask`).
+        """
+        mask_truncated = algorithm.truncated == "mask"
+        only_with_signal = algorithm.only_with_signal
+        if not mask_truncated and not only_with_signal:
             return self
-        signal = [
-            not equal or carries_signal([sample.reward for sample in group])
-            for group in self.groups
-        ]
-        kept = [
-            keep and not (cut and sample.truncated)
-            for group, keep in zip(self.groups, signal, strict=True)
-            for sample in group
-        ]
-        each = iter(kept)
-        groups = [[sample for sample in group if next(each)] for group in self.groups]
-        return dataclasses.replace(
-            self,
-            groups=[group for group in groups if group],
-            targets={
-                name: list(itertools.compress(values, kept))
-                for name, values in self.targets.items()
-            },
-        )
+        # One flag per sample, in the order of the groups
+        kept: list[bool] = []
+        groups: list[Sequence[Sample]] = []
+        for group in self.groups:
+            rewards = [sample.reward for sample in group]
+            has_signal = not only_with_signal or carries_signal(rewards)
+            remaining = []
+            for sample in group:
+                keep = has_signal and not (mask_truncated and sample.truncated)
+                kept.append(keep)
+                if keep:
+                    remaining.append(sample)
+            if remaining:
+                groups.append(remaining)
+        # Targets lie in the same order as the samples
+        targets = {
+            name: list(itertools.compress(values, kept))
+            for name, values in self.targets.items()
+        }
+        return dataclasses.replace(self, groups=groups, targets=targets)
 
     def returns(self) -> list[tuple[Scores, ...]]:
-        """Return them for the critic, by group; nan of what is poisoned, for which it waits too."""
+        """Return the returns for the critic, one tuple per group.
+
+        A non-finite sample gets NaN returns: the critic waits for every sample, also for those that were left out.
+        """
+        # Samples with returns first, then NaN for the others
         samples = [sample for group in self.groups for sample in group]
         found = [*zip(samples, self.targets["returns"], strict=True)]
-        found += [
-            (sample, np.full(sample.response_tokens, np.nan, np.float32))
-            for sample, _ in self.poisoned
-        ]
+        for sample, _ in self.non_finite:
+            missing = np.full(sample.response_tokens, np.nan, np.float32)
+            found.append((sample, missing))
+        # A group that lost a sample is whole again here
         by_group: dict[int, list[Scores]] = {}
         for sample, values in found:
             by_group.setdefault(sample.group, []).append(
@@ -107,16 +115,20 @@ class Experience:
 
 
 class AdvantageEstimator:
-    """Used by rank 0 of the actor. Owns what is carried over iterations: the KL weight, the moments of scores."""
+    """Computes advantages; used by rank 0 of the actor.
+
+    Owns the state that lasts over iterations: the current KL weight and the running moments of rewards.
+    """
 
     def __init__(self, job: WorkerArguments) -> None:
         self._config = job.config
         self._rewards = job.rewards
         self._algorithm = job.config.algorithm
         self._kl_coef = self._algorithm.kl_coef
-        self._seen = no_moments()
+        self._reward_moments = no_moments()
         variant = variant_of(self._algorithm)
-        self._variant = variant if variant and variant.has("advantages") else None
+        has_advantages = variant is not None and variant.has("advantages")
+        self._variant = variant if has_advantages else None
 
     def __call__(
         self,
@@ -124,23 +136,26 @@ class AdvantageEstimator:
         scores: Mapping[str, BySample],
         inferred: Mapping[Target, BySample],
     ) -> Experience:
-        """`scores`: by component, of all that score samples. `inferred`: by the actor's own weights.
+        """Return the targets of all samples that have finite numbers.
 
-        Where poison is skipped, samples with numbers that are not finite are left out, as if never drawn.
+        `scores`: by scoring component, one array per sample. `inferred`: computed by the actor's own weights. Where
+        the config skips non-finite numbers, such samples are left out as if they had never been sampled.
         """
         algorithm = self._algorithm
+        # Total reward of each sample: the environment's and the weighted scores of reward components
         numbers = itertools.count()
-        poisoned = list[tuple[Sample, str]]()
+        non_finite = list[tuple[Sample, str]]()
         groups = [
             [self._rewarded(sample, next(numbers), scores) for sample in group]
             for group in groups
         ]
         if self._config.leaves_out:
-            groups, poisoned, scores, inferred = without_poison(
+            groups, non_finite, scores, inferred = without_non_finite(
                 groups, scores, inferred
             )
         targets = dict(inferred)
         outcomes = Outcomes.of(groups)
+        # KL from the reference, [M]; part of the reward or of the loss, as the algorithm says
         if "reference" in scores:
             targets["reference"] = scores["reference"]
         kl, metrics = self._kl(groups, targets)
@@ -150,15 +165,15 @@ class AdvantageEstimator:
         def by_sample(values: Tensor) -> BySample:
             return [part.numpy() for part in values.split(outcomes.lengths.tolist())]
 
+        # Advantages [M]: token-wise by GAE with a value function, else one number per sample
         if algorithm.name == "ppo":
             values = _tensor(inferred.get("values") or scores["critic"])
             rewards = token_rewards(
                 outcomes.rewards, outcomes.lengths, penalty, self._kl_coef
             ).float()
             if self._variant is not None:
-                advantages, returns = self._variant.advantages_and_returns(
-                    TokenSteps(rewards, values, outcomes.lengths)
-                )
+                steps = TokenSteps(rewards, values, outcomes.lengths)
+                advantages, returns = self._variant.advantages_and_returns(steps)
             else:
                 advantages, returns = token_gae(
                     rewards,
@@ -169,11 +184,8 @@ class AdvantageEstimator:
                 )
             targets["returns"] = by_sample(returns)
             if "values" in inferred:
-                metrics |= {
-                    "actor/explained_variance": Metric(
-                        explained_variance(values, returns)
-                    )
-                }
+                explained = explained_variance(values, returns)
+                metrics |= {"actor/explained_variance": Metric(explained)}
         else:
             advantages = self._group_advantages(outcomes, penalty)
         if algorithm.advantages_normalized:
@@ -181,11 +193,12 @@ class AdvantageEstimator:
         targets["advantages"] = by_sample(advantages)
         experience = Experience(
             groups=groups,
-            poisoned=poisoned,
+            non_finite=non_finite,
             targets=targets,
             kl_coef=self._kl_coef,
             metrics=metrics,
         )
+        # The KL weight of the next iteration, from the KL per sample of this one
         samples = len(outcomes.rewards)
         if kl is not None and algorithm.kl_target is not None and samples:
             each = float(kl.sum()) / samples
@@ -195,21 +208,24 @@ class AdvantageEstimator:
         return experience
 
     def state(self) -> Tensor:
-        """Return [4] float64, what it carries over iterations."""
+        """Return [4] float64: the KL weight, then count, mean and variance of all rewards so far."""
         coef = torch.tensor(self._kl_coef, dtype=torch.float64)
-        seen = self._seen
+        seen = self._reward_moments
         return torch.stack([coef, seen.count, seen.mean, seen.var])
 
     def take_over(self, state: Tensor) -> None:
-        """Carry what another's `state` had."""
+        """Continue from a `state`, which may come from another process."""
         coef, count, mean, var = state.unbind()
         self._kl_coef = float(coef)
-        self._seen = Moments(count=count, mean=mean, var=var)
+        self._reward_moments = Moments(count=count, mean=mean, var=var)
 
     def _rewarded(
         self, sample: Sample, number: int, scores: Mapping[str, BySample]
     ) -> Sample:
-        """Add the scores of reward components to the environment's reward."""
+        """Return the sample with the weighted scores of all reward components added to its reward.
+
+        `number`: position of the sample among all samples of the iteration, as in `scores`.
+        """
         if not self._rewards:
             return sample
         scored = {name: float(scores[name][number][0]) for name in self._rewards}
@@ -222,13 +238,15 @@ class AdvantageEstimator:
         )
 
     def _shaped(self, rewards: Tensor) -> Tensor:
-        """Return [S] rewards, normalised by all ever seen (these included) and clipped where the algorithm asks for it.
+        """Return the rewards [S], normalised and clipped where the algorithm asks for it.
 
-        Ziegler et al. 2019 (arXiv:1909.08593) normalise once, by samples of the first policy.
+        Moments for normalising are those of all rewards so far, these included. Ziegler et al. 2019
+        (arXiv:1909.08593) normalise once, by samples of the first policy.
         """
         if self._algorithm.normalize_rewards:
-            self._seen = merge(self._seen, shifted_sums(rewards, self._seen.mean))
-            rewards = normalized(rewards, self._seen)
+            sums = shifted_sums(rewards, self._reward_moments.mean)
+            self._reward_moments = merge(self._reward_moments, sums)
+            rewards = normalized(rewards, self._reward_moments)
         limit = self._algorithm.reward_clip
         if limit is None:
             return rewards
@@ -237,61 +255,64 @@ class AdvantageEstimator:
     def _kl(
         self, groups: Groups, known: Mapping[Target, BySample]
     ) -> tuple[Tensor | None, dict[str, Metric]]:
-        """Return [M] from the reference, by the trainer's log-probabilities if it inferred, else by the engine's."""
+        """Return the KL of each response token from the reference, [M], and its metrics; None without a reference.
+
+        The policy's log-probabilities are the trainer's if it inferred them, else those of the inference engine.
+        """
         if "reference" not in known:
             return None, {}
-        sampled = known.get("old") or [
-            s.logprobs[s.mask] for group in groups for s in group
-        ]
-        kl = KL_ESTIMATORS[self._algorithm.kl_estimator](
-            _tensor(known["reference"]) - _tensor(sampled)
-        )
+        sampled = known.get("old")
+        if not sampled:
+            sampled = [s.logprobs[s.mask] for group in groups for s in group]
+        estimator = KL_ESTIMATORS[self._algorithm.kl_estimator]
+        kl = estimator(_tensor(known["reference"]) - _tensor(sampled))
         tokens = len(kl)
         samples = len(sampled)
+        total = float(kl.sum())
+        by_sample = Metric(total / max(1, samples), weight=samples)
+        by_token = Metric(total / max(1, tokens), weight=tokens)
         return kl, {
-            "actor/kl_reference": Metric(
-                float(kl.sum()) / max(1, samples), weight=samples
-            ),  # by sample
-            "actor/kl_reference_token": Metric(
-                float(kl.sum()) / max(1, tokens), weight=tokens
-            ),
+            "actor/kl_reference": by_sample,
+            "actor/kl_reference_token": by_token,
             "actor/kl_coef": Metric(self._kl_coef),
         }
 
     def _group_advantages(self, outcomes: Outcomes, penalty: Tensor | None) -> Tensor:
-        """Return [M] each sample's at all of its tokens, its KL counted as part of its reward."""
+        """Return advantages [M] of a group-based estimator: the advantage of a sample at each of its tokens.
+
+        `penalty`: KL of each token, [M], which is subtracted from the sample's reward; None: no penalty.
+        """
         if penalty is not None:
-            sample = torch.repeat_interleave(outcomes.lengths)
-            lost = outcomes.rewards.new_zeros(len(outcomes.rewards)).index_add(
-                0, sample, penalty.double()
-            )
-            outcomes = outcomes._replace(
-                rewards=outcomes.rewards - self._kl_coef * lost
-            )
-        estimate = (
-            ESTIMATORS[self._algorithm.name]
-            if self._variant is None
-            else self._variant.advantages
-        )
+            # Sum of the KL over the tokens of each sample, [S]
+            sample_of_token = torch.repeat_interleave(outcomes.lengths)
+            no_kl = outcomes.rewards.new_zeros(len(outcomes.rewards))
+            kl = no_kl.index_add(0, sample_of_token, penalty.double())
+            rewards = outcomes.rewards - self._kl_coef * kl
+            outcomes = outcomes._replace(rewards=rewards)
+        estimate = ESTIMATORS[self._algorithm.name]
+        if self._variant is not None:
+            estimate = self._variant.advantages
         return estimate(outcomes).float().repeat_interleave(outcomes.lengths)
 
 
-def without_poison(
+def without_non_finite(
     groups: Groups, scores: Mapping[str, BySample], inferred: Mapping[Target, BySample]
 ) -> tuple[
     Groups, list[tuple[Sample, str]], Mapping[str, BySample], Mapping[Target, BySample]
 ]:
-    """Return groups of the samples whose numbers are finite, the others with what is not, what is known of the former.
+    """Separate the samples that have NaN or infinity in their rewards, scores or inferred values.
 
-    Raises RewardError where none is left.
+    Return the groups of finite samples, the other samples each with a text that names the numbers, and then `scores`
+    and `inferred` of the finite samples. Raises RewardError (`all-poisoned`) if no sample is finite.
     """
     samples = [sample for group in groups for sample in group]
     known = dict[str, BySample]([*scores.items(), *inferred.items()])
-    wrong = [
-        _not_finite(sample, {name: parts[i] for name, parts in known.items()})
-        for i, sample in enumerate(samples)
-    ]
-    sound = [not found for found in wrong]
+    # A text for each sample; empty where all its numbers are finite
+    faults: list[str] = []
+    for i, sample in enumerate(samples):
+        of_sample = {name: parts[i] for name, parts in known.items()}
+        faults.append(_not_finite(sample, of_sample))
+    sound = [not fault for fault in faults]
     if not any(sound):
         raise RewardError.about(
             "all-poisoned",
@@ -301,43 +322,41 @@ def without_poison(
             why="faults.on_poison and on_error leave them out, and to go on would be to learn nothing, for ever",
             fix="look at what the log says of each sample that was skipped",
         )
+    # Regroup the finite samples; a group may be empty now
     kept = iter(sound)
-    left = [[sample for sample in group if next(kept)] for group in groups]
+    remaining = [[sample for sample in group if next(kept)] for group in groups]
+    finite = [group for group in remaining if group]
+    non_finite = [
+        (sample, fault) for sample, fault in zip(samples, faults, strict=True) if fault
+    ]
 
-    def of_kept(parts: BySample) -> BySample:
+    def of_finite(parts: BySample) -> BySample:
         return [*itertools.compress(parts, sound)]
 
     return (
-        [group for group in left if group],
-        [
-            (sample, found)
-            for sample, found in zip(samples, wrong, strict=True)
-            if found
-        ],
-        {name: of_kept(parts) for name, parts in scores.items()},
-        {name: of_kept(parts) for name, parts in inferred.items()},
+        finite,
+        non_finite,
+        {name: of_finite(parts) for name, parts in scores.items()},
+        {name: of_finite(parts) for name, parts in inferred.items()},
     )
 
 
 def _not_finite(sample: Sample, known: Mapping[str, TokenArray]) -> str:
-    """Say which numbers of a sample are not finite, `known` ones by who gave them; nothing where all are."""
-    rewards = [
-        f"{name} {value}"
-        for name, value in sample.rewards.items()
-        if not math.isfinite(value)
-    ]
-    engine = (
-        []
-        if np.isfinite(sample.logprobs).all()
-        else ["log-probabilities of the engine"]
-    )
-    others = (
-        name
-        for name, values in known.items()
-        if name not in sample.rewards and not np.isfinite(values).all()
-    )
-    found = [*(f"reward {one}" for one in rewards), *engine, *others]
-    return ", ".join(found) or ("reward nan" if sample.poisoned else "")
+    """Name the non-finite numbers of a sample, for `known` ones by their component; empty if all are finite."""
+    found: list[str] = []
+    for name, value in sample.rewards.items():
+        if not math.isfinite(value):
+            found.append(f"reward {name} {value}")
+    if not np.isfinite(sample.logprobs).all():
+        found.append("log-probabilities of the engine")
+    for name, values in known.items():
+        # A reward component is named by its reward already
+        if name not in sample.rewards and not np.isfinite(values).all():
+            found.append(name)
+    if found:
+        return ", ".join(found)
+    # The reward itself became NaN in the environment
+    return "reward nan" if sample.poisoned else ""
 
 
 def _tensor(parts: BySample) -> Tensor:

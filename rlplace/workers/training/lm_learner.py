@@ -1,21 +1,22 @@
-"""Learning of language models over ranks, actor and critic: from samples to the update that all ranks make together.
+"""Learning of language models over ranks, for actor and critic: from samples to an update that is equal on all ranks.
 
 Letters: N response tokens of one micro-batch, M response tokens of the iteration.
 
 ::
 
-    for each epoch, for each optimizer step            which rank computes what follows from lengths alone: algo.packing
-        for each micro-batch of this rank              divided by the totals of the step over all ranks
+    for each epoch, for each optimizer step            algo.packing assigns samples to ranks, from lengths alone
+        for each micro-batch of this rank              losses are divided by the totals of the step over all ranks
             actor: scores ──▶ lm_terms + KL from the reference ──▶ loss ──▶ gradients
             critic: values ──▶ clipped value loss ──▶ gradients
         one sum over ranks: metrics and gradient norm
         clip, AdamW
 
-The actor's old log-probabilities are those that `infer` left, where the algorithm asks for it. Else they are the
-trainer's own where `tis_cap` corrects for the engine's rounding, else the engine's. In an iteration of one step the
-pass that learns makes them; else a pass before the first step does.
+The actor's old log-probabilities come from one of three places. If the algorithm asks for it, `infer` has computed
+them. Otherwise, if `tis_cap` corrects for the rounding of the inference engine, the trainer computes them: in the
+learning pass itself if the iteration has one step, else in a pass before the first step. Otherwise they are the
+engine's.
 
-With `accumulate_early`, the only step of an iteration is accumulated from groups as they come.
+With `accumulate_early`, the gradients of the iteration's only step are accumulated group by group, as groups arrive.
 """
 
 from __future__ import annotations
@@ -63,12 +64,15 @@ from rlplace.workers.training.samples import (
 from rlplace.workers.training.trained_model import TrainedLm
 from rlplace.workers.training.variant import variant_of
 
-# The loss of a micro-batch, and its parts of the means over the step by name, float64.
+# From a micro-batch and the totals of its step to its loss, and its partial sums of the step's
+# means by name, float64
 Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
 
 
 class LmLearner:
-    """The steps of an actor or critic. Borrows model and trainer; what infers or learns is a collective."""
+    """The optimizer steps of an actor or a critic. Borrows model and trainer; inferring and learning are
+    collectives.
+    """
 
     def __init__(
         self,
@@ -76,11 +80,14 @@ class LmLearner:
         lm: TrainedLm,
         trainer: Trainer,
         ranks: Ranks,
-        again: float | None,
+        shared_prefix_cost: float | None,
         token_budget: int,
     ) -> None:
-        """`again`: what a prompt costs for each answer that reads it, as of `sizes_of`."""
-        self._again = again
+        """`shared_prefix_cost`: relative cost of a prompt token for each answer that shares it, as in `sizes_of`.
+
+        `token_budget`: most tokens of one micro-batch.
+        """
+        self._shared_prefix_cost = shared_prefix_cost
         self._config = config
         self._algorithm = config.algorithm
         self._variant = variant_of(config.algorithm)
@@ -96,22 +103,23 @@ class LmLearner:
     # ── which rank computes what ─────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """Pack all optimizer steps of an iteration for each copy, equal on every rank.
+        """Assign the samples of all optimizer steps of an iteration to replicas; equal on every rank.
 
-        Actor and critic step on the same samples.
+        Actor and critic step on the same samples. Without a response token there is nothing to learn, hence no step.
         """
+        has_responses = any(lengths.responses)
         return pack_steps(
-            lengths.sizes if any(lengths.responses) else SampleSizes(()),
+            lengths.sizes if has_responses else SampleSizes(()),
             epochs=self._algorithm.epochs,
             train_batch=self._algorithm.train_batch,
             seed=f"{self._config.runner.seed} {iteration}",
-            ranks=self._ranks.copies,
+            ranks=self._ranks.replicas,
             token_budget=self._token_budget,
         )
 
     def inference_plan(self, lengths: Lengths) -> Packing:
-        """Pack a pass over all samples for each copy, equal on every rank."""
-        return pack(lengths.sizes, self._ranks.copies, self._token_budget)
+        """Assign all samples to replicas for one forward pass; equal on every rank."""
+        return pack(lengths.sizes, self._ranks.replicas, self._token_budget)
 
     def shards(
         self,
@@ -122,29 +130,36 @@ class LmLearner:
         targets: Mapping[Target, BySample] | None = None,
         kl_coef: float = 0.0,
     ) -> list[SampleShard]:
-        """Cut out what each rank needs of all groups, to infer them, to learn them in `iteration`, or both.
+        """Return for each rank the samples that it needs to infer (`infer`), to learn in `iteration`, or both.
 
-        `targets` are of all samples, in their order.
+        `targets`: arrays of all samples, in the order of the groups.
         """
-        lengths = Lengths.of(groups, again=self._again)
+        lengths = Lengths.of(groups, shared_prefix_cost=self._shared_prefix_cost)
         samples = [sample for group in groups for sample in group]
-        passes = [self.inference_plan(lengths)] if infer else []
-        passes += () if iteration is None else self.plan(lengths, iteration)
+        # All passes over samples that the shard must serve
+        passes: list[Packing] = []
+        if infer:
+            passes.append(self.inference_plan(lengths))
+        if iteration is not None:
+            passes += self.plan(lengths, iteration)
         shards: list[SampleShard] = []
-        for copy in range(self._ranks.copies):
-            needed = {
-                i for packing in passes for picks in packing.ranks[copy] for i in picks
+        for replica in range(self._ranks.replicas):
+            needed: set[int] = set()
+            for packing in passes:
+                for picks in packing.ranks[replica]:
+                    needed.update(picks)
+            needed_targets = {
+                name: {i: values[i] for i in needed}
+                for name, values in (targets or {}).items()
             }
             shard = SampleShard(
                 lengths=lengths,
-                own={i: samples[i] for i in needed},
-                targets={
-                    name: {i: values[i] for i in needed}
-                    for name, values in (targets or {}).items()
-                },
+                samples={i: samples[i] for i in needed},
+                targets=needed_targets,
                 kl_coef=kl_coef,
             )
-            shards += [shard] * self._ranks.together
+            # The ranks of one replica compute the same samples
+            shards += [shard] * self._ranks.replica_size
         return shards
 
     def _infer(
@@ -154,19 +169,20 @@ class LmLearner:
         scores: Callable[[Packed], Sequence[Tensor]],
         rows: int,
     ) -> Tensor:
-        """Return [rows, M] of what `scores` gives for the response tokens, on every rank. A collective.
+        """Return [rows, M]: the outputs of `scores` for all response tokens, on every rank. A collective.
 
-        The micro-batches of all ranks, equally many, have each sample once.
+        `scores` returns `rows` tensors [N]. The micro-batches of all replicas hold each sample once, and each replica
+        has equally many of them.
         """
         watch = Stopwatch()
+        # Each token is filled by one primary rank and stays zero elsewhere, so a sum assembles all tokens
         found = torch.zeros(rows, batch.tokens, device=self._lm.device)
         with torch.no_grad():
             for picks in micro_batches:
-                found[:, batch.places(picks)] = (
-                    torch.stack(tuple(scores(batch.packed(picks)))) * self._ranks.counts
-                )
+                scored = torch.stack(tuple(scores(batch.packed(picks))))
+                if self._ranks.is_primary:
+                    found[:, batch.places(picks)] = scored
                 self._lap(watch, self._part("score"), batch.size(picks))
-            # Each token is found by one rank, and zero on the others
             summed = self._ranks.sum(found.view(-1))
         self._lap(watch, "exchange", self._ranks.world_size)
         return summed.view(found.shape)
@@ -174,18 +190,23 @@ class LmLearner:
     def _value_loss(
         self, values: Tensor, old_values: Tensor, returns: Tensor
     ) -> Tensor:
-        """All tensors are [N]."""
+        """Return the loss of each token, [N], from tensors [N]."""
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
         return value_loss(values, old_values, returns, self._algorithm.value_clip)
 
     def _lap(self, watch: Stopwatch, part: str, size: float = 0) -> None:
-        """End a lap when its work is over, which a GPU is only given: else the next that waits would have it all."""
-        self._lm.settle()
+        """End a lap once the accelerator has finished its work.
+
+        GPU work is queued: without the wait its time would be measured in the next lap that synchronizes.
+        """
+        self._lm.synchronize()
         watch.lap(part, size)
 
     def _part(self, name: str) -> str:
-        """Name a pass for a stopwatch: with several ranks, each pass exchanges weights."""
+        """Return the stopwatch's name of a pass: passes over several ranks, which exchange weights, are timed
+        separately.
+        """
         if self._ranks.world_size > 1:
             return f"sharded_{name}"
         return name
@@ -200,28 +221,32 @@ class LmLearner:
         differentiate: Differentiate,
         counted: Sequence[int] | None = None,
     ) -> Update:
-        """Make the steps of `plan`. A micro-batch without samples computes too: the other ranks wait for it.
+        """Make the optimizer steps of `plan`. A collective.
 
-        `counted`: response tokens of each sample that are learned from; None: all.
+        `counted`: number of learned response tokens of each sample; None: all response tokens. A replica runs its
+        micro-batch also without samples, because the other ranks wait for its part of the collectives.
         """
         steps: list[Numbers] = []
         lr = 0.0
         watch = Stopwatch()
         for packing in plan:
             lr = self._trainer.learning_rate(iteration)
+            # Losses are divided by the totals of the step over all ranks
             picked = packing.samples
             tokens = sum((counted or lengths.responses)[i] for i in picked)
             totals = Totals(samples=len(picked), tokens=tokens, longest=self._longest)
-            shares: dict[str, Tensor] = {}
-            for picks in packing.ranks[self._ranks.copy]:
+            # Gradients and partial sums of means, over this rank's micro-batches
+            partial: dict[str, Tensor] = {}
+            for picks in packing.ranks[self._ranks.replica]:
                 loss, parts = differentiate(picks, totals)
                 loss.backward()
                 self._lap(watch, self._part("micro_batch"), lengths.sizes.size(picks))
-                shares = {
-                    name: shares.get(name, 0.0) + part for name, part in parts.items()
+                partial = {
+                    name: partial.get(name, 0.0) + part for name, part in parts.items()
                 }
+            # Means and gradient norm over all ranks; None: not finite, and the step is skipped
             numbers = self._trainer.sum_over_ranks(
-                [*shares], torch.stack([*shares.values()]), iteration
+                [*partial], torch.stack([*partial.values()]), iteration
             )
             watch.lap("exchange", self._ranks.world_size)
             if numbers is not None:
@@ -238,26 +263,31 @@ class LmLearner:
         )
 
 
-# Of response tokens [N]: log-probabilities by the trainer before its first step, by the engine, what sampled them, and
-# whether the correction of the engine's has cut their weight.
+# Four tensors [N] of response tokens: the trainer's log-probabilities before its first step, the engine's
+# log-probabilities, the version of the policy that sampled each token, and whether the importance weight was cut
 _Sampled = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclasses.dataclass(slots=True)
 class _Accumulated:
-    """What an optimizer step has so far beside this rank's gradients, divided by totals that are not the step's own."""
+    """The state of an optimizer step in progress, beside this rank's gradients.
 
-    samples: int = 0  # over all ranks, as are tokens
+    The partial sums are divided by the largest totals possible, as the step's own totals are not known yet.
+    """
+
+    # Over all ranks
+    samples: int = 0
     tokens: int = 0
     responses: int = 0
-    lost: float = 0.0  # imbalance, times tokens
-    # Of the means, of this rank
-    shares: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    # Sum over packings of imbalance times tokens
+    lost: float = 0.0
+    # Partial sums of the means, of this rank
+    partial: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     sampled: list[_Sampled] = dataclasses.field(default_factory=list)
 
 
 class ActorLearner(LmLearner):
-    """Policy optimisation, with a value head on the trunk where `critic.on_actor` asks for it."""
+    """Policy optimisation, with a value head on the actor's trunk where `critic.on_actor` asks for it."""
 
     _accumulated: _Accumulated | None = None
 
@@ -267,28 +297,31 @@ class ActorLearner(LmLearner):
         lm: TrainedLm,
         trainer: Trainer,
         ranks: Ranks,
-        again: float | None,
+        shared_prefix_cost: float | None,
     ) -> None:
-        super().__init__(config, lm, trainer, ranks, again, config.actor.token_budget)
+        super().__init__(
+            config, lm, trainer, ranks, shared_prefix_cost, config.actor.token_budget
+        )
         algorithm = self._algorithm
         self._clip = Clip(
             low=algorithm.clip_ratio_low,
             high=algorithm.clip_high,
             dual=algorithm.dual_clip,
         )
-        cap = algorithm.tis_cap
-        self._correction = (
-            None
-            if cap is None
-            else Correction(
-                cap, algorithm.tis_level, algorithm.tis_above, algorithm.tis_floor
+        # Weights that correct for the engine's rounding
+        self._correction: Correction | None = None
+        if algorithm.tis_cap is not None:
+            self._correction = Correction(
+                algorithm.tis_cap,
+                algorithm.tis_level,
+                algorithm.tis_above,
+                algorithm.tis_floor,
             )
-        )
-        # Greedy answers come with the model's own
+        # Temperature 0 is greedy: its answers carry log-probabilities at temperature 1
         self._temperature = config.text_rollout.temperature or 1.0
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """None in the warm-up of a critic."""
+        """Return the steps as in LmLearner; none while the critic warms up."""
         if iteration < self._config.critic.warmup_iterations:
             return ()
         return super().plan(lengths, iteration)
@@ -296,16 +329,18 @@ class ActorLearner(LmLearner):
     def infer(
         self, shard: SampleShard, asked: Collection[Target]
     ) -> dict[Target, BySample]:
-        """Infer what is `asked` of the weights as they are, of all samples; the same on every rank. A collective."""
+        """Return the `asked` targets of all samples, by the current weights; the same on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
-        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.copy]
+        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
 
         def found(*fields: str) -> list[BySample]:
+            # [fields, M] cut into one array per sample
             scores = self._token_scores(batch, micro_batches, fields).cpu()
-            return [
-                [part.numpy() for part in score.split(list(shard.lengths.responses))]
-                for score in scores
-            ]
+            responses = list(shard.lengths.responses)
+            by_field: list[BySample] = []
+            for score in scores:
+                by_field.append([part.numpy() for part in score.split(responses)])
+            return by_field
 
         inferred: dict[Target, BySample] = {}
         if "values" in asked:
@@ -313,6 +348,7 @@ class ActorLearner(LmLearner):
         elif "old" in asked:
             (inferred["old"],) = found("logprobs")
         if "reference" in asked:
+            # LoRA: without its factors the model is the reference
             with without_factors(self._lm.module):
                 (inferred["reference"],) = found("logprobs")
         return inferred
@@ -320,7 +356,7 @@ class ActorLearner(LmLearner):
     def _token_scores(
         self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str]
     ) -> Tensor:
-        """Return [fields, M] of the model's scores."""
+        """Return [fields, M]: the named fields of the model's scores, for all response tokens. A collective."""
 
         def scores(packed: Packed) -> list[Tensor]:
             found = self._lm.module(packed, self._temperature)
@@ -336,15 +372,17 @@ class ActorLearner(LmLearner):
         corrects = self._correction is not None
         plan = self.plan(shard.lengths, iteration)
         batch = Batch(shard, self._lm.device)
-        copy = self._ranks.copy
+        replica = self._ranks.replica
+        # With several steps, the trainer's old log-probabilities are computed before the first one
         old = None
         if corrects and len(plan) > 1 and "old" not in shard.targets:
             epoch = plan[: len(plan) // algorithm.epochs]
             micro_batches = [
-                picks for packing in epoch for picks in packing.ranks[copy]
+                picks for packing in epoch for picks in packing.ranks[replica]
             ]
             old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
-        in_first_step = len(plan[0].ranks[copy]) if plan else 0
+        # Engine and trainer are compared in the first step, while their weights are equal
+        in_first_step = len(plan[0].ranks[replica]) if plan else 0
         sampled: list[_Sampled] = []
 
         def differentiate(
@@ -353,6 +391,7 @@ class ActorLearner(LmLearner):
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer = scores.logprobs.detach()
             engine = batch.engine_logprobs(picks)
+            # Old log-probabilities, from the place that the module's docstring names
             if "old" in shard.targets:
                 behaviour = batch.target("old", picks)
             elif corrects:
@@ -372,7 +411,9 @@ class ActorLearner(LmLearner):
         return update
 
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
-        """Compare engine and trainer; an iteration is learned by the policy version of its number."""
+        """Return metrics of the difference between engine and trainer. Version `iteration` is the policy that
+        learns.
+        """
         by_trainer, by_engine, versions, cut = (
             torch.cat(parts) for parts in zip(*sampled, strict=True)
         )
@@ -381,7 +422,9 @@ class ActorLearner(LmLearner):
     def _corrected(
         self, behaviour: Tensor, engine: Tensor, lengths: Tensor
     ) -> Corrected | tuple[None, Tensor]:
-        """Weigh tokens [N] by how much likelier the actor finds them than the engine did; None: all alike."""
+        """Return importance weights [N], trainer over engine, and which were cut, [N] bool; no weights without
+        correction.
+        """
         if self._correction is None:
             return None, torch.zeros_like(engine, dtype=torch.bool)
         return importance_weights(behaviour, engine, lengths, self._correction)
@@ -389,19 +432,26 @@ class ActorLearner(LmLearner):
     def accumulate(self, shard: SampleShard) -> None:
         """Add the gradients of samples to those of the iteration's step, which `learn` makes. A collective.
 
-        How many tokens the step has is known at its end only, so these are divided by the most there can be. Keeps the
-        gradients: until `learn` or `drop`, nothing else may be computed that drops them.
+        The step's number of tokens is not known yet, so the gradients are divided by the largest number possible;
+        `_step` rescales them. Until `learn` or `drop`, no other call may discard the gradients.
         """
         lengths = shard.lengths
-        held = self._accumulated = self._accumulated or _Accumulated()
+        if self._accumulated is None:
+            self._accumulated = _Accumulated()
+        held = self._accumulated
         watch = Stopwatch()
         batch = Batch(shard, self._lm.device)
         packing = self.inference_plan(lengths)
+        # Totals over all ranks, known from the lengths
+        tokens = sum(lengths.tokens)
         held.samples += len(lengths.tokens)
-        held.tokens += sum(lengths.tokens)
+        held.tokens += tokens
         held.responses += sum(lengths.responses)
-        held.lost += packing.imbalance * sum(lengths.tokens)
-        for picks in packing.ranks[self._ranks.copy] if any(lengths.responses) else ():
+        held.lost += packing.imbalance * tokens
+        if not any(lengths.responses):
+            return
+        # Gradients of this rank's micro-batches
+        for picks in packing.ranks[self._ranks.replica]:
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer = scores.logprobs.detach()
             engine = batch.engine_logprobs(picks)
@@ -413,41 +463,41 @@ class ActorLearner(LmLearner):
             )
             loss.backward()
             self._lap(watch, self._part("micro_batch"), batch.size(picks))
-            held.shares = {
-                name: held.shares.get(name, 0.0) + part for name, part in parts.items()
+            held.partial = {
+                name: held.partial.get(name, 0.0) + part for name, part in parts.items()
             }
 
     @property
     def _most(self) -> Totals:
-        """What a step of all samples of an iteration can have at most."""
+        """The largest totals that a step over all samples of an iteration can have."""
         samples = (self._algorithm.prompts or 1) * self._algorithm.samples_per_prompt
         return Totals(
             samples=samples, tokens=samples * self._longest, longest=self._longest
         )
 
     def _step(self, iteration: int) -> Update:
-        """Make the step of all samples that were accumulated, as if they had come at once. A collective."""
+        """Make one step from all accumulated gradients, equal to a step over all samples at once. A collective."""
         held = self._accumulated or _Accumulated()
         most = self._most
         self._accumulated = None
         if not held.responses:
             return Update(mean=None, steps=0, lr=0.0)
+        # Rescale from the largest totals possible to the step's own
         by_tokens = most.tokens / held.responses
-        by_loss = (
-            by_tokens
-            if self._algorithm.mean == "token"
-            else most.samples / held.samples
-        )
+        by_samples = most.samples / held.samples
+        by_loss = by_tokens if self._algorithm.mean == "token" else by_samples
         watch = Stopwatch()
         with torch.no_grad():
             torch._foreach_mul_(self._lm.gradients(), by_loss)
-        shares = [
-            part * (by_loss if name == "loss" else by_tokens)
-            for name, part in held.shares.items()
-        ]
+        partial = []
+        for name, part in held.partial.items():
+            # The loss is a mean over samples or tokens, the metrics are means over tokens
+            factor = by_loss if name == "loss" else by_tokens
+            partial.append(part * factor)
+        # Sum over ranks, step
         lr = self._trainer.learning_rate(iteration)
         numbers = self._trainer.sum_over_ranks(
-            [*held.shares], torch.stack(shares), iteration
+            [*held.partial], torch.stack(partial), iteration
         )
         watch.lap("exchange", self._ranks.world_size)
         if numbers is not None:
@@ -464,7 +514,7 @@ class ActorLearner(LmLearner):
         )
 
     def drop(self) -> None:
-        """Forget what was accumulated."""
+        """Discard the accumulated gradients."""
         self._accumulated = None
         self._lm.drop_gathered()
 
@@ -477,6 +527,10 @@ class ActorLearner(LmLearner):
         old_logprobs: Tensor,
         importance: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a micro-batch and its partial sums of the step's means, by name, float64.
+
+        `old_logprobs`, `importance`: [N].
+        """
         algorithm = self._algorithm
         lengths = batch.lengths(picks)
         tokens = max(1, totals.tokens)
@@ -492,18 +546,18 @@ class ActorLearner(LmLearner):
             surrogate=algorithm.surrogate,
             importance=importance,
         )
+        # A custom variant may replace the policy loss and add metrics
         more: dict[str, Tensor] = {}
         if self._variant is not None:
             samples = TokenSamples(old_logprobs, advantages, lengths)
             if self._variant.has("policy_loss"):
                 each = self._variant.policy_loss(scores.logprobs, samples)
-                terms = terms._replace(
-                    policy_loss=each if importance is None else importance * each
-                )
-            found = self._variant.metrics(scores.logprobs, samples).items()
-            more = {
-                name: values.sum(dtype=torch.float64) / tokens for name, values in found
-            }
+                weighted = each if importance is None else importance * each
+                terms = terms._replace(policy_loss=weighted)
+            found = self._variant.metrics(scores.logprobs, samples)
+            for name, values in found.items():
+                more[name] = values.sum(dtype=torch.float64) / tokens
+        # Policy loss and entropy, then the KL from the reference
         weights = token_weights(algorithm.mean, lengths, totals)
         loss = terms.loss(weights, algorithm.entropy_coef)
         if algorithm.kl_in == "loss" and batch.kl_coef:
@@ -512,6 +566,7 @@ class ActorLearner(LmLearner):
             )
             loss = loss + batch.kl_coef * (weights * kl).sum()
         numbers = shares_of(terms, tokens) | more
+        # Value head on the same trunk
         if isinstance(scores, ValuedScores):
             returns = batch.target("returns", picks)
             before = batch.target("values", picks)
@@ -523,7 +578,7 @@ class ActorLearner(LmLearner):
 
 
 class CriticLearner(LmLearner):
-    """Brings the values of response tokens nearer to their returns."""
+    """Regression of the values of response tokens to their returns."""
 
     def __init__(
         self,
@@ -531,49 +586,53 @@ class CriticLearner(LmLearner):
         lm: TrainedLm,
         trainer: Trainer,
         ranks: Ranks,
-        again: float | None,
+        shared_prefix_cost: float | None,
     ) -> None:
-        super().__init__(config, lm, trainer, ranks, again, config.critic.token_budget)
+        super().__init__(
+            config, lm, trainer, ranks, shared_prefix_cost, config.critic.token_budget
+        )
 
     def values(self, shard: SampleShard) -> Tensor:
-        """Infer [M] by the weights as they are, on every rank: to learn, a sample may be another rank's."""
+        """Return values [M] of all samples by the current weights, on every rank.
+
+        Every rank has all of them because the learning passes may assign a sample to another rank. A collective.
+        """
         batch = Batch(shard, self._lm.device)
-        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.copy]
-        return self._infer(
-            batch, micro_batches, lambda packed: [self._lm.module(packed)], 1
-        )[0]
+        micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
+
+        def values_of(packed: Packed) -> list[Tensor]:
+            return [self._lm.module(packed)]
+
+        return self._infer(batch, micro_batches, values_of, 1)[0]
 
     def learn(
         self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int
     ) -> Update:
-        """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device."""
+        """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device.
+
+        Tokens with NaN returns belong to non-finite samples and are not learned from. A collective.
+        """
         batch = Batch(shard, self._lm.device)
         clip = self._algorithm.value_clip
         lengths = shard.lengths
+        # Number of learned tokens of each sample
         sound = ~returns.isnan()
-        counted = [
-            int(part.sum()) for part in sound.cpu().split(list(lengths.responses))
-        ]
+        by_sample = sound.cpu().split(list(lengths.responses))
+        counted = [int(part.sum()) for part in by_sample]
 
         def differentiate(
             picks: MicroBatch, totals: Totals
         ) -> tuple[Tensor, dict[str, Tensor]]:
             places = batch.places(picks)
             tokens = max(1, totals.tokens)
-            counts = sound[places]  # poisoned: nothing is learned from it
-            values, old, wanted = (
-                each[counts]
-                for each in (
-                    self._lm.module(batch.packed(picks)),
-                    old_values[places],
-                    returns[places],
-                )
-            )
+            kept = sound[places]
+            values = self._lm.module(batch.packed(picks))[kept]
+            old = old_values[places][kept]
+            wanted = returns[places][kept]
             loss = self._value_loss(values, old, wanted).sum() / tokens
-            clipped = (
-                is_value_clipped(values.detach(), old, wanted, clip).sum() / tokens
-            )
-            # clip_share: of tokens, whose value has gone as far as it may
+            is_clipped = is_value_clipped(values.detach(), old, wanted, clip)
+            clipped = is_clipped.sum() / tokens
+            # clip_share: share of tokens whose value moved as far as the clip allows
             return loss, {
                 "value_loss": loss.detach().double(),
                 "clip_share": clipped.double(),

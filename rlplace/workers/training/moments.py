@@ -1,4 +1,4 @@
-"""Adam's two moments of every tensor it steps, in float32 or in 8 bits, and the step by them."""
+"""Adam's two moments (exponential averages) of every stepped tensor, in float32 or in 8 bits, and Adam's step."""
 
 from __future__ import annotations
 
@@ -14,36 +14,40 @@ from torch.optim.adamw import adamw
 
 from rlplace.config.schema import MOMENT_BLOCK, OptimizerConfig
 
-Where = Callable[[Tensor], Tensor]  # from a tensor to where its bytes are now
+Where = Callable[
+    [Tensor], Tensor
+]  # from a tensor to where its bytes are now, on accelerator or host
 # Moments by name, in the shapes of the tensors and in their order
 Values = Mapping[str, list[Tensor]]
 _NAMES = ("exp_avg", "exp_avg_sq")
-_AT_ONCE = 1 << 14  # blocks that are unpacked at once
+_AT_ONCE = 1 << 14  # blocks that are unpacked at once, which bounds the float32 copies
 _TINY = torch.finfo(torch.float32).tiny
 
 
 class Moments(Protocol):
-    """The moments of some tensors, in their order. Owns them."""
+    """The moments of a list of tensors, in their order. Owns them."""
 
-    packed: bool  # what is read are new tensors on the host
+    packed: bool  # whether `read` returns new float32 tensors on the host
 
     def step(
         self, stepped: Sequence[Tensor], gradients: Sequence[Tensor], lr: float
     ) -> None:
-        """Step the tensors in place; `gradients`, of their types, may be changed."""
+        """Step the tensors in place. `gradients` have the dtypes of the tensors and may be overwritten."""
 
     def tensors(self) -> list[Tensor]:
-        """Return what it holds."""
+        """Return all tensors that the moments consist of, for offloading and for counting bytes."""
 
     def read(self, where: Where) -> Values:
-        """Return the moments: to be read, or to be filled for `take_over`."""
+        """Return the moments in the shapes of the stepped tensors: to save them, or to be filled and passed to
+        `take_over`.
+        """
 
     def take_over(self, values: Values, steps_made: int, where: Where) -> None:
-        """Go on after so many steps from what `read` returned and somebody has filled."""
+        """Resume after `steps_made` steps from `values`, the filled tensors of `read`."""
 
 
 class FloatMoments:
-    """Moments in the types of the tensors."""
+    """Moments in the dtypes of the stepped tensors."""
 
     packed = False
 
@@ -72,11 +76,11 @@ class FloatMoments:
 
 
 class ByteMoments:
-    """Moments in 8 bits: codes of a table, and a float32 scale of each block (Dettmers et al. 2022, arXiv:2110.02861).
+    """Moments in 8 bits: codes into a table, and a float32 scale per block (Dettmers et al. 2022, arXiv:2110.02861).
 
-    Of the second moment the root is kept, which spans half the decades, in a table without zero: a first moment that is
-    none would be divided by it (Li et al. 2023, arXiv:2309.01507, section 4.1). Both tables have the ends of their
-    range, so that what was unpacked packs to the same bits.
+    The second moment is stored as its square root, which spans half as many decades. Its table has no zero, because
+    Adam divides by the root: a zero would blow up the step (Li et al. 2023, arXiv:2309.01507, section 4.1). Both
+    tables contain the ends of their range, so unpacked values pack to the same bits again.
     """
 
     packed = True
@@ -85,27 +89,28 @@ class ByteMoments:
         self._config = config
         self._steps_made = 0
         self._shapes = [tensor.shape for tensor in stepped]
-        self._first, self._root = (
-            [_Packed.zeros(tensor, signed=s) for tensor in stepped]
-            for s in (True, False)
-        )
+        self._first = [_Packed.zeros(tensor, signed=True) for tensor in stepped]
+        self._root = [_Packed.zeros(tensor, signed=False) for tensor in stepped]
 
     def step(
         self, stepped: Sequence[Tensor], gradients: Sequence[Tensor], lr: float
     ) -> None:
-        for tensor, gradient, *moments in zip(
+        for tensor, gradient, first_moment, root_moment in zip(
             stepped, gradients, self._first, self._root, strict=True
         ):
-            numbers = (
-                of.view(-1).split(_AT_ONCE * MOMENT_BLOCK)
-                for of in (tensor, gradient.contiguous())
+            # Piece by piece, so that only one piece is unpacked to float32 at a time
+            pieces = zip(
+                tensor.view(-1).split(_AT_ONCE * MOMENT_BLOCK),
+                gradient.contiguous().view(-1).split(_AT_ONCE * MOMENT_BLOCK),
+                first_moment.pieces(),
+                root_moment.pieces(),
+                strict=True,
             )
-            packed = (moment.pieces() for moment in moments)
-            for weights, slopes, first, root in zip(*numbers, *packed, strict=True):
+            for weights, gradients_of, first, root in pieces:
                 m = first.unpack()[: len(weights)]
                 v = root.unpack()[: len(weights)].square_()
                 steps = torch.full((), float(self._steps_made), device=tensor.device)
-                _step([weights], [slopes], [m], [v], [steps], lr, self._config)
+                _step([weights], [gradients_of], [m], [v], [steps], lr, self._config)
                 first.pack(m)
                 root.pack(v.sqrt_())
         self._steps_made += 1
@@ -118,19 +123,20 @@ class ByteMoments:
         ]
 
     def read(self, where: Where) -> Values:
-        """Return them in float32, in new tensors on the host."""
+        """Return both moments as new float32 tensors on the host."""
+
+        def to_host(tensor: Tensor) -> Tensor:
+            return where(tensor).cpu()
+
         read = list[list[Tensor]]()
         for moment in (self._first, self._root):
-            numbers = (
-                packed.at(lambda tensor: where(tensor).cpu()).unpack()
-                for packed in moment
-            )
-            read.append(
-                [
-                    of[: shape.numel()].view(shape)
-                    for of, shape in zip(numbers, self._shapes, strict=True)
-                ]
-            )
+            unpacked: list[Tensor] = []
+            for packed, shape in zip(moment, self._shapes, strict=True):
+                numbers = packed.at(to_host).unpack()
+                # The last block may be longer than the tensor
+                unpacked.append(numbers[: shape.numel()].view(shape))
+            read.append(unpacked)
+        # Stored is the root of the second moment
         for root in read[1]:
             root.square_()
         return dict(zip(_NAMES, read, strict=True))
@@ -141,17 +147,20 @@ class ByteMoments:
             (self._first, self._root), values.values(), strict=True
         ):
             for packed, numbers in zip(moment, read, strict=True):
+                # Pack on the host, then copy to where the moments are now
+                flat = numbers.view(-1)
                 here = _Packed.zeros(numbers, signed=packed.signed)
+                here.pack(flat if packed.signed else flat.sqrt())
                 there = packed.at(where)
-                here.pack(
-                    numbers.view(-1) if packed.signed else numbers.view(-1).sqrt()
-                )
                 there.codes.copy_(here.codes)
                 there.scales.copy_(here.scales)
 
 
 class _Packed:
-    """Numbers as codes [blocks, 256] and scales [blocks, 1]."""
+    """Numbers as 8-bit codes [blocks, 256] and float32 scales [blocks, 1].
+
+    `signed`: the table is -1 to 1, else 0 to 1.
+    """
 
     def __init__(self, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
         self.codes = codes
@@ -160,61 +169,59 @@ class _Packed:
 
     @classmethod
     def zeros(cls, like: Tensor, *, signed: bool) -> _Packed:
-        codes = torch.zeros(
-            -(-like.numel() // MOMENT_BLOCK),
-            MOMENT_BLOCK,
-            dtype=torch.uint8,
-            device=like.device,
-        )
-        return cls(
-            codes, codes.new_zeros(len(codes), 1, dtype=torch.float32), signed=signed
-        )
+        """Return zero scales for as many blocks as the elements of `like` need, on its device."""
+        blocks = -(-like.numel() // MOMENT_BLOCK)
+        codes = torch.zeros(blocks, MOMENT_BLOCK, dtype=torch.uint8, device=like.device)
+        scales = codes.new_zeros(blocks, 1, dtype=torch.float32)
+        return cls(codes, scales, signed=signed)
 
     def pieces(self) -> list[_Packed]:
+        """Return views of `_AT_ONCE` blocks each."""
         cut = zip(self.codes.split(_AT_ONCE), self.scales.split(_AT_ONCE), strict=True)
         return [_Packed(codes, scales, signed=self.signed) for codes, scales in cut]
 
     def at(self, where: Where) -> _Packed:
+        """Return the same numbers, at the place that `where` maps their tensors to."""
         return _Packed(where(self.codes), where(self.scales), signed=self.signed)
 
     def unpack(self) -> Tensor:
-        """Return [blocks x 256], in new memory."""
-        numbers = _table(self.signed, self.codes.device).index_select(
-            0, self.codes.view(-1).int()
-        )
+        """Return the numbers [blocks * 256] as float32, in new memory."""
+        table = _table(self.signed, self.codes.device)
+        numbers = table.index_select(0, self.codes.view(-1).int())
         return numbers.view(self.codes.shape).mul_(self.scales).view(-1)
 
     def pack(self, numbers: Tensor) -> None:
-        """Take the codes that are nearest; `numbers` may lack what the last block has room for."""
-        blocks = pad(numbers, (0, self.codes.numel() - len(numbers))).view(
-            self.codes.shape
-        )
+        """Store the nearest table entry of each of `numbers`, whose end may lack a part of the last block."""
+        missing = self.codes.numel() - len(numbers)
+        blocks = pad(numbers, (0, missing)).view(self.codes.shape)
         torch.amax(blocks.abs(), dim=1, keepdim=True, out=self.scales)
+        # The nearest entry changes half way between two entries
         table = _table(self.signed, self.codes.device)
-        self.codes.copy_(
-            torch.bucketize(
-                blocks / self.scales.clamp_min(_TINY),
-                (table[1:] + table[:-1]) / 2,
-                out_int32=True,
-            )
-        )
+        borders = (table[1:] + table[:-1]) / 2
+        scaled = blocks / self.scales.clamp_min(_TINY)
+        self.codes.copy_(torch.bucketize(scaled, borders, out_int32=True))
 
 
 @functools.cache
 def _table(signed: bool, device: torch.device) -> Tensor:
-    """Return the 256 numbers from -1 or 0 to 1, seven decades of them, each with twice those of the decade below."""
-    counts = [2 ** (decade + (not signed)) for decade in range(7)]
-    above = torch.cat(
-        [
-            10.0 ** (at - 6) * (0.1 + 0.9 * (torch.arange(n) + 0.5) / n)
-            for at, n in enumerate(counts)
-        ]
-    )
+    """Return the 256 table entries, ascending to 1 from -1 (`signed`) or from almost 0.
+
+    The positive entries span seven decades; each decade has twice as many as the decade below.
+    """
+    # Positive entries by decade, the lowest decade first: 1, 2, 4, ... or, unsigned, 2, 4, 8, ...
+    lowest = 1 if signed else 2
+    decades = []
+    for decade in range(7):
+        count = lowest * 2**decade
+        # Centres of `count` equal parts of [0.1, 1], scaled to the decade
+        centres = 0.1 + 0.9 * (torch.arange(count) + 0.5) / count
+        decades.append(10.0 ** (decade - 6) * centres)
+    above = torch.cat(decades)
     one = torch.ones(1)
-    if signed:  # -0.993 gives way to -1
-        return torch.cat([-one, -above[:-1].flip(0), torch.zeros(1), above, one]).to(
-            device
-        )
+    if signed:
+        # -1 takes the place of -0.993, so that the entries are 256
+        below = -above[:-1].flip(0)
+        return torch.cat([-one, below, torch.zeros(1), above, one]).to(device)
     return torch.cat([above[:1] / 4, above, one]).to(device)
 
 
@@ -227,7 +234,10 @@ def _step(
     lr: float,
     config: OptimizerConfig,
 ) -> None:
-    """Call what `torch.optim.AdamW` calls, without what it does around it: that outlasts a small policy's step."""
+    """Make AdamW's step by the function that `torch.optim.AdamW` calls.
+
+    The class does more around this call, which takes longer than the step of a small policy.
+    """
     adamw(
         list(stepped),
         list(gradients),

@@ -1,4 +1,6 @@
-"""Optimizer steps of one model over its ranks: AdamW on accelerator or host, learning rate, clipping, the average."""
+"""Optimizer steps of one model over its ranks: AdamW on accelerator or host, learning rate, clipping, moving
+average.
+"""
 
 from __future__ import annotations
 
@@ -19,46 +21,52 @@ from rlplace.workers.training.ranks import Ranks
 from rlplace.workers.training.trained_model import TrainedModel
 
 _LOG = logging.getLogger(__name__)
-_MOST_SKIPPED = 10  # steps in a row that are not finite: the weights themselves are damaged, or all that is learned
+_MOST_SKIPPED = 10  # non-finite steps in a row; more of them mean damaged weights or unusable rewards
 
-# Of one optimizer step over all ranks, by name; the same on each of them
+# Means over one optimizer step by name; the same on every rank
 Numbers = Mapping[str, float]
 
 
 def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
-    """Return the rate of the next step; `progress` is the share of iterations that are over."""
-    warmth = (
-        min(1.0, (steps_made + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    )
-    left = {
+    """Return the learning rate of the next step; `progress` is the share of the run's iterations that are over."""
+    # Linear warm-up over optimizer steps
+    warmup = 1.0
+    if config.warmup_steps:
+        warmup = min(1.0, (steps_made + 1) / config.warmup_steps)
+    # Decay over iterations, from 1 to `min_lr_ratio`
+    decay = {
         "constant": 1.0,
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
     }
     least = config.min_lr_ratio
-    return (
-        config.lr * warmth * (least + (1.0 - least) * max(0.0, left[config.schedule]))
-    )
+    remaining = max(0.0, decay[config.schedule])
+    return config.lr * warmup * (least + (1.0 - least) * remaining)
 
 
 class Adam:
-    """Step the shards in place, or float32 copies of them that are rounded to the shards after each step.
+    """AdamW over shards in place, or over float32 copies that are rounded to the shards after each step.
 
-    Owns the copies, on accelerator (`kind: adamw_master`) or host (`on_host`), and the moments beside them, which are
-    made at once so that their size is known.
+    Owns the copies, on accelerator (`kind: adamw_master`) or host (`on_host`), and the moments beside them. All are
+    allocated by the constructor, so that their size is known from the start.
     """
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
-        """`shards`: what is trained, plain tensors that stay where they are; each may be empty."""
+        """`shards`: the trained parameters of this rank, plain tensors that keep their identity; each may be
+        empty.
+        """
         self._shards = tuple(shards)
         self._on_host = config.on_host
         self._copied = config.on_host or config.kind == "adamw_master"
+        # The tensors to step: the shards themselves, or float32 copies
         stepped = [shard.detach() for shard in shards]
         if self._copied:
-            stepped = [
-                s.to("cpu" if config.on_host else s.device, torch.float32, copy=True)
-                for s in stepped
-            ]
+            copies = []
+            for shard in stepped:
+                device = "cpu" if config.on_host else shard.device
+                copies.append(shard.to(device, torch.float32, copy=True))
+            stepped = copies
+        # Pinned memory copies to the GPU without blocking
         if config.on_host and any(shard.is_cuda for shard in shards):
             stepped = [master.pin_memory() for master in stepped]
         self.stepped: Sequence[Tensor] = stepped  # the shards, or the copies
@@ -67,7 +75,8 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        """`gradients` are in the order of the shards; they may be changed."""
+        """Step by `gradients`, which are in the order of the shards and may be overwritten."""
+        # Move each gradient to the device and dtype of the tensor that is stepped
         fitting = [
             g.to(device=t.device, dtype=t.dtype)
             for g, t in zip(gradients, self.stepped, strict=True)
@@ -77,13 +86,16 @@ class Adam:
 
     @torch.no_grad()
     def follow(self, where: Where) -> None:
-        """Round the copies, if any, to the shards."""
+        """Round the float32 copies, if any, to the shards.
+
+        `where` maps a tensor to the place of its bytes now.
+        """
         if self._copied:
             for shard, master in zip(self._shards, self.stepped, strict=True):
                 where(shard).copy_(where(master), non_blocking=True)
 
     def tensors(self, *, on_host: bool = False) -> list[Tensor]:
-        """Return what it holds beside the shards, on the accelerator or the host."""
+        """Return what the optimizer holds beside the shards, on the accelerator or (`on_host`) on the host."""
         if on_host != self._on_host:
             return []
         return [*self.moments.tensors(), *(self.stepped if self._copied else ())]
@@ -94,13 +106,13 @@ class Adam:
 
 
 class MovingAverage:
-    """Average the weights over steps: a = decay * a + (1 - decay) * w (Polyak and Juditsky 1992, exponential weights).
+    """Moving average of the weights: a = decay * a + (1 - decay) * w (Polyak and Juditsky 1992, exponential weights).
 
-    Owns this rank's part of it: float32, on the host.
+    Owns the averages of this rank's shards: float32, on the host.
     """
 
     def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
-        """`shards`: what is trained, on the accelerator now; they stay the same tensors."""
+        """`shards`: the trained parameters, on the accelerator now; they keep their identity."""
         self._shards = tuple(shards)
         self._decay = decay
         self.averages = [
@@ -118,7 +130,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the shards by the averages until the end of the block."""
+        """Replace the weights by their averages until the end of the block, to evaluate or save the averages."""
         kept = [shard.detach().to("cpu", copy=True) for shard in self._shards]
         try:
             self._write(self.averages)
@@ -134,31 +146,33 @@ class MovingAverage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The optimizer steps of one iteration; but for `metrics` the same on every rank."""
+    """What the optimizer steps of one iteration did; all fields except `metrics` are equal on every rank."""
 
-    # Over the steps evaluated; None where there was nothing to learn
+    # Means over the evaluated steps; None if there was nothing to learn
     mean: Numbers | None
-    steps: int  # optimizer steps made
-    lr: float  # of the last step
-    tokens: int = 0  # that went through the model over all ranks, prompts included, in each epoch anew
-    # Further steps, which were not finite, the same on every rank
+    # Optimizer steps made
+    steps: int
+    # Learning rate of the last step
+    lr: float
+    # Tokens through the model over all ranks, with prompts, counted in each epoch
+    tokens: int = 0
+    # A line for each non-finite step that was skipped
     skipped: tuple[str, ...] = ()
-    imbalance: float = 0.0  # share of the slowest step's time that was lost to waiting for its slowest rank
-    # What else is to be reported
+    # Share of the slowest step's time that other ranks wait for the slowest rank
+    imbalance: float = 0.0
+    # Further metrics, of this rank
     metrics: Metrics = dataclasses.field(default_factory=dict)
 
 
 def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
-    """Return the mean over steps by name; None of none."""
-    if steps:
-        return {
-            name: sum(step[name] for step in steps) / len(steps) for name in steps[0]
-        }
-    return None
+    """Return the mean over steps by name; None for no steps."""
+    if not steps:
+        return None
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
 
 class Trainer:
-    """Owns optimizer and average, and the count of steps, which the learning rate depends on; borrows the model."""
+    """Steps the optimizer of one model. Owns optimizer, moving average and the count of steps; borrows the model."""
 
     def __init__(
         self,
@@ -171,29 +185,30 @@ class Trainer:
         ema_decay: float | None = None,
         on_poison: OnPoison = "stop",
     ) -> None:
-        """`iterations`: of the whole run. `component`: that trains, for errors. `ema_decay` None: keep no average."""
+        """`iterations`: of the whole run. `component`: name of the trained component, for errors.
+
+        `ema_decay`: of the moving average; None: keep no average.
+        """
         self._model = model
         self._config = config
         self._ranks = ranks
         self._iterations = iterations
         self._component = component
-        self.steps_made = 0
+        self.steps_made = 0  # the learning rate depends on it
         self._may_skip = _MOST_SKIPPED if on_poison == "skip" else 0
-        self._skipped = 0  # in a row
+        self._skipped = 0  # non-finite steps in a row
         self._notes: list[str] = []  # of steps that were skipped since `take_skipped`
         self.optimizer = Adam(model.trained_shards(), config)
-        self.average = (
-            None
-            if ema_decay is None
-            else MovingAverage(model.trained_shards(), ema_decay)
-        )
+        self.average: MovingAverage | None = None
+        if ema_decay is not None:
+            self.average = MovingAverage(model.trained_shards(), ema_decay)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that are always on the host."""
-        return self.optimizer.host_bytes + (
-            self.average.host_bytes if self.average else 0
-        )
+        """Bytes that stay on the host, whether the component is offloaded or not."""
+        if self.average is None:
+            return self.optimizer.host_bytes
+        return self.optimizer.host_bytes + self.average.host_bytes
 
     def learning_rate(self, iteration: int) -> float:
         return learning_rate(
@@ -203,24 +218,23 @@ class Trainer:
     def sum_over_ranks(
         self, names: Sequence[str], shares: Tensor, iteration: int
     ) -> Numbers | None:
-        """Sum this rank's `shares` of means over ranks, by `names`, with the gradient norm before clipping.
+        """Sum this rank's `shares` (partial sums of means) over ranks; return them by `names`, with the gradient
+        norm.
 
-        A collective. For a number that is not finite, on all ranks: None where that is skipped, with the gradients
-        dropped, so that there is nothing to step by; else, and after so many of these in a row, DivergedError.
+        The norm is that before clipping. A collective. If a number is NaN or infinite, all ranks act alike: they drop
+        the gradients and return None where the config skips such steps; otherwise, and after too many in a row, they
+        raise DivergedError.
         """
-        numbers = dict(
-            zip(
-                (*names, "grad_norm"),
-                self._model.sum_shares(shares).tolist(),
-                strict=True,
-            )
-        )
+        summed = self._model.sum_shares(shares).tolist()
+        numbers = dict(zip((*names, "grad_norm"), summed, strict=True))
         if math.isfinite(sum(numbers.values())):
             self._skipped = 0
             return numbers
+        # Name the ranks that brought the non-finite number
         where = self._ranks_at_fault(shares)
         error = self._diverged(numbers, where, iteration)
         self._skipped += 1
+        # Skipping: log once, note it for the report, drop the gradients
         if self._skipped > self._may_skip:
             raise error
         if self._ranks.rank == 0:
@@ -244,25 +258,27 @@ class Trainer:
         return notes
 
     def _ranks_at_fault(self, shares: Tensor) -> str:
-        """Name the ranks whose share of the loss is not finite, or of the gradient alone. A collective."""
+        """Name the ranks whose part of the loss, or else of the gradient, is not finite. A collective."""
+        # Row 0: loss, row 1: gradient; a column per rank, 1.0 for a non-finite one
         faults = torch.zeros(2, self._ranks.world_size, device=shares.device)
-        for at, tensors in enumerate(([shares], self._model.own_gradients())):
-            faults[at, self._ranks.rank] = float(
-                not all(bool(tensor.isfinite().all()) for tensor in tensors)
-            )
+        for row, tensors in enumerate(([shares], self._model.own_gradients())):
+            finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+            faults[row, self._ranks.rank] = 0.0 if finite else 1.0
         loss, gradient = self._ranks.sum(faults.flatten()).view(2, -1).tolist()
         what, by_rank = ("loss", loss) if any(loss) else ("gradient", gradient)
         ranks = [str(rank) for rank, fault in enumerate(by_rank) if fault]
-        return f"{what} of rank {', '.join(ranks) or 'none: the sum of all'}"
+        # Finite parts can still overflow when they are summed
+        named = ", ".join(ranks) or "none: the sum of all"
+        return f"{what} of rank {named}"
 
     def _diverged(self, numbers: Numbers, where: str, iteration: int) -> DivergedError:
-        again = f", {self._skipped} times in a row before" if self._skipped else ""
+        repeated = f", {self._skipped} times in a row before" if self._skipped else ""
+        listed = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
         return DivergedError.about(
             "diverged",
             f"{self._component} rank {self._ranks.rank}",
             f"the update of iteration {iteration} is not a finite number",
-            got=f"{', '.join(f'{name} {value:g}' for name, value in numbers.items())}"
-            f"     (step {self.steps_made} of the run{again}; {where})",
+            got=f"{listed}     (step {self.steps_made} of the run{repeated}; {where})",
             why="a reward or observation is too large, or the policy left the range of its numbers",
             fix=f"{self._component}.optimizer.lr=<smaller>; or faults.on_poison=skip, where it is a step in thousands",
         )
@@ -271,7 +287,8 @@ class Trainer:
     def step(self, gradient_norm: float, lr: float) -> None:
         """Clip the gradients to the global norm `max_grad_norm` (Pascanu et al. 2013, algorithm 1), step, drop them.
 
-        `clip_grad_norm_` would be several collectives of its own; here the norm shares one with the other numbers.
+        `gradient_norm` is the global norm, already summed with the other numbers; `clip_grad_norm_` would need
+        collectives of its own.
         """
         gradients = self._model.gradients()
         if gradient_norm > self._config.max_grad_norm:

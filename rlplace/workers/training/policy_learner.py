@@ -1,12 +1,13 @@
-"""PPO of a simulator policy over ranks: from each rank's rows of an iteration to the update that all ranks make.
+"""PPO of a simulator policy over ranks: from each rank's rows of an iteration to an update that is equal on all
+ranks.
 
-Letters: T steps, B rows of this rank (possibly none), N = T * B samples, O observation shape, A action shape, K
-truncations.
+Letters: T steps, B rows (environments) of this rank (possibly none), N = T * B samples, O observation shape, A action
+shape, K truncations.
 
-One iteration stays on-policy in this order: every forward pass sees the observation statistics that the samples were
-drawn under, so the ratio of the first minibatch is one; the statistics take in the iteration after its last step, and
-reach the rollout ranks with the weights. What is shared over ranks is summed in few collectives: one for the reward
-statistics, one for the statistics of advantages, returns and observations together, and one per minibatch, of gradient,
+The order within an iteration keeps it on-policy. All forward passes use the observation statistics under which the
+samples were drawn, so the first minibatch has ratio one. The statistics take in the iteration's observations after
+its last step, and reach the rollout ranks together with the weights. Few collectives are needed: one for the reward
+statistics; one for the statistics of advantages, returns and observations; and one per minibatch, for gradient,
 losses and KL in one tensor.
 """
 
@@ -44,11 +45,11 @@ from rlplace.workers.training.sequences import SequenceSamples
 from rlplace.workers.training.trained_model import TrainedPolicy
 from rlplace.workers.training.variant import variant_of
 
-_AT_ONCE = 1024  # last observations whose values are found in one pass
+_AT_ONCE = 1024  # last observations per forward pass
 
 
 class PolicyLearner:
-    """Owns the reward statistics; borrows the policy. `learn` is a collective."""
+    """PPO updates. Owns the reward statistics; borrows policy and trainer. `learn` is a collective."""
 
     def __init__(
         self,
@@ -68,22 +69,24 @@ class PolicyLearner:
         self._clip = Clip(low=algorithm.clip_ratio_low, high=algorithm.clip_high)
         self._return_scale = ReturnScale(rows.count, algorithm.gamma, policy.device)
         self._variant = variant_of(algorithm)
-        self._own = (
-            self._variant if self._variant and self._variant.differentiates else None
-        )
+        # The variant's own loss, which autograd differentiates
+        differentiates = self._variant is not None and self._variant.differentiates
+        self._custom_loss = self._variant if differentiates else None
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
-        """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows."""
+        """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows. A
+        collective.
+        """
+        # Advantages and returns of this rank's samples
         watch = Stopwatch()
         samples = self._samples(trajectory)
         watch.lap("estimate", len(samples.actions))
+        # Samples with NaN reward do not count; None: all samples of all ranks count
         sound = torch.from_numpy(~np.isnan(trajectory.rewards)).flatten()
         moments, observation_sums = self._statistics(samples, sound)
-        of_all = (
-            None
-            if int(moments.count) == self._rows.steps * self._rows.total
-            else self._sound_of_all(sound)
-        )
+        all_sound = int(moments.count) == self._rows.steps * self._rows.total
+        sound_of_all = None if all_sound else self._sound_of_all(sound)
+        # Normalise advantages over all ranks, and observations by the statistics of the rollout
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(
                 count=moments.count, mean=moments.mean[0], var=moments.var[0]
@@ -96,18 +99,19 @@ class PolicyLearner:
         )
         lr = self._trainer.learning_rate(iteration)
         watch.lap("exchange", self._ranks.world_size)
+        # Steps on minibatches; a manual backward pass needs no autograd
         samples = samples._replace(
             observations=_rows(samples.observations), actions=_rows(samples.actions)
         )
-        sequences = self._sequences(
-            samples, trajectory, None if of_all is None else sound
-        )
-        with torch.inference_mode(
-            self._policy.module.manual_backward and self._own is None
-        ):
+        sound_here = None if all_sound else sound
+        sequences = self._sequences(samples, trajectory, sound_here)
+        manual_backward = self._policy.module.manual_backward
+        without_autograd = manual_backward and self._custom_loss is None
+        with torch.inference_mode(without_autograd):
             steps, stopped = self._steps(
-                samples, sequences, of_all, iteration, lr, watch
+                samples, sequences, sound_of_all, iteration, lr, watch
             )
+        # The statistics change after the last step only
         self._policy.drop_gathered()
         if self._policy.module.normalizer is not None:
             self._policy.module.normalizer.update(observation_sums)
@@ -118,14 +122,18 @@ class PolicyLearner:
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(
             mean=mean_of(steps),
-            steps=len(steps) - stopped,
+            # The step at which the KL stopped the iteration was evaluated, but not made
+            steps=len(steps) - int(stopped),
             skipped=self._trainer.take_skipped(),
             lr=lr,
             metrics=metrics,
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return what it carries from one iteration to the next, of all rows, in new tensors. A collective."""
+        """Return the reward statistics, of all rows of all ranks, in new tensors. A collective.
+
+        `return_scale.returns` [all rows] float64, `return_scale.moments` [3]: count, mean, variance.
+        """
         rows = self._rows
         scale = self._return_scale
         returns = torch.zeros(rows.total, dtype=torch.float64, device=self._device)
@@ -139,7 +147,7 @@ class PolicyLearner:
         }
 
     def take_over(self, state: Mapping[str, Tensor]) -> None:
-        """Carry what another's `state` had, also where its ranks had other rows."""
+        """Continue from a `state`, which ranks with other rows may have written."""
         count, mean, var = state["return_scale.moments"].unbind()
         self._return_scale.moments = Moments(count=count, mean=mean, var=var)
         first = self._rows.first
@@ -149,19 +157,23 @@ class PolicyLearner:
         ].clone()
 
     def _samples(self, trajectory: Trajectory) -> StepSamples:
-        """Scale rewards, bootstrap cuts, estimate advantages; nothing is normalised over the batch yet."""
+        """Return this rank's samples with scaled rewards, bootstrapped truncations, and advantages that are not
+        normalised yet.
+        """
         terminated = self._tensor(trajectory.terminated)
         truncated = self._tensor(trajectory.truncated)
         rewards = self._tensor(trajectory.rewards)
         values = self._tensor(trajectory.values)
-        poisoned = rewards.isnan()
+        # NaN rewards count as zero in the statistics
+        non_finite = rewards.isnan()
         if self._algorithm.normalize_rewards:
-            rewards = rewards.masked_fill(poisoned, 0.0)
+            rewards = rewards.masked_fill(non_finite, 0.0)
             rewards = self._return_scale(
                 rewards, terminated | truncated, self._ranks.sum
             )
-        # An end with the reward that was expected: to the step before, the value is all that there is to come.
-        rewards = torch.where(poisoned, values, rewards)
+        # A step with NaN reward ends its episode. With its value as reward, the step before sees the expected rest.
+        rewards = torch.where(non_finite, values, rewards)
+        # Values of the observations after the last step, and of those at truncations
         beyond = np.concatenate(
             [trajectory.last_observations, trajectory.final_observations]
         )
@@ -187,6 +199,7 @@ class PolicyLearner:
                 **known._asdict(), gamma=gamma, gae_lambda=gae_lambda
             )
         return StepSamples(
+            # [T, B, ...] becomes [N, ...]
             observations=self._tensor(trajectory.observations).flatten(0, 1),
             actions=self._tensor(trajectory.actions).flatten(0, 1),
             logprobs=self._tensor(trajectory.logprobs).flatten(),
@@ -198,9 +211,11 @@ class PolicyLearner:
     def _statistics(
         self, samples: StepSamples, sound: Tensor
     ) -> tuple[Moments, Tensor]:
-        """Return moments [3] of advantages, returns and value errors over all ranks; the normaliser's sums, if any.
+        """Return moments [3] of advantages, returns and value errors over all ranks, and the sums of observation
+        statistics.
 
-        They are of the samples that are `sound`, [N] bool on the host: not poisoned.
+        Only samples that are `sound` count: [N] bool on the host, those whose reward is not NaN. The sums are empty
+        without an observation normalizer. A collective.
         """
         if not bool(sound.all()):
             samples = samples.pick(sound.nonzero().flatten().to(self._device))
@@ -208,6 +223,7 @@ class PolicyLearner:
             [samples.advantages, samples.returns, samples.returns - samples.values],
             dim=-1,
         )
+        # One sum over ranks for both statistics
         nothing = no_moments((3,), self._device)
         parts = [shifted_sums(columns, nothing.mean)]
         if self._policy.module.normalizer is not None:
@@ -218,7 +234,7 @@ class PolicyLearner:
         return merge(nothing, sums[:cut]), sums[cut:]
 
     def _sound_of_all(self, sound: Tensor) -> Tensor:
-        """Return [T * all rows] bool on the host of each rank's `sound`."""
+        """Return which samples of all ranks are `sound`, [T * all rows] bool on the host. A collective."""
         rows = self._rows
         found = torch.zeros(rows.steps, rows.total, device=self._device)
         found[:, rows.first : rows.first + rows.count] = sound.view(
@@ -229,7 +245,10 @@ class PolicyLearner:
     def _sequences(
         self, samples: StepSamples, trajectory: Trajectory, sound: Tensor | None
     ) -> SequenceSamples | None:
-        """Cut the samples into sequences; None where the policy has no memory. `sound`: of this rank's samples."""
+        """Cut the samples into sequences; None for a policy without memory.
+
+        `sound`: which of this rank's samples count, [N] bool; None: all.
+        """
         policy = self._policy.module
         algorithm = self._algorithm
         if not (isinstance(policy, NetworkPolicy) and policy.remembered):
@@ -250,36 +269,39 @@ class PolicyLearner:
         lr: float,
         watch: Stopwatch,
     ) -> tuple[list[Numbers], bool]:
-        """Step on minibatches; return those evaluated, and whether the KL of the last was too large to step on it.
+        """Step on minibatches of all epochs; return the numbers of evaluated steps, and whether the KL stopped the
+        iteration.
 
-        `sound`: which samples of all ranks count, on the host; None: all do.
+        The KL stops it if that of the last minibatch is above `target_kl`; that step is not made. `sound`: which
+        samples of all ranks count, on the host; None: all. A collective.
         """
         steps: list[Numbers] = []
         target = self._algorithm.target_kl
         generator = iteration_generator(self._seed, iteration)
+        # A custom variant adds metrics; their names come from a call without samples
         names: tuple[str, ...] = PPO_MEANS
-        if self._own is not None:
-            nothing = samples.pick(
-                torch.empty(0, dtype=torch.int64, device=self._device)
-            )
-            names += tuple(self._own.metrics(nothing.logprobs, nothing))
+        if self._custom_loss is not None:
+            no_samples = torch.empty(0, dtype=torch.int64, device=self._device)
+            nothing = samples.pick(no_samples)
+            names += tuple(self._custom_loss.metrics(nothing.logprobs, nothing))
         passes = self._policy.passes(len(names))
         for _ in range(self._algorithm.epochs):
             for given, mine, count in self._minibatches(
                 samples, sequences, sound, generator
             ):
                 shares = self._differentiate(passes, given, mine, count)
-                self._policy.settle()
+                self._policy.synchronize()
                 watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(names, shares, iteration)
                 watch.lap("exchange", self._ranks.world_size)
+                # Not finite, and skipped
                 if numbers is None:
                     continue
                 steps.append(numbers)
                 if target is not None and numbers["approx_kl"] > target:
                     return steps, True
                 self._trainer.step(numbers["grad_norm"], lr)
-                self._policy.settle()
+                self._policy.synchronize()
                 watch.lap("step")
         return steps, False
 
@@ -290,44 +312,42 @@ class PolicyLearner:
         sound: Tensor | None,
         generator: torch.Generator,
     ) -> Iterator[tuple[Tensor | Sequences, StepSamples, int]]:
-        """Yield one epoch: what a pass takes, this rank's part of each minibatch, and its samples over all ranks.
-
-        Of single steps, the epoch is gathered once.
+        """Yield the minibatches of one epoch: the input of the forward pass, this rank's samples, the sample count of
+        all ranks.
         """
         number = self._algorithm.num_minibatches
         if sequences is not None:
-            for own_sequences, count in minibatches(
+            for picked, count in minibatches(
                 self._rows, number, generator, sound, self._algorithm.unrolled
             ):
-                yield *sequences.pick(own_sequences), count
+                yield *sequences.pick(picked), count
             return
-        own, counts = zip(
+        # Single steps: reorder all samples once per epoch, then yield slices
+        picks, counts = zip(
             *minibatches(self._rows, number, generator, sound), strict=True
         )
-        order = torch.cat(own).to(self._device)
-        sizes = [len(part) for part in own]
+        order = torch.cat(picks).to(self._device)
+        sizes = [len(part) for part in picks]
         columns = (column.split(sizes) for column in samples.pick(order))
-        for mine, count in zip(
-            map(StepSamples._make, zip(*columns, strict=True)), counts, strict=True
-        ):
+        parts = map(StepSamples._make, zip(*columns, strict=True))
+        for mine, count in zip(parts, counts, strict=True):
             yield mine.observations, mine, count
 
     def _differentiate(
         self, passes: Passes, given: Tensor | Sequences, mine: StepSamples, count: int
     ) -> Tensor:
-        """Run forward and backward, also on a rank without any of the minibatch's `count`: the others wait for it.
+        """Run forward and backward; return this rank's partial sums of the step's means.
 
-        Return this rank's shares of the means.
+        `count`: samples of the minibatch over all ranks. A rank without samples runs too, as the others wait for it.
         """
         algorithm = self._algorithm
         outputs, values = passes.forward(given)
         chosen = passes.actions(outputs, mine.actions)
-        differentiate = (
-            ppo_slopes
-            if self._own is None
-            else functools.partial(ppo_slopes_by_variant, self._own)
-        )
-        slopes = differentiate(
+        # Gradients of the loss by log-probabilities and values
+        differentiate = ppo_slopes
+        if self._custom_loss is not None:
+            differentiate = functools.partial(ppo_slopes_by_variant, self._custom_loss)
+        gradients = differentiate(
             chosen.logprobs,
             values,
             chosen.entropies,
@@ -337,16 +357,16 @@ class PolicyLearner:
             value_coef=algorithm.value_coef,
             count=count,
         )
-        passes.backward(
-            chosen, slopes.logprobs, -algorithm.entropy_coef / count, slopes.values
-        )
-        return slopes.shares
+        # Through the network, with the gradient of the entropy bonus
+        entropy_gradient = -algorithm.entropy_coef / count
+        passes.backward(chosen, gradients.logprobs, entropy_gradient, gradients.values)
+        return gradients.shares
 
     def _tensor(self, array: Array) -> Tensor:
-        # Copies: what came through a channel may be read-only
+        # A copy: an array from a channel may be read-only
         return torch.tensor(array, device=self._device)
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return [N, elements] of [N, *shape]."""
+    """Flatten each sample: [N, *shape] becomes [N, elements]."""
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))

@@ -1,12 +1,12 @@
-"""The collectives of one worker group: a joined process group, its device mesh, sums over ranks, values from rank 0.
+"""The collectives of one worker group: its process group and device mesh, sums over ranks, values from rank 0.
 
-NCCL is used as it comes. Gloo's collectives pass messages around a ring, and on a host with fewer cores than ranks
-every hop waits for a context switch: at 8 ranks on 2 cores an all-gather of 40 kB takes 14 ms and a reduce-scatter
-24 ms. One exchange in which each rank sends to all others at once takes 4 ms for either, and moves no more bytes. Where
-all ranks share memory, a sum of as much by way of it takes 0.4 ms.
+NCCL is used as it is. Gloo's collectives pass messages around a ring, and on a host with fewer cores than ranks every
+hop waits for a context switch: with 8 ranks on 2 cores an all-gather of 40 kB takes 14 ms and a reduce-scatter 24 ms.
+An exchange in which each rank sends to all others at once takes 4 ms for either and moves no more bytes. A sum of
+that size through shared memory, where all ranks have it, takes 0.4 ms.
 
-Rank 0 takes from channels for all ranks. Until it has, the others ask the group's store now and then: the timeout of a
-collective is meant for ranks that are stuck, and ends the process::
+Rank 0 takes from channels for all ranks, which may take long. Until then the others poll the group's store, because a
+waiting collective would run into its timeout and end the process::
 
     rank 0    channel.get(), for as long as it takes ── key in the store ──┐ ┌── scatter
     rank 1    wait_for_rank_0() ···· polls the key ························┴─┴── scatter
@@ -46,39 +46,49 @@ Shard = TypeVar("Shard")
 _ALONE = Parallel()
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
-_MOST_NAMED = 8  # ranks in an error
+_MOST_NAMED = 8  # ranks named in an error
 
 
 class Ranks:
-    """Join the default process group of this process, which is open until the last to join it has closed.
+    """This rank's membership in the process group of its worker group, and its collectives.
 
-    torch allows one per process. Groups of a single rank each, as threads of one process are, have the same one.
+    torch allows one default process group per process. Workers that are threads of one process have one rank each and
+    share a group of size 1. The group is destroyed when its last member closes.
     """
 
     _opening = threading.Lock()
-    _members = 0  # of the process group, in this process
+    _members = 0  # open Ranks of this process
 
     def __init__(
         self, context: WorkerContext, timeout_s: float, parallel: Parallel = _ALONE
     ) -> None:
-        """Block until all ranks of the worker's group have joined; its thread computes on its device from now on.
+        """Block until all ranks of the worker's group have joined; the calling thread computes on its device from now
+        on.
 
-        `timeout_s`: of a whole stage, to wait for rank 0, which has shorter ones for each thing it takes.
-        `parallel`: neighbours have a copy of the model between them, and neighbouring copies the tokens. All of these
-        compute the same samples.
+        `timeout_s`: longest wait for rank 0; a whole stage, since each take from a channel has a shorter deadline.
+        `parallel`: `tensor_parallel_size` neighbouring ranks hold one copy of the model, neighbouring copies split
+        the tokens. The ranks of such a block form one data-parallel replica and compute the same samples.
+
+        Raises ClusterError that names absent ranks, ChannelBroken if the run is cancelled.
         """
-        self.rank, self.world_size = rank, world_size = context.rank, context.world_size
-        self.tensor_parallel = tensor_parallel = parallel.tensor_parallel_size
-        self.together = parallel.ranks
-        self.copies = world_size // self.together  # how many parts the samples have
-        self.copy, at = divmod(rank, self.together)
-        self.within = rank % tensor_parallel
-        # Of ranks with the same samples, whose numbers are alike, one counts in a sum
-        # over all
-        self.counts = at == 0
+        # Place of this rank: replicas, and within a replica context-parallel copies of tensor-parallel ranks
+        rank = context.rank
+        world_size = context.world_size
+        tensor_parallel = parallel.tensor_parallel_size
+        self.rank = rank
+        self.world_size = world_size
+        self.tensor_parallel = tensor_parallel
+        self.replica_size = parallel.ranks
+        self.replicas = world_size // self.replica_size
+        self.replica, place = divmod(rank, self.replica_size)
+        self.tp_rank = rank % tensor_parallel
+        # The ranks of a replica have equal numbers, so only its first rank counts in a sum over all ranks
+        self.is_primary = place == 0
         self._context = context
         self._timeout_s = timeout_s
-        self._epoch = self._waits = 0
+        self._epoch = 0
+        self._waits = 0
+        # Device of this thread
         device = torch.device(context.device.torch_name)
         meet = context.rendezvous
         self._on_host = device.type != "cuda"
@@ -86,6 +96,7 @@ class Ranks:
         if not self._on_host:
             torch.cuda.set_device(device)
         torch.set_num_threads(threads())
+        # Store, then all ranks, then the process group
         timeout = timedelta(seconds=meet.timeout_s)
         self.store = dist.TCPStore(  # type: ignore[attr-defined]  # it is there, but not in the stubs
             meet.host,
@@ -98,10 +109,10 @@ class Ranks:
         )
         self._meet(meet.timeout_s)
         with Ranks._opening:
-            # A group to share
-            if not (
-                world_size == 1 and dist.is_initialized() and dist.get_world_size() == 1
-            ):
+            # Single ranks of one process share a group
+            alone = world_size == 1
+            shared = alone and dist.is_initialized() and dist.get_world_size() == 1
+            if not shared:
                 dist.init_process_group(
                     "gloo" if self._on_host else "nccl",
                     store=self.store,
@@ -111,32 +122,34 @@ class Ranks:
                     device_id=None if self._on_host else device,
                 )
             Ranks._members += 1
+        # Meshes: over all ranks, over replicas by tensor-parallel ranks, and the groups that split tokens
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
         self.mesh = DeviceMesh.from_group(
             everyone, device.type, mesh_dim_names=(SHARD,)
         )
         if tensor_parallel > 1:
-            self.mesh = self._of_copies(device.type, timeout)
+            self.mesh = self._tensor_parallel_mesh(device.type, timeout)
         self.context: ContextParallel | None = None
-        if self.together > tensor_parallel:
+        if self.replica_size > tensor_parallel:
+            # [replicas * tp ranks, cp ranks]: one row per context-parallel group
             parts = (
                 torch.arange(world_size)
-                .view(self.copies, -1, tensor_parallel)
+                .view(self.replicas, -1, tensor_parallel)
                 .transpose(1, 2)
                 .flatten(0, 1)
             )
             self.context = ContextParallel(_subgroup(parts, timeout))
-        self._shared = (
-            self._share_memory(meet.timeout_s)
-            if world_size > 1 and self._on_host
-            else None
-        )
+        # Sums through shared memory, for ranks of one host
+        self._shared: SharedSum | None = None
+        if world_size > 1 and self._on_host:
+            self._shared = self._share_memory(meet.timeout_s)
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until every rank is here. NCCL would wait for one that never comes without a deadline.
+        """Wait until every rank has reached the store.
 
-        Raises ClusterError that names the absent ranks, ChannelBroken when the run is cancelled meanwhile.
+        NCCL would wait without a deadline for a rank that never comes. Raises ClusterError that names the absent
+        ranks, ChannelBroken if the run is cancelled meanwhile.
         """
         self.store.set(f"here {self.rank}", "1")
         here = self.store.add("here", 1)
@@ -168,8 +181,8 @@ class Ranks:
             fix="look at what these workers printed: logs in the folder of the run",
         )
 
-    def _of_copies(self, device_type: str, timeout: timedelta) -> DeviceMesh:
-        """Return the mesh of copies, and of the ranks of each. A collective."""
+    def _tensor_parallel_mesh(self, device_type: str, timeout: timedelta) -> DeviceMesh:
+        """Return the mesh [copies of the model, ranks of a copy]. A collective."""
         ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
         groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
         return DeviceMesh.from_group(
@@ -177,20 +190,23 @@ class Ranks:
         )
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
-        """Return what ranks of one host sum by; None where not all of them have it. A collective."""
+        """Return shared memory for sums over the ranks of one host; None if not all ranks can map it. A
+        collective.
+        """
+        # Rank 0 picks a name and creates the file
         if self.rank == 0:
             self.store.set("sums", f"sums-{uuid.uuid4().hex}")
-        file = (self._context.folder or Path("/nowhere")) / self.store.get(
-            "sums"
-        ).decode()
+        folder = self._context.folder or Path("/nowhere")
+        file = folder / self.store.get("sums").decode()
         shared = None
         if self.rank == 0:
-            with suppress(OSError):  # there is no folder, or no room in it
+            with suppress(OSError):  # no folder, or no room in it
                 SharedSum.create(file, self.world_size)
         dist.barrier()
         if SharedSum.possible():
-            with suppress(OSError):  # of another host
+            with suppress(OSError):  # the file is on another host
                 shared = SharedSum(file, self.rank, self.world_size, timeout_s)
+        # All ranks use it, or none
         every = torch.tensor(int(shared is not None))
         dist.all_reduce(every, dist.ReduceOp.MIN)
         if self.rank == 0:
@@ -200,7 +216,7 @@ class Ranks:
         return None
 
     def alone(self) -> DeviceMesh:
-        """Return a mesh of each rank by itself. A collective."""
+        """Return a mesh that contains this rank only. A collective."""
         if self.world_size == 1:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
@@ -209,9 +225,10 @@ class Ranks:
         )
 
     def beside(self) -> dist.ProcessGroup | None:
-        """Open a group of the same ranks for what another thread has in host memory. None: a single rank needs none.
+        """Open a gloo group of the same ranks, for collectives of another thread on host memory; None for a single
+        rank.
 
-        A collective. It is open as long as the default group.
+        A collective. The group lives as long as the default group.
         """
         if self.world_size == 1:
             return None
@@ -221,42 +238,44 @@ class Ranks:
         return group
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return [n] summed over ranks, equal to the bit on all of them; of a single rank, `values`. A collective."""
+        """Return `values` [n] summed over ranks, bit-equal on all of them. A collective.
+
+        A single rank gets `values` itself.
+        """
         if self.world_size == 1:
             return values
         if self._shared is not None and values.nbytes <= MOST_BYTES:
             return self._shared.sum(values)
         if self._on_host and values.nbytes * self.world_size <= SUMMED_AT_ONCE_BYTES:
-            return (
-                _exchange(values.repeat(self.world_size))
-                .view(self.world_size, -1)
-                .sum(dim=0)
-            )
+            # Small: every rank sends all values to every rank
+            received = _exchange(values.repeat(self.world_size))
+            return received.view(self.world_size, -1).sum(dim=0)
         if self._on_host:
+            # Large: each rank sums its part, then sends the sum of that part to every rank
             missing = -len(values) % self.world_size
-            mine = (
-                _exchange(functional.pad(values, (0, missing)))
-                .view(self.world_size, -1)
-                .sum(dim=0)
-            )
+            received = _exchange(functional.pad(values, (0, missing)))
+            mine = received.view(self.world_size, -1).sum(dim=0)
             return _exchange(mine.repeat(self.world_size))[: len(values)]
         total = values.clone()
         dist.all_reduce(total)
         return total
 
     def carry(self, module: FSDPModule) -> None:
-        """Make the gradients of a sharded module sums over ranks, not means, by the fastest collectives."""
+        """Make a sharded module sum gradients over ranks instead of averaging, and use the fastest collectives."""
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         if self._on_host:
-            # Their base classes live in a private module of torch; what is called is `allocate` and the object itself.
+            # Their base classes are private to torch, which only calls `allocate` and the object itself
             gather: Any = _DirectAllGather()
             scatter: Any = _DirectReduceScatter()
             module.set_custom_all_gather(gather)
             module.set_custom_reduce_scatter(scatter)
 
     def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
-        """Give every rank its own of rank 0's `shards`; the others pass None and wait as in `wait_for_rank_0`."""
+        """Return this rank's element of rank 0's `shards`; the other ranks pass None. A collective.
+
+        They wait as in `wait_for_rank_0`, whose errors this raises; `what`: noun for these errors.
+        """
         self.wait_for_rank_0(what)
         if self.world_size == 1:
             assert shards is not None, "the only rank is rank 0"
@@ -266,10 +285,10 @@ class Ranks:
         return mine[0]
 
     def wait_for_rank_0(self, what: str) -> None:
-        """Return at once on rank 0, elsewhere once it has called this too. `what` it brings is named in errors.
+        """Return once rank 0 has made this call too; on rank 0 return at once.
 
-        All ranks call it equally often. Raises ChannelTimeout, ChannelBroken when the run is cancelled meanwhile.
-        Leaves nothing in the store.
+        `what`: noun for errors: what rank 0 brings. All ranks make the call equally often. Raises ChannelTimeout,
+        ChannelBroken if the run is cancelled meanwhile. Leaves no key in the store.
         """
         number = f"{self._epoch}.{self._waits}"
         self._waits += 1
@@ -297,11 +316,15 @@ class Ranks:
         self.store.delete_key(key)
 
     def begin_again(self) -> None:
-        """Agree anew on the number of calls: some ranks may have waited for a call of rank 0 that never came."""
+        """Restart the count of `wait_for_rank_0`, on all ranks.
+
+        After a fault, some ranks may have waited for a call that rank 0 never made.
+        """
         self._epoch = self._epoch + 1
         self._waits = 0
 
     def close(self) -> None:
+        """Leave the process group; the last member of this process destroys it."""
         with Ranks._opening:
             Ranks._members -= 1
             if not Ranks._members:
@@ -316,7 +339,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
-    """Return this rank's of the groups that are rows of `ranks`. A collective."""
+    """Return the group of this rank among the groups that are rows of `ranks`. A collective."""
     group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
         ranks.tolist(), timeout=timeout
     )[0]
@@ -324,7 +347,7 @@ def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
 
 
 class _OnHost:
-    """The buffers FSDP asks its collectives for."""
+    """The buffers that FSDP asks its collectives for."""
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -333,7 +356,7 @@ class _OnHost:
 
 
 class _DirectAllGather(_OnHost):
-    """Every rank sends its shard to every other at once."""
+    """All-gather in one exchange: every rank sends its shard to every other rank."""
 
     def __call__(
         self,
@@ -346,7 +369,7 @@ class _DirectAllGather(_OnHost):
 
 
 class _DirectReduceScatter(_OnHost):
-    """Every rank gets its shard of all others' gradients at once and sums them in rank order."""
+    """Reduce-scatter in one exchange: every rank receives its shard of all gradients and sums them in rank order."""
 
     def __call__(
         self,
@@ -368,7 +391,7 @@ def _exchange(
     incoming: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Send piece i of `outgoing` to rank i; piece i of the result came from rank i."""
+    """Send piece i of `outgoing` to rank i; piece i of the result came from rank i. A collective."""
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming

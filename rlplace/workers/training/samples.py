@@ -5,7 +5,7 @@
     samples         ──▶ rank 0: all groups ──┬─▶ rank 0: lengths of all, tokens and targets of samples 0 3 5
     scores, returns ──▶                      └─▶ rank 1: lengths of all, tokens and targets of samples 1 2 4
 
-Letters: S samples of the iteration that are learned, M response tokens of these, N of one sample or micro-batch.
+Letters: S learned samples of the iteration, M their response tokens, N response tokens of a sample or micro-batch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from rlplace.workers.worker import out_of_step, score_not_finite
 Groups = Sequence[Sequence[Sample]]
 TokenArray = NDArray[np.float32]
 BySample = Sequence[TokenArray]  # [N] of each sample, in the order of the groups
-# Numbers of response tokens. By the actor's own weights before the first step: old, its log-probabilities, and values
-# of a head on its trunk. reference: log-probabilities of the reference. returns: what the values are to become.
+# Arrays over response tokens. `old`: log-probabilities by the actor's weights before the first step. `values`: by the
+# value head on its trunk, or by a critic. `reference`: log-probabilities by the reference. `returns`: regression
+# targets of the values.
 Target = Literal["advantages", "old", "reference", "values", "returns"]
 
 # All components have scored before the loop asks for their scores: only the network is still to be waited for.
@@ -44,14 +45,14 @@ class Lengths:
     """Lengths of all samples, [S] each, known to every rank."""
 
     sizes: SampleSizes
-    responses: tuple[int, ...]  # of the tokens, those sampled by the policy
+    responses: tuple[int, ...]  # tokens of each sample that the policy sampled
 
     @classmethod
-    def of(cls, groups: Groups, *, again: float | None) -> Lengths:
-        """`again`: as `sizes_of`."""
+    def of(cls, groups: Groups, *, shared_prefix_cost: float | None) -> Lengths:
+        """`shared_prefix_cost`: as in `sizes_of`."""
         samples = [sample for group in groups for sample in group]
         return cls(
-            sizes=sizes_of(samples, again=again),
+            sizes=sizes_of(samples, shared_prefix_cost=shared_prefix_cost),
             responses=tuple(s.response_tokens for s in samples),
         )
 
@@ -61,7 +62,7 @@ class Lengths:
 
 
 class Masked(Protocol):
-    """A sample, as far as a pass takes it."""
+    """The fields of a sample that a forward pass reads."""
 
     @property
     def group(self) -> int: ...
@@ -73,40 +74,52 @@ class Masked(Protocol):
     def images(self) -> Files: ...
 
 
-def sizes_of(samples: Sequence[Masked], *, again: float | None) -> SampleSizes:
-    """Return the sizes of samples, those of a group together, with what they begin with in common.
+def sizes_of(
+    samples: Sequence[Masked], *, shared_prefix_cost: float | None
+) -> SampleSizes:
+    """Return the sizes of samples for packing, and how long a prefix the samples of each group share.
 
-    `again`: what that costs for each of them, as in `SampleSizes`; None: nothing is shared.
+    `shared_prefix_cost`: relative cost of a prefix token for each sample that shares it, as `SampleSizes.again`;
+    None: nothing is shared. Samples of a group are neighbours.
 
-    What is in common ends before the first token that is scored in any of them. With images it is all of that, or
-    nothing.
+    A shared prefix ends before the first scored token of any sample. With images, either the whole unscored prefix is
+    shared, or nothing.
     """
     tokens = tuple(len(sample.tokens) for sample in samples)
     groups = tuple(sample.group for sample in samples)
-    if again is None:
+    if shared_prefix_cost is None:
         return SampleSizes(tokens, groups=groups)
-    prompts = list[int]()
+    prefixes = list[int]()
     for _, members in itertools.groupby(samples, key=lambda sample: sample.group):
-        first, *others = group = list(members)
-        whole = shared = min(
+        group = list(members)
+        first = group[0]
+        # Tokens before the first scored one, in every sample of the group
+        unscored = [
             int(s.mask.argmax()) if s.mask.any() else len(s.tokens) for s in group
-        )
-        for other in others:
+        ]
+        whole = min(unscored)
+        # Shorten to the tokens that are equal in all samples
+        shared = whole
+        for other in group[1:]:
             differ = np.flatnonzero(first.tokens[:shared] != other.tokens[:shared])
-            shared = int(differ[0]) if len(differ) else shared
-        if any(s.images for s in group) and (
-            shared < whole or any(s.images != first.images for s in others)
-        ):
-            shared = 0
-        prompts += [shared] * len(group)
-    return SampleSizes(tokens, tuple(prompts), groups, again)
+            if len(differ):
+                shared = int(differ[0])
+        # Image tokens are placeholders, so equal tokens do not mean equal images
+        if any(s.images for s in group):
+            equal_images = all(s.images == first.images for s in group)
+            if shared < whole or not equal_images:
+                shared = 0
+        prefixes += [shared] * len(group)
+    return SampleSizes(tokens, tuple(prefixes), groups, shared_prefix_cost)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShard:
+    """What one rank needs of an iteration: lengths of all samples, and the samples and targets of its passes."""
+
     lengths: Lengths
-    own: Mapping[int, Sample]  # by number
-    # Of the same samples, as far as they have been computed
+    samples: Mapping[int, Sample]  # by number
+    # Of the same samples; those targets that have been computed
     targets: Mapping[Target, Mapping[int, TokenArray]]
     kl_coef: float  # weight of the KL from the reference
 
@@ -117,9 +130,10 @@ class SampleShard:
 def take_groups(
     channel: Channel, groups: int, owner: str, *, part: int | None = None
 ) -> list[list[Sample]]:
-    """Block until all `groups` of an iteration are here, in any order, or a `part` of them; return them ascending.
+    """Block until all `groups` of an iteration have arrived, in any order, or `part` of them; return them in
+    ascending order.
 
-    Raises ChannelTimeout; ChannelMisuse where a group came twice, so that one of them is not of this iteration.
+    Raises ChannelTimeout; ChannelMisuse if a group came twice or has a number of another iteration.
     """
     arriving = arriving_groups(channel, groups, owner)
     taken = itertools.islice(arriving, groups if part is None else part)
@@ -129,7 +143,7 @@ def take_groups(
 def arriving_groups(
     channel: Channel, groups: int, owner: str
 ) -> Iterator[Sequence[Sample]]:
-    """Yield the `groups` of an iteration as they come; wait for each. Raises as `take_groups`."""
+    """Yield the `groups` of an iteration in the order of arrival. Raises as `take_groups`."""
     taken = set[int]()
     while len(taken) < groups:
         group: Sequence[Sample] = channel.get()
@@ -147,16 +161,20 @@ def arriving_groups(
 
 
 def waves(
-    arriving: Iterable[Sequence[Sample]], tokens: int, *, again: float | None
+    arriving: Iterable[Sequence[Sample]],
+    tokens: int,
+    *,
+    shared_prefix_cost: float | None,
 ) -> Generator[Groups, None, Groups]:
-    """Yield groups as they come, as many at a time as have the size of `tokens`, one at least; return the rest.
+    """Stream groups in batches of at most `tokens` of size, at least one group each; return the incomplete last batch.
 
-    A wave is there when a group has come that no longer fits.
+    A batch is yielded when a group has arrived that no longer fits. `shared_prefix_cost`: as in `sizes_of`.
     """
     wave = list[Sequence[Sample]]()
     held = 0
     for group in arriving:
-        size = sizes_of(group, again=again).size(range(len(group)))
+        sizes = sizes_of(group, shared_prefix_cost=shared_prefix_cost)
+        size = sizes.size(range(len(group)))
         if wave and held + size > tokens:
             yield wave
             wave = []
@@ -175,11 +193,12 @@ def take_scores(
     *,
     skip: bool = False,
 ) -> list[TokenArray]:
-    """Return what `scorer` gives for each of `samples`, in their order.
+    """Return the scores by `scorer` for each of `samples`, in their order; block until all have arrived.
 
-    Raises ChannelTimeout with the samples whose scores are missing; ChannelMisuse for scores that are not of these
-    samples. For numbers that are not finite RewardError; with `skip` these are nan.
+    Raises ChannelTimeout that names the samples without scores; ChannelMisuse for scores of other samples. For
+    non-finite numbers it raises RewardError; with `skip`, all scores of such a sample are NaN.
     """
+    # By group and number within the group
     found: dict[tuple[int, int], TokenArray] = {}
     try:
         for scores in _arriving(channel, scorer, samples, owner, timeout_s):
@@ -208,10 +227,10 @@ def take_scores(
 def take_returns(
     channel: Channel, samples: Sequence[Sample], owner: str, *, skip: bool = False
 ) -> list[TokenArray]:
-    """Return what the actor gives a critic to learn for each of `samples`, in their order, while the actor works on it.
+    """Return the returns from the actor for each of `samples`, in their order; block while the actor computes them.
 
-    Raises ChannelTimeout of the channel; ChannelMisuse for others. For a return that is not finite DivergedError; with
-    `skip` all of its sample are nan.
+    Raises ChannelTimeout of the channel; ChannelMisuse for returns of other samples. For non-finite numbers it raises
+    DivergedError; with `skip`, all returns of such a sample are NaN.
     """
     found: dict[tuple[int, int], TokenArray] = {}
     for returns in _arriving(channel, "actor", samples, owner):
@@ -225,12 +244,14 @@ def take_returns(
 
 
 def _return_not_finite(owner: str, returns: Scores) -> DivergedError:
+    shown = str(returns.values[:8].tolist())
+    if len(returns.values) > 8:
+        shown += " ..."
     return DivergedError.about(
         "returns-not-finite",
         owner,
         f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
-        got=str(returns.values[:8].tolist())
-        + (" ..." if len(returns.values) > 8 else ""),
+        got=shown,
         why="the actor sums them from rewards and the critic's values, and these are too large",
         fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
     )
@@ -243,7 +264,11 @@ def _arriving(
     owner: str,
     timeout_s: float | None = None,
 ) -> Iterator[Scores]:
-    """Yield what `giver` puts, until it is there for every sample. Raises ChannelMisuse for what is not due."""
+    """Yield what `giver` puts until each of `samples` has its scores.
+
+    Raises ChannelMisuse for scores of another sample, for a sample that is scored twice, and for a wrong number of
+    scores.
+    """
     due = {(sample.group, sample.sample): sample for sample in samples}
     while due:
         item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
@@ -276,12 +301,15 @@ def _arriving(
 
 
 def joined(parts: BySample) -> TokenArray:
-    """Return [M], also of no samples."""
+    """Concatenate to [M]; no samples give an empty array."""
     return np.concatenate([np.zeros(0, np.float32), *parts])
 
 
 class Batch:
-    """A rank's samples of an iteration as tensors, and where the response tokens of each lie among all M."""
+    """A rank's samples of an iteration as tensors.
+
+    Response tokens of all samples are numbered 0 to M - 1, sample after sample; `places` maps to these numbers.
+    """
 
     def __init__(self, shard: SampleShard, device: torch.device) -> None:
         self._shard = shard
@@ -291,10 +319,13 @@ class Batch:
 
     @property
     def tokens(self) -> int:
+        """M, the response tokens of all samples."""
         return int(self._first[-1])
 
     def packed(self, picks: MicroBatch) -> Packed:
-        chosen = [self._shard.own[i] for i in picks]
+        """Return the input of a forward pass over the picked samples."""
+        chosen = [self._shard.samples[i] for i in picks]
+        # Neighbours with a common prefix, which is computed once
         alike = self._shard.lengths.sizes.alike(picks)
         images = [s.images for s in chosen]
         return Packed.of(
@@ -306,9 +337,11 @@ class Batch:
         )
 
     def size(self, picks: MicroBatch) -> int:
+        """Return the cost of the picked samples, in tokens."""
         return self._shard.lengths.sizes.size(picks)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
+        """Return the response tokens of each picked sample, [samples] int64."""
         return torch.tensor(
             [self._shard.lengths.responses[i] for i in picks],
             dtype=torch.int64,
@@ -316,28 +349,28 @@ class Batch:
         )
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:
-        """Return [N] as the engine sampled them."""
-        chosen = [self._shard.own[i] for i in picks]
+        """Return the log-probabilities by which the engine sampled, [N]."""
+        chosen = [self._shard.samples[i] for i in picks]
         return torch.tensor(
             joined([s.logprobs[s.mask] for s in chosen]), device=self._device
         )
 
     def versions(self, picks: MicroBatch) -> Tensor:
-        """Return [N] of the policies that sampled them."""
-        chosen = [self._shard.own[i] for i in picks]
+        """Return the versions of the policies that sampled the tokens, [N] int32."""
+        chosen = [self._shard.samples[i] for i in picks]
         versions = np.concatenate(
             [np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)]
         )
         return torch.tensor(versions, device=self._device)
 
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
-        """Return [N] of a target that is known."""
+        """Return a target that has been computed, [N]."""
         return torch.tensor(
             joined([self._shard.targets[name][i] for i in picks]), device=self._device
         )
 
     def places(self, picks: MicroBatch) -> Tensor:
-        """Return [N] where their response tokens lie among all M."""
+        """Return the numbers of the picked samples' response tokens among all M, [N] int64."""
         pieces = [
             torch.arange(self._first[i], self._first[i + 1], device=self._device)
             for i in picks

@@ -6,10 +6,10 @@
     learned     ━━━━━━━━━━━━━━  ━━━━━━━━━━━━━━  ━━━━━━━━━━━━━━
     burn-in                ╌╌╌╌╌           ╌╌╌╌╌                   no gradient goes through it
 
-A sequence begins with the memory that the policy had when it acted, `burn_in` steps before: stored with each
-observation. These steps are run again with the weights of today, so that the memory at the first learned step is not
-older than they are (Kapturowski et al. 2019, R2D2, openreview.net/forum?id=r1lyTjAqYX). The first sequence of an
-iteration has nothing before it and begins with what was stored. Where an episode began, the memory is emptied.
+A sequence begins `burn_in` steps before its first learned step, with the memory that was stored with the observation
+there. The burn-in steps are run again with the current weights, so that the memory at the first learned step belongs
+to the current weights (Kapturowski et al. 2019, R2D2, openreview.net/forum?id=r1lyTjAqYX). The first sequence of an
+iteration has no steps before it and begins with the stored memory. Where an episode begins, the memory is emptied.
 
 Letters: T steps, B rows of this rank, M sequences, L steps of one, b of burn-in.
 """
@@ -25,7 +25,7 @@ from rlplace.trajectory import Trajectory
 
 
 class SequenceSamples:
-    """Cuts an iteration's samples of one rank."""
+    """Cuts one rank's samples of an iteration into sequences."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SequenceSamples:
         burn_in: int,
         sound: Tensor | None,
     ) -> None:
-        """`samples`: [T * B], observations as rows. `sound`: [T * B] bool, which count; None: all do."""
+        """`samples`: [T * B], observations as rows. `sound`: [T * B] bool, samples that count; None: all."""
         self._policy = policy
         self._samples = samples
         self._rows = trajectory.rows
@@ -45,25 +45,28 @@ class SequenceSamples:
         self._burn_in = burn_in
         self._sound = sound
         ended = torch.from_numpy(trajectory.terminated | trajectory.truncated)
-        # The stored memory of step 0 is emptied already
+        # An episode begins after a step that ended one; the stored memory of step 0 is empty already if needed
         begins = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
         self._begins = begins.flatten().to(samples.actions.device)
 
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:
-        """Return the sequences of these numbers, flattened [T / L, B], and the samples that are learned from them."""
+        """Return the numbered sequences as input of a forward pass, and the samples that are learned from them.
+
+        `numbers`: [M], into [T / L, B] flattened.
+        """
         numbers = numbers.to(self._begins.device)
+        # Sample numbers [b + L, M] of all steps; burn-in before step 0 repeats step 0 and is not used
         first = numbers // self._rows * self._length
         row = numbers % self._rows
-        steps = (
-            first
-            + torch.arange(-self._burn_in, self._length, device=numbers.device)[:, None]
-        )
-        index = steps.clamp(min=0) * self._rows + row  # [b + L, M]
-        own = index[self._burn_in :].flatten()
+        offsets = torch.arange(-self._burn_in, self._length, device=numbers.device)
+        steps = first + offsets[:, None]
+        index = steps.clamp(min=0) * self._rows + row
+        # Learned are the steps after the burn-in that count
+        picked = index[self._burn_in :].flatten()
         learned = None
         if self._sound is not None:
-            learned = self._sound[own].nonzero().flatten()
-            own = own[learned]
+            learned = self._sound[picked].nonzero().flatten()
+            picked = picked[learned]
         observations = self._samples.observations[index]
         sequences = Sequences(
             observations=observations,
@@ -73,4 +76,4 @@ class SequenceSamples:
             burn_in=self._burn_in,
             learned=learned,
         )
-        return sequences, self._samples.pick(own)
+        return sequences, self._samples.pick(picked)

@@ -1,12 +1,13 @@
-"""Sums over the ranks of one host through memory that they share.
+"""Sums over the ranks of one host through shared memory.
 
-Messages of gloo cost two context switches each, and an exchange among 8 ranks is 56 of them: 4 ms on 2 cores. Here each
-rank writes its values and then a count, waits until all counts have come as far, and sums what all have written::
+Each message of gloo costs two context switches, and an exchange among 8 ranks has 56 messages: 4 ms on 2 cores. Here
+a rank writes its values, then raises its count of calls, waits until the counts of all ranks are as high, and sums
+all written values::
 
-    counts   [ranks]             calls that a rank has written its values for, each in a cache line of its own
-    slots    [2, ranks, bytes]   of calls with an even and with an odd number
+    counts   [ranks]             number of calls that a rank has written values for, each in its own cache line
+    slots    [2, ranks, bytes]   values of calls with an even and with an odd number
 
-Two slots are enough: a rank that has come to the next call has read all of the last one.
+Two slots are enough: a rank that has reached the next call has read everything of the last one.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SLOT_BYTES = 256 << 10
-_LINE_BYTES = 64
-_YIELDS = 100
-_PAUSE_S = 1e-4  # first it lets others run: on fewer cores than ranks these are who it waits for
-MOST_BYTES = 16 * _SLOT_BYTES  # of larger ones every rank reads too much: ranks x bytes
+_SLOT_BYTES = 256 << 10  # values of one rank and call
+_LINE_BYTES = 64  # a cache line
+_YIELDS = 100  # tries that only give up the core, before the first pause
+_PAUSE_S = 1e-4
+MOST_BYTES = (
+    16 * _SLOT_BYTES
+)  # larger sums are slower here: every rank reads ranks x bytes
 
 
 class SharedSum:
-    """One rank's view of the memory; all ranks make the same calls in the same order.
+    """One rank's view of the shared memory; all ranks make the same calls in the same order.
 
-    After a TimeoutError it is of no use: ranks that start again map another file.
+    Unusable after a TimeoutError: restarted ranks map another file.
     """
 
     def __init__(self, file: Path, rank: int, ranks: int, timeout_s: float) -> None:
-        """Map `file`, which `create` has made for as many ranks. Raises OSError.
+        """Map `file`, which `create` has made for the same number of `ranks`.
 
-        `timeout_s`: the longest that one rank may wait for another.
+        `timeout_s`: longest wait for another rank. Raises OSError if the file is missing or has another size.
         """
         self._rank = rank
         self._timeout_s = timeout_s
@@ -47,6 +50,7 @@ class SharedSum:
             if os.fstat(opened.fileno()).st_size != size:
                 raise OSError(f"{file} has another size than the sums of {ranks} ranks")
             self._memory = mmap.mmap(opened.fileno(), size)
+        # Views of both tables
         counts = np.frombuffer(self._memory, np.int64, ranks * _LINE_BYTES // 8)
         self._counts = counts.reshape(ranks, _LINE_BYTES // 8)[:, 0]
         slots = np.frombuffer(self._memory, np.uint8, offset=ranks * _LINE_BYTES)
@@ -54,26 +58,33 @@ class SharedSum:
 
     @staticmethod
     def create(file: Path, ranks: int) -> None:
-        """Make the memory, all of it at once: there is no error for what a full file system lacks later."""
+        """Create the file and allocate all of its memory.
+
+        Without the allocation a full file system would end the process at a later write. Raises OSError.
+        """
         with open(file, "xb") as opened:
             os.posix_fallocate(opened.fileno(), 0, _size(ranks))
 
     @staticmethod
     def possible() -> bool:
-        """Tell whether other cores see what is written in the order it is, as this relies on; not so on Arm."""
+        """Whether other cores see writes in the order in which they were made, which this class relies on; not so on
+        Arm.
+        """
         return platform.machine() in ("x86_64", "AMD64")
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks of `values` [n] on the host, equal to the bit on all of them.
+        """Return the sum over ranks of `values` [n] on the host, bit-equal on all of them.
 
-        Raises TimeoutError, also where a rank has ended: nothing says so here, as the socket of an exchange would.
+        Raises TimeoutError, also if another rank has ended: unlike a socket, shared memory does not report that.
         """
+        # A slot has room for a part of a large tensor only
         parts = values.split(_SLOT_BYTES // values.itemsize)
         if len(parts) == 1:
             return self._sum(values)
         return torch.cat([self._sum(part) for part in parts])
 
     def _sum(self, values: Tensor) -> Tensor:
+        # Write, announce, wait, read
         self._calls += 1
         slots = self._slots[self._calls % 2, :, : values.nbytes].view(values.dtype)
         slots[self._rank] = values
@@ -82,7 +93,8 @@ class SharedSum:
         return slots.sum(dim=0)
 
     def _wait(self) -> None:
-        """Return once all ranks have made as many calls."""
+        """Return once all ranks have made as many calls as this one."""
+        # With fewer cores than ranks, giving up the core lets the awaited ranks run
         for _ in range(_YIELDS):
             if self._counts.min() >= self._calls:
                 return
@@ -102,4 +114,5 @@ class SharedSum:
 
 
 def _size(ranks: int) -> int:
+    """Return the bytes of the file."""
     return ranks * (_LINE_BYTES + 2 * _SLOT_BYTES)

@@ -1,15 +1,15 @@
 """The state of a worker group in files: sharded safetensors, as torch.distributed.checkpoint writes and reads them.
 
-Names and shapes of the tensors are those of the whole model, so any number of ranks reads what another number wrote:
-each its own rows, also from several files. Nothing in the files is executed::
+Names and shapes of the tensors are those of the whole model, so any number of ranks reads what another number of
+ranks wrote: each rank reads its own rows, also from several files. Nothing in the files is executed::
 
-    model.<parameter>             as the optimizer steps it: its float32 copy, where it keeps one
+    model.<parameter>             the tensor that the optimizer steps: the float32 copy, if there is one
     optimizer.exp_avg.<parameter>, optimizer.exp_avg_sq.<parameter>     the moments, not packed
-    average.<parameter>           the moving average, where there is one
-    steps_made                    by the optimizer
+    average.<parameter>           the moving average, if there is one
+    steps_made                    optimizer steps so far
     ...                           what a learner carries from one iteration to the next
 
-Of a model with LoRA factors, what is frozen is left out: it comes from the model's folder.
+With LoRA factors, the frozen weights are left out: they come from the model's folder.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
 def trained_state(
     model: TrainedModel, trainer: Trainer, moments: Values, where: Where
 ) -> dict[str, Tensor]:
-    """Return all but what a learner carries; `moments`: as the optimizer's are read. Only numbers are copied."""
+    """Return the state of model, optimizer and average; a learner adds its own state.
+
+    `moments`: as returned by `Moments.read`. Tensors are views, except buffers that `where` copies.
+    """
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
+    # Lists in the order of the model's trained shards, by the prefix of their names
     parts = {"model": [*map(where, trainer.optimizer.stepped)]}
     parts |= {f"optimizer.{name}": moment for name, moment in moments.items()}
     if trainer.average is not None:
@@ -62,7 +66,7 @@ def trained_state(
 
 @torch.no_grad()
 def take_over(state: State, trainer: Trainer, moments: Values, where: Where) -> None:
-    """Make the rest follow from a state of `trained_state` and its `moments` that were filled with other numbers."""
+    """Continue from `state`, whose tensors and `moments` have been filled from a checkpoint."""
     trainer.steps_made = int(state["steps_made"])
     trainer.optimizer.moments.take_over(moments, trainer.steps_made, where)
     trainer.optimizer.follow(where)
@@ -72,38 +76,40 @@ def take_over(state: State, trainer: Trainer, moments: Values, where: Where) -> 
 
 
 class StateFiles:
-    """Saves and loads the state of a rank. Owns the copy that is being written, and the thread that writes it."""
+    """Saves and loads the state of one rank. Owns the copy that is being written, and the thread that writes it."""
 
     def __init__(self, context: WorkerContext, ranks: Ranks, *, copies: bool) -> None:
-        """`copies`: the host has room for one of this rank's state."""
+        """`copies`: whether the host has room for a copy of this rank's state."""
         self._ranks = ranks
         self._component = context.slot.component
         self._copies = copies
         self._behind = FilesBehind(context)
         self._group = ranks.beside()
-        # Both are right here: a single rank saves by itself, and every rank reads its own rows by itself.
+        # torch warns about both: a single rank saves by itself, and every rank reads its own rows by itself
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
     def save(self, folder: Path, state: State, new: Collection[str] = ()) -> None:
-        """Copy to the host, and write into `folder` behind; first wait for the save before. A collective.
+        """Copy the state to the host and write it into `folder` in the background, after the previous save. A
+        collective.
 
-        Without room for a copy, return when the state itself is written. `new`: tensors that are such copies already.
+        Without room for a copy, return only when the state is written. `new`: names of tensors that are copies
+        already.
         """
         self._behind.wait()
         copied = state.keys() - new if self._copies else ()
-        there = {
-            name: _copied(tensor) if name in copied else _at_least_1d(tensor)
-            for name, tensor in state.items()
-        }
+        there: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            there[name] = _copied(tensor) if name in copied else _at_least_1d(tensor)
         self._behind.start(folder, lambda: self._write(folder, there))
         if not self._copies:
             self._behind.wait()
 
     def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
+        """Write this rank's part; return the names of its files. A collective. Raises the error of the lowest rank."""
         writer = HuggingFaceStorageWriter(
             str(folder), _file_numbers(state, self._ranks), save_distributed=True
         )
-        # From a GPU: there is nothing to copy, and this thread has none
+        # Copying ahead is for tensors on a GPU; these are on the host, and this thread has no GPU
         writer.per_thread_copy_ahead = 0
         try:
             state_dict_saver.save(
@@ -113,14 +119,16 @@ class StateFiles:
                 no_dist=self._group is None,
             )
         except CheckpointException as error:
-            raise next(iter(error.failures.values()))[0] from None  # of the lowest rank
-        return sorted(
-            file.name
-            for file in folder.glob(f"shard-{self._ranks.rank + 1:05}-*.safetensors")
-        )
+            failures = iter(error.failures.values())
+            raise next(failures)[0] from None
+        pattern = f"shard-{self._ranks.rank + 1:05}-*.safetensors"
+        return sorted(file.name for file in folder.glob(pattern))
 
     def load(self, folder: Path, state: State) -> None:
-        """Fill the tensors of `state` in place from `folder`. Raises ConfigError; then nothing has changed."""
+        """Fill the tensors of `state` in place from `folder`.
+
+        Raises ConfigError for an unreadable folder or another state; then no tensor has changed.
+        """
         reader = HuggingFaceStorageReader(str(folder))
         try:
             found = reader.read_metadata()
@@ -131,45 +139,47 @@ class StateFiles:
         try:
             state_dict_loader.load(shown, storage_reader=reader, no_dist=True)
         except CheckpointException as error:
-            raise unreadable_state(
-                self._component, folder, next(iter(error.failures.values()))[0]
-            ) from error
+            failures = iter(error.failures.values())
+            first = next(failures)[0]
+            raise unreadable_state(self._component, folder, first) from error
 
     def _compare(self, folder: Path, found: Metadata, state: State) -> None:
-        """Raise ConfigError for the first difference."""
+        """Raise ConfigError for the first tensor that is missing, unexpected, or of another shape or dtype."""
         there: Mapping[str, object] = found.state_dict_metadata
         for name in sorted(there.keys() | state.keys()):
             expected = _described(state[name]) if name in state else "nothing"
             stored = there.get(name)
-            got = (
-                _stored(stored)
-                if isinstance(stored, TensorStorageMetadata)
-                else "nothing"
-            )
+            got = "nothing"
+            if isinstance(stored, TensorStorageMetadata):
+                got = _stored(stored)
             if name not in state or stored is None or not _same(stored, state[name]):
                 raise other_state(
                     self._component, f"{folder}: {name} has {got}", expected
                 )
 
     def close(self) -> None:
+        """Wait for the save in progress and end the thread."""
         self._behind.close()
 
 
 def _at_least_1d(tensor: Tensor) -> Tensor:
-    """A file has places within tensors, and a single number has none."""
+    """View a number [] as [1]: files address parts of a tensor by dimension."""
     if tensor.dim():
         return tensor
     return tensor.view(1)
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    # Not pinned: what torch has pinned once, it keeps, and rounds up to a power of two.
+    """Return a copy in host memory, sharded as `tensor` is."""
+    # Not pinned: torch keeps pinned memory, and rounds it up to a power of two
     local = _at_least_1d(own(tensor))
     return like(tensor, torch.empty(local.shape, dtype=local.dtype).copy_(local))
 
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
-    """Cut the tensors into files of about equal size; the same on all ranks, whose parts may differ in size."""
+    """Assign the tensors to files of about equal size; the same on all ranks, also where their parts differ in
+    size.
+    """
     numbers = dict[str, int]()
     written = 0
     for name, tensor in state.items():
@@ -179,18 +189,24 @@ def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
 
 
 def _same(stored: object, tensor: Tensor) -> bool:
-    """Compare shapes and kinds of numbers: floating point is rounded to the dtype that this run has."""
+    """Whether a stored tensor is complete and has the same shape and kind of numbers.
+
+    Two floating-point dtypes are the same kind: the stored numbers are rounded to the dtype of this run.
+    """
     if not isinstance(stored, TensorStorageMetadata):
         return False
-    dtype, here = stored.properties.dtype, tensor.dtype
-    whole = sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(
-        stored.size
-    )
-    same = dtype == here or (dtype.is_floating_point and here.is_floating_point)
-    return whole and same and tuple(stored.size) == tuple(_at_least_1d(tensor).shape)
+    dtype = stored.properties.dtype
+    here = tensor.dtype
+    numbers = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
+    is_complete = numbers == math.prod(stored.size)
+    both_floating = dtype.is_floating_point and here.is_floating_point
+    same_kind = dtype == here or both_floating
+    same_shape = tuple(stored.size) == tuple(_at_least_1d(tensor).shape)
+    return is_complete and same_kind and same_shape
 
 
 def _stored(stored: TensorStorageMetadata) -> str:
+    """Describe a stored tensor for an error, and say how much of it is there."""
     numbers = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
     whole = math.prod(stored.size)
     part = "" if numbers == whole else f", {numbers:,} of its {whole:,} numbers"
@@ -198,4 +214,5 @@ def _stored(stored: TensorStorageMetadata) -> str:
 
 
 def _described(tensor: Tensor) -> str:
+    """Describe a tensor of this run for an error."""
     return f"{tensor.dtype} {list(_at_least_1d(tensor).shape)}".removeprefix("torch.")

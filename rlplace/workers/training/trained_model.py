@@ -1,7 +1,7 @@
-"""A model in training: a language model sharded by FSDP2, a simulator policy whole on every rank.
+"""A model in training: a language model sharded by FSDP2, or a simulator policy that is whole on every rank.
 
-Its gradients, what an optimizer steps, weights to send and to save. Parameters of a language model with LoRA factors
-have two names: that of the module, and that of the checkpoint, which has no factors.
+Provides the gradients, the tensors that an optimizer steps, and the weights to send and to save. Parameters of a
+model with LoRA factors have two names: the module's, and the checkpoint's, which knows no factors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class TrainedModel(abc.ABC):
-    """Holds this rank's part of weights and gradients."""
+    """This rank's part of weights and gradients."""
 
     def __init__(
         self,
@@ -58,11 +58,12 @@ class TrainedModel(abc.ABC):
         kept: frozenset[str] = frozenset(),
         lora_scale: float = 0.0,
     ) -> None:
-        """`tensors`: parameters and buffers, tied ones under each name; those called `kept` are not sent or saved.
+        """`tensors`: parameters and buffers, tied ones under each of their names.
 
-        `compute`: the dtype of parameters in the forward pass. `lora_scale`: of factors, where there are any.
+        `compute`: dtype of parameters in the forward pass. `kept`: names of tensors that are neither sent nor saved.
+        `lora_scale`: of the factors, if there are any.
         """
-        # FSDP puts other tensors into the module while it has gathered them: these are the rank's own.
+        # These stay this rank's own tensors; FSDP puts gathered ones into the module during a pass
         self._tensors = dict(tensors)
         self._module = module
         self._ranks = ranks
@@ -71,8 +72,8 @@ class TrainedModel(abc.ABC):
         self._lora_scale = lora_scale
         self.device = torch.device(ranks.mesh.device_type)
 
-    def settle(self) -> None:
-        """Wait until the accelerator has done what it was given; on a host it has."""
+    def synchronize(self) -> None:
+        """Wait until the accelerator has finished its queued work; a host has no queue."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -80,61 +81,65 @@ class TrainedModel(abc.ABC):
 
     @abc.abstractmethod
     def trained_shards(self) -> list[Tensor]:
-        """Return what an optimizer steps: plain tensors, alive as long as the model."""
+        """Return the tensors that an optimizer steps: plain tensors that live as long as the model."""
 
     @abc.abstractmethod
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-        """Return what belongs to each of `trained_shards` by name of the parameter, placed as that is."""
+        """Return `tensors`, one per trained shard, with the names of their parameters and sharded like them."""
 
     @abc.abstractmethod
     def sum_shares(self, shares: Tensor) -> Tensor:
-        """Return [k + 1]: the sum over ranks of `shares` [k], then the norm of the gradient of all. A collective."""
+        """Return [k + 1]: `shares` [k] summed over ranks, then the norm of the whole gradient. A collective."""
 
     @abc.abstractmethod
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of all ranks, in the order of `trained_shards`; to be read after `sum_shares`."""
+        """Return the gradients summed over all ranks, in the order of `trained_shards`; call `sum_shares` first."""
 
     @abc.abstractmethod
     def own_gradients(self) -> list[Tensor]:
-        """Return what of the gradients this rank has in its own hands: to find the one whose are not finite."""
+        """Return this rank's own part of the gradients, to find the rank that made them non-finite."""
 
     @abc.abstractmethod
     def end_step(self) -> None:
-        """Make ready for the next forward pass, after a step that is made or skipped."""
+        """Prepare the next forward pass, after a step that was made or skipped."""
 
     @abc.abstractmethod
     def drop_gathered(self) -> None:
-        """Free what computing has needed: gathered parameters and all gradients."""
+        """Free the memory of a step: gathered parameters and all gradients."""
 
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shards(self, mode: str = "all", *, again: bool = False) -> tuple[Shard, ...]:
-        """Return this rank's weights and buffers, to be sent in the dtype of the forward pass; valid until a step.
+        """Return this rank's weights and buffers for a sync, in the dtype of the forward pass; valid until the next
+        step.
 
-        `mode`: of `actor.sync`. By `lora`, factors stand beside the frozen weights, else they are merged with them.
-        `again`: every receiver has had all, so only what the mode carries from then on: by `trainable` no frozen
-        parameter, by `lora` the factors alone. Tensors are not copied, unless they are merged or cut by columns: then
-        in new memory, a collective.
+        `mode`: `actor.sync`. With `lora` the factors are sent beside the frozen weights, otherwise merged into them.
+        `again`: every receiver has had a full sync, so what `mode` never changes is left out: frozen parameters with
+        `trainable`, everything but the factors with `lora`. Tensors are not copied, except merged or column-sharded
+        ones, which are in new memory; for these the call is a collective.
         """
         merging = mode != "lora"
-        return tuple(
-            self._shard(
-                names, tensor, self._merged(names[0], tensor, own) if merging else None
-            )
-            for names, tensor in self._named()
-            if not (merging and is_factor(names[0]))
-            and not (again and self._stays(mode, names[0], tensor))
-        )
+        shards: list[Shard] = []
+        for names, tensor in self._named():
+            name = names[0]
+            # Merged factors are part of their weight
+            if merging and is_factor(name):
+                continue
+            if again and self._stays(mode, name, tensor):
+                continue
+            merged = self._merged(name, tensor, own) if merging else None
+            shards.append(self._shard(names, tensor, merged))
+        return tuple(shards)
 
     def leaves_out(self, mode: str) -> bool:
-        """Return whether syncs of this mode leave something out once every receiver has had all."""
+        """Whether syncs of this mode leave out some tensors once every receiver has had all."""
         return any(
             self._stays(mode, name, tensor) for (name, *_), tensor in self._named()
         )
 
     @staticmethod
     def _stays(mode: str, name: str, tensor: Tensor) -> bool:
-        """Return whether a sync of this mode never changes it."""
+        """Whether a tensor is the same in all syncs of this mode."""
         if mode == "lora":
             return not is_factor(name)
         frozen = (
@@ -145,37 +150,39 @@ class TrainedModel(abc.ABC):
         return mode == "trainable" and frozen
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield one weight after the other, gathered and merged, in the optimizer's dtype; tied ones once.
+        """Yield whole weights by checkpoint name, gathered and with factors merged, in the optimizer's dtype; tied
+        ones once.
 
-        A collective: all ranks take all of them.
+        A collective: all ranks must take all of them.
         """
         for (name, *_), tensor in self._named():
-            if not is_factor(name):
-                with_factors = self._merged(name, tensor, whole)
-                yield (
-                    checkpoint_name(name),
-                    whole(tensor) if with_factors is None else with_factors,
-                )
-                del with_factors
+            if is_factor(name):
+                continue
+            weight = self._merged(name, tensor, whole)
+            if weight is None:
+                weight = whole(tensor)
+            yield checkpoint_name(name), weight
+            # Only one gathered weight at a time
+            del weight
 
     def save(self, path: Path, rank: int) -> None:
-        """Save the whole weights; rank 0 replaces `path` once everything is on the disk. A collective.
+        """Save the whole weights; rank 0 replaces `path` once everything is on disk. A collective.
 
-        Raises OutputError; then `path` is what it was before.
+        Raises OutputError; then `path` is unchanged.
         """
         weights = self.whole_weights()
         try:
             if rank == 0:
                 self._write(path, weights)
         finally:
-            # The other ranks gather them all, also where they cannot be written
+            # The other ranks join each gather, also if rank 0 could not write
             deque(weights, maxlen=0)
 
     @abc.abstractmethod
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
     def named_buffers(self) -> list[tuple[str, Tensor]]:
-        """Return what changes without being trained."""
+        """Return the tensors that change without being trained, such as running statistics."""
         return [
             (name, tensor)
             for name, tensor in self._tensors.items()
@@ -183,10 +190,11 @@ class TrainedModel(abc.ABC):
         ]
 
     def weight_tensors(self) -> list[Tensor]:
+        """Return this rank's part of all weights and buffers, for offloading and for counting bytes."""
         return [*map(own, self._tensors.values()), *self._module.buffers()]
 
     def _named(self) -> list[tuple[list[str], Tensor]]:
-        """Return each tensor once, with all its names: no receiver may keep a stale copy under another name."""
+        """Return each tensor once with all its names, so that no receiver keeps a stale copy under another name."""
         names: dict[Tensor, list[str]] = {}
         for name, tensor in self._tensors.items():
             if name not in self._kept:
@@ -196,14 +204,14 @@ class TrainedModel(abc.ABC):
     def _shard(
         self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None
     ) -> Shard:
-        """`data`: this rank's part, if it is not that of `tensor` itself."""
-        parameter = isinstance(tensor, nn.Parameter)
+        """Return a tensor as it is sent. `data`: this rank's merged part, if it is not that of `tensor` itself."""
+        # Buffers keep their dtype
+        is_parameter = isinstance(tensor, nn.Parameter)
+        dtype = self._compute if is_parameter else tensor.dtype
         part, placements = by_rows(tensor, own(tensor) if data is None else data)
         return Shard(
             names=tuple(map(checkpoint_name, names)),
-            dtype=dtype_name(
-                torch.empty(0, dtype=self._compute if parameter else tensor.dtype)
-            ),
+            dtype=dtype_name(torch.empty(0, dtype=dtype)),
             shape=tuple(tensor.shape),
             blocks=self._blocks(tensor, placements),
             data=part,
@@ -212,63 +220,63 @@ class TrainedModel(abc.ABC):
     def _blocks(
         self, tensor: Tensor, placements: Sequence[Placement]
     ) -> tuple[Block, ...]:
-        """Return the elements that each rank has of a tensor, placed in whole rows."""
+        """Return the range of elements that each rank has of a tensor that is sharded by rows."""
         ranks = self._ranks
-        width = math.prod(tensor.shape[1:])
         if not isinstance(tensor, DTensor):
             return replicas(tensor.numel(), ranks.world_size)
-        places = (
-            divmod(rank, ranks.tensor_parallel) for rank in range(ranks.world_size)
-        )
-        rows = [
-            part_at(tensor, {SHARD: copy, TENSOR: within}, placements)[0]
-            for copy, within in places
-        ]
-        return tuple(Block(part.start * width, part.stop * width) for part in rows)
+        width = math.prod(tensor.shape[1:])
+        blocks: list[Block] = []
+        for rank in range(ranks.world_size):
+            shard, tp_rank = divmod(rank, ranks.tensor_parallel)
+            rows = part_at(tensor, {SHARD: shard, TENSOR: tp_rank}, placements)[0]
+            blocks.append(Block(rows.start * width, rows.stop * width))
+        return tuple(blocks)
 
     @torch.no_grad()
     def _merged(
         self, name: str, weight: Tensor, part: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Return `part` of the weight with its factors, own rows or the whole; None where it has no factors."""
+        """Return a weight with its factors added; None if it has no factors.
+
+        `part` selects the own rows (`own`) or the whole tensor (`whole`) of the weight.
+        """
         factors = factors_of(name)
         if factors is None:
             return None
         a, b = (self._tensors[factor] for factor in factors)
-        return Factors(
-            a=whole(a) if part is whole else all_rows(a),
-            b=part(b),
-            scale=self._lora_scale,
-        ).added_to(part(weight), weight.device)
+        # A row of the product needs all of `a` and the same row of `b`
+        whole_a = whole(a) if part is whole else all_rows(a)
+        merged = Factors(a=whole_a, b=part(b), scale=self._lora_scale)
+        return merged.added_to(part(weight), weight.device)
 
 
 class TrainedPolicy(TrainedModel):
-    """A simulator policy. Every rank has all of it: its parameters are slices of one float32 tensor.
+    """A simulator policy, whole on every rank: its parameters are slices of one flat float32 tensor.
 
-    A step is one exchange of gradient and numbers in one tensor, after which all ranks make the same step.
+    A step exchanges gradient and metrics in one tensor; then all ranks make the same step.
     """
 
     def __init__(self, module: PolicyNetwork, compute: Dtype, ranks: Ranks) -> None:
-        """`module`: on the ranks' device already and equal on all of them."""
-        self.module, self._flat = module, flatten(module)
+        """`module`: on the ranks' device already, with equal weights on all of them."""
+        self.module = module
+        self._flat = flatten(module)
         tensors = (*module.named_parameters(), *module.named_buffers())
         super().__init__(module, ranks, tensors=tensors, compute=DTYPES[compute])
-        # Between stages
-        self._bucket = self._summed = self._rounded = self._rounded_gradient = (
-            torch.empty(0)
-        )
+        self.drop_gathered()
 
     def passes(self, numbers: int) -> Passes:
-        """Make room for a gradient and so many `numbers` beside it, until `drop_gathered`; return what fills it."""
+        """Allocate a gradient with room for `numbers` metrics behind it, until `drop_gathered`; return the passes
+        that fill it.
+        """
         size = self._flat.numel()
         device = self.device
-        # The last: the norm, after the exchange
+        # [gradient, numbers, norm]; the norm is filled after the exchange
         self._bucket = torch.zeros(size + numbers + 1, device=device)
         if self._compute == torch.float32:
             return Passes(self.module, self._flat, self._bucket[:size])
-        self._rounded, self._rounded_gradient = (
-            torch.empty(size, dtype=self._compute, device=device) for _ in "wg"
-        )
+        # In a 16-bit dtype the passes use rounded weights, and their gradient is rounded too
+        self._rounded = torch.empty(size, dtype=self._compute, device=device)
+        self._rounded_gradient = torch.empty(size, dtype=self._compute, device=device)
         self.end_step()
         return Passes(self.module, self._rounded, self._rounded_gradient)
 
@@ -280,6 +288,7 @@ class TrainedPolicy(TrainedModel):
         return list(slices(flat, self.module))
 
     def sum_shares(self, shares: Tensor) -> Tensor:
+        # [gradient, numbers] in one sum over ranks; then the norm of the summed gradient
         size = self._flat.numel()
         if len(self._rounded_gradient):
             self._bucket[:size].copy_(self._rounded_gradient)
@@ -295,22 +304,23 @@ class TrainedPolicy(TrainedModel):
         return [self._bucket[: self._flat.numel()]]
 
     def end_step(self) -> None:
-        # That of several ranks is another, and no longer needed
+        # A sum over ranks is a tensor of its own, which is no longer needed
         self._summed = self._bucket
         if len(self._rounded):
             self._rounded.copy_(self._flat)
 
     def drop_gathered(self) -> None:
-        self._bucket = self._summed = self._rounded = self._rounded_gradient = (
-            torch.empty(0)
-        )
+        self._bucket = torch.empty(0)
+        self._summed = torch.empty(0)
+        self._rounded = torch.empty(0)
+        self._rounded_gradient = torch.empty(0)
 
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None:
         write_file(path, weights)
 
 
 class TrainedLm(TrainedModel):
-    """A language model: the actor's, with or without a value head, or a critic's.
+    """A language model in training: an actor with or without value head, or a critic.
 
     Each rank has its shard of every parameter and gradient. `module(...)` and its backward pass are collectives.
     """
@@ -318,13 +328,12 @@ class TrainedLm(TrainedModel):
     def __init__(
         self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] | None = None
     ) -> None:
-        """`kind`: of the module; without it, a CausalLm."""
+        """`kind`: class of the module; None: CausalLm."""
         from rlplace.models.causal_lm import CausalLm, build
 
-        self.spec, self.module = (
-            spec,
-            build(kind or CausalLm, spec, ranks.mesh, ranks.context),
-        )
+        # The module, its shards, and the collectives that FSDP uses for them
+        self.spec = spec
+        self.module = build(kind or CausalLm, spec, ranks.mesh, ranks.context)
         self._fsdp_groups = [cast(FSDPModule, group) for group in self.module.groups]
         for group in self._fsdp_groups:
             ranks.carry(group)
@@ -336,16 +345,18 @@ class TrainedLm(TrainedModel):
             kept=self.module.kept,
             lora_scale=spec.lora.scale if spec.lora else 0.0,
         )
+        # Trained parameters, tied ones once
         self._trained = list(
             dict.fromkeys(t for t in self._tensors.values() if t.requires_grad)
         )
-        counts = [is_cut(parameter) or not ranks.within for parameter in self._trained]
-        # In the norm of all gradients
+        # A parameter that tensor-parallel ranks have whole counts once in the gradient norm
+        counts = [is_cut(parameter) or not ranks.tp_rank for parameter in self._trained]
         self._counts = torch.tensor(counts, dtype=torch.float64, device=self.device)
+        # Such parameters have a partial gradient on each tensor-parallel rank
         self._in_parts = [
             at for at, parameter in enumerate(self._trained) if not is_cut(parameter)
         ]
-        # Of the gradients of 16-bit parameters over micro-batches, in float32
+        # Gradients of 16-bit parameters are accumulated over micro-batches in float32
         self._sums: dict[Tensor, Tensor] = {}
         for parameter in self._trained:
             if parameter.dtype != torch.float32:
@@ -355,7 +366,7 @@ class TrainedLm(TrainedModel):
         return [own(parameter) for parameter in self._trained]
 
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-        # The first of a tied one
+        # A tied tensor gets the first of its names
         names = {tensor: name for name, tensor in reversed(self._tensors.items())}
         return [
             (names[of], like(of, tensor))
@@ -366,16 +377,19 @@ class TrainedLm(TrainedModel):
     def sum_shares(self, shares: Tensor) -> Tensor:
         gradients = self.gradients()
         parallel = self.module.parallel
-        if parallel is not None and (parts := [gradients[at] for at in self._in_parts]):
+        # Complete the partial gradients of tensor-parallel ranks, in one exchange
+        if parallel is not None and self._in_parts:
+            parts = [gradients[at] for at in self._in_parts]
             summed = parallel.reduce_(torch.cat([part.flatten() for part in parts]))
-            for part, whole_of in zip(
-                parts, summed.split([part.numel() for part in parts]), strict=True
-            ):
+            sizes = [part.numel() for part in parts]
+            for part, whole_of in zip(parts, summed.split(sizes), strict=True):
                 part.copy_(whole_of.view_as(part))
-        squared = (
-            torch.stack(torch._foreach_norm(gradients)).double().square() * self._counts
-        ).sum(dim=0)
-        total = self._ranks.sum(torch.cat([shares * self._ranks.counts, squared[None]]))
+        # Squared norm of this rank's gradients; then metrics and norm in one sum over ranks
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        squared = (norms.square() * self._counts).sum(dim=0)
+        if not self._ranks.is_primary:
+            shares = torch.zeros_like(shares)
+        total = self._ranks.sum(torch.cat([shares, squared[None]]))
         total[-1].sqrt_()
         return total
 
@@ -389,7 +403,10 @@ class TrainedLm(TrainedModel):
         return self.gradients()
 
     def _add_gradient(self, parameter: Tensor) -> None:
-        """Take over this micro-batch's gradient: FSDP would add it up in the dtype of the parameter."""
+        """Add a micro-batch's gradient to its float32 sum and drop it.
+
+        FSDP would accumulate in the dtype of the parameter, which loses bits.
+        """
         gradient = own(cast(Tensor, parameter.grad))
         parameter.grad = None
         if parameter in self._sums:

@@ -1,4 +1,4 @@
-"""Make the user's own formulas on a rank that trains."""
+"""Create the user's custom variant of an algorithm on a training rank."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from rlplace.envs.registry import named
 
 
 def variant_of(algorithm: AlgorithmConfig) -> Variant | None:
-    """Make `Class(algorithm, **kwargs)` of `algorithm.variant`; None where it names none."""
-    own = algorithm.variant
-    if own.name is None:
+    """Return `Class(algorithm, **kwargs)` of `algorithm.variant`; None if the config names none."""
+    custom = algorithm.variant
+    if custom.name is None:
         return None
     make = named(
-        own.name,
+        custom.name,
         {},
         key="algorithm.variant.name",
         code="unknown-variant",
         noun="variant of an algorithm",
     )
-    return Variant(own.name, make(algorithm, **own.kwargs))
+    return Variant(custom.name, make(algorithm, **custom.kwargs))

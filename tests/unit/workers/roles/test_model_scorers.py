@@ -373,7 +373,7 @@ def test_its_time_is_kept_with_what_a_pass_computes(
     )
     scored_by(scenario)
     samples = flat(made_up_samples())
-    sizes = sizes_of(samples, again=0.25 if shared else None)
+    sizes = sizes_of(samples, shared_prefix_cost=0.25 if shared else None)
     assert [size for part, size in laps if part == "infer"] == [
         sizes.size(range(len(samples)))
     ]

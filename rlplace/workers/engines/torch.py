@@ -1,4 +1,6 @@
-"""Engines over a PyTorch module whose weights come and go; the one that generates actions, numpy in and numpy out."""
+"""Engines over a PyTorch module whose weights come and go; and the engine that decides actions, numpy in and numpy
+out.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 class ModuleEngine:
     """Base of engines over one module, in eval mode. Owns its parameters and buffers; starts OFF.
 
-    Storages are emptied in place, so that references into the module stay valid. FULL also holds a workspace.
+    Storages are emptied in place, so that references into the module stay valid. FULL also holds a workspace, such as
+    a KV cache.
     """
 
     host_bytes = 0
-    # Name its weights and the workspace in the device's account
+    # Names of weights and workspace in the device's account
     labels: tuple[str, str]
 
     def __init__(self, module: nn.Module, device: Device, owner: str) -> None:
@@ -39,6 +42,7 @@ class ModuleEngine:
         module.to(self._torch_device).eval().requires_grad_(False)
         # All names, tied weights included; the tensors share storage with the module.
         self._tensors: dict[str, Tensor] = module.state_dict()
+        # Each storage with its size when it is filled
         self._storages = [
             (storage, storage.nbytes()) for storage in storages(self._tensors.values())
         ]
@@ -47,6 +51,7 @@ class ModuleEngine:
         self._drop_weights()
 
     def _drop_weights(self) -> None:
+        """Empty all storages in place."""
         for storage, _ in self._storages:
             storage.resize_(0)
         self._device.release(self.labels[0])
@@ -54,6 +59,7 @@ class ModuleEngine:
         self.residency = Residency.OFF
 
     def move(self, to: Residency) -> int:
+        """As in the contract. Steps down come first, then steps up: OFF - WEIGHTS - FULL."""
         weights, workspace = self.labels
         if to < Residency.FULL:
             self._set_workspace(made=False)
@@ -63,22 +69,21 @@ class ModuleEngine:
         if to >= Residency.WEIGHTS > self.residency:
             self._device.acquire(self._weight_bytes, weights)
             for storage, size in self._storages:
-                storage.resize_(size)  # the content means nothing until `load`
+                storage.resize_(size)  # the content is undefined until `load`
             self.residency = Residency.WEIGHTS
         if to == Residency.FULL > self.residency:
             self._device.acquire(self._workspace_bytes, workspace)
             self._set_workspace(made=True)
         self.residency = to
-        return (
-            sum(storage.nbytes() for storage, _ in self._storages)
-            + self._held_workspace_bytes
-        )
+        held = sum(storage.nbytes() for storage, _ in self._storages)
+        return held + self._held_workspace_bytes
 
     def _set_workspace(self, *, made: bool) -> None:
-        """Allocate or free what FULL holds beside the weights."""
+        """Allocate (`made`) or free the workspace: what FULL holds beside the weights."""
 
     @property
     def _held_workspace_bytes(self) -> int:
+        """Bytes of the workspace now."""
         if self.residency == Residency.FULL:
             return self._workspace_bytes
         return 0
@@ -86,12 +91,13 @@ class ModuleEngine:
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
+        """As in the contract. After an error in the middle there is no version, so nothing generates."""
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
         )
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         check_fit(weights, shapes, owner=self._owner, version=version)
-        self.version = None  # until all are copied, this is no version
+        self.version = None
         for name, weight in merged(weights, factors, self._torch_device):
             copy_tensor(self._tensors[name], weight)
         self.version = version
@@ -108,12 +114,12 @@ class Decision:
     logprobs: NDArray[np.float32]  # [B]
     values: NDArray[np.float32]  # [B]
     version: int  # of the policy that decided
-    # [B, S], of the next step; None: the policy has none
+    # [B, S], for the next step; None: the policy has no memory
     memory: NDArray[np.float32] | None = None
 
 
 class TorchEngine(ModuleEngine):
-    """Decides on batches of observations by a policy."""
+    """Decides actions for batches of observations by a policy."""
 
     labels = ("policy weights", "rollout workspace")
 
@@ -138,7 +144,10 @@ class TorchEngine(ModuleEngine):
     def decide(
         self, observations: NDArray[Any], noise: NDArray[np.float32]
     ) -> Decision:
-        """Sample one action per row with that row's noise. Raises NotResident below FULL or without weights."""
+        """Sample one action per row, by that row's noise. Raises NotResident below FULL or without weights.
+
+        `observations`: [B, *O]. `noise`: [B, numbers of noise per action].
+        """
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
         with torch.inference_mode():
@@ -159,6 +168,8 @@ class TorchEngine(ModuleEngine):
         )
 
     def digest(self) -> str:
-        """SHA-256 of all weights by name: equal if and only if they are equal bit for bit. Raises NotResident."""
+        """Return SHA-256 over all weights by name: equal if and only if all weights are bit-equal. Raises
+        NotResident.
+        """
         require(self, self._owner, "digest", needs=Residency.WEIGHTS)
         return digest(self._tensors.items())

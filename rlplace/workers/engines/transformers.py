@@ -1,4 +1,4 @@
-"""Generates with a Hugging Face model and a hand-made continuous batch: the reference of the TextEngine contract.
+"""A TextEngine over a Hugging Face model with a continuous batch of its own: the reference of the contract.
 
 ::
 
@@ -67,15 +67,20 @@ class _Answer:
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
-    spared: int = 0  # positions that images take less of than they have tokens
+    spared: int = 0  # tokens minus positions of its images, where an image has fewer positions than tokens
 
     @property
     def length(self) -> int:
+        """Tokens of prompt and answer so far."""
         return len(self.request.tokens) + len(self.tokens)
 
     def finish(
         self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int
     ) -> Finish | None:
+        """Return how the answer ends with its last token; None: it goes on.
+
+        `stops`, `texts`: what ends it. `least`: tokens before a text may end it. `context`: its longest length.
+        """
         if self.tokens[-1] in stops:
             return "stop"
         if texts is not None and len(self.tokens) > least and texts.end(self.tokens):
@@ -86,10 +91,10 @@ class _Answer:
 
 
 class TransformersEngine(ModuleEngine):
-    """A TextEngine over any decoder of transformers that attends to all tokens of an answer in all layers.
+    """A TextEngine over any decoder of transformers in which all layers attend to all tokens of an answer.
 
-    The cache is made anew on the way to FULL. After a load, keys and values of answers in flight are computed again by
-    the new weights.
+    Each move to FULL makes a new cache. After a load, keys and values of answers in flight are recomputed by the new
+    weights.
     """
 
     labels = ("engine weights", "KV cache")
@@ -98,10 +103,12 @@ class TransformersEngine(ModuleEngine):
         rollout = settings.rollout
         self._settings = settings
         self._sampling = rollout
+        # Tokenizer, only to find stop texts
         texts = settings.stop_texts
-        self._stop_texts = (
-            StopTexts(Tokenizer.load(settings.model), texts) if texts else None
-        )
+        self._stop_texts: StopTexts | None = None
+        if texts:
+            self._stop_texts = StopTexts(Tokenizer.load(settings.model), texts)
+        # A model for images, or one for text only
         whole = AutoConfig.from_pretrained(settings.model, local_files_only=True)
         config = whole.get_text_config(decoder=True)
         vision = VisionSpec.of(settings.model, settings.env)
@@ -112,11 +119,12 @@ class TransformersEngine(ModuleEngine):
 
             self._vision_input = VisionInput(vision)
             made_by = VisionLm.made_by
+        # A sliding window is fine if the context is not longer
         kinds = set(getattr(config, "layer_types", None) or ())
         window = getattr(config, "sliding_window", None)
-        if kinds - {"full_attention", "sliding_attention"} or (
-            window and window < settings.context
-        ):
+        other_kinds = kinds - {"full_attention", "sliding_attention"}
+        window_is_short = window and window < settings.context
+        if other_kinds or window_is_short:
             what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
             why = (
                 "this engine keeps every token of an answer in the cache of every layer"
@@ -125,9 +133,10 @@ class TransformersEngine(ModuleEngine):
             raise ConfigError.of(
                 "attention-not-full", "rollout.engine", what, "transformers", why, fix
             )
+        # Build the model without initial values, which a load overwrites
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
         with BUILDING:
-            # The weights are dropped at once; sdpa takes boolean masks
+            # The weights are dropped at once; only sdpa takes boolean masks
             with no_init_weights():
                 self._model = made_by.from_config(
                     whole, dtype=dtype, attn_implementation="sdpa"
@@ -135,20 +144,17 @@ class TransformersEngine(ModuleEngine):
             self._model.tie_weights()  # skipped above: a tied head would be stored twice
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
-        self._active: list[_Answer] = []  # by row of the cache
+        self._active: list[_Answer] = []  # the answer in each row of the cache
         self.cached_tokens = 0
-        self._seed = (
-            rollout.seed
-            if rollout.seed is not None
-            else int.from_bytes(os.urandom(4), "little")
-        )
+        random_seed = int.from_bytes(os.urandom(4), "little")
+        self._seed = random_seed if rollout.seed is None else rollout.seed
         super().__init__(self._model, device, owner)
         self._make_cache = functools.partial(
             BatchCache, config, dtype, tokens=settings.context
         )
+        # Rows of the cache, each for an answer of full length. All that fit are made, even if fewer are ever used,
+        # because the plan counts the whole limit as held.
         each = self._make_cache(rows=1, device=torch.device("meta")).size_bytes
-        # One row for each answer of full length. There may be more of them than are ever used: the plan counts the
-        # whole limit as held.
         total = settings.emulated_memory
         if self._torch_device.type != "cpu":
             total = torch.cuda.get_device_properties(self._torch_device).total_memory
@@ -184,11 +190,9 @@ class TransformersEngine(ModuleEngine):
         return super().move(to)
 
     def _set_workspace(self, *, made: bool) -> None:
-        self._cache = (
-            self._make_cache(rows=self._rows, device=self._torch_device)
-            if made
-            else None
-        )
+        self._cache = None
+        if made:
+            self._cache = self._make_cache(rows=self._rows, device=self._torch_device)
 
     @property
     def _held_workspace_bytes(self) -> int:
@@ -200,6 +204,7 @@ class TransformersEngine(ModuleEngine):
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
         super().load(weights, version, factors)
+        # All answers wait for a pass over their tokens by the new weights, in the same order
         self._waiting.extendleft(reversed(self._active))
         self._active = []
 
@@ -208,9 +213,8 @@ class TransformersEngine(ModuleEngine):
     def submit(self, request: Request) -> None:
         require(self, self._owner, "submit", needs=Residency.FULL)
         check_length(self._owner, len(request.tokens), self._settings.context)
-        for sample in range(
-            request.first_sample, request.first_sample + request.samples
-        ):
+        first = request.first_sample
+        for sample in range(first, first + request.samples):
             numbers = random.Random(answer_seed(self._seed, request, sample))
             self._waiting.append(_Answer(request, sample, numbers))
 
@@ -221,19 +225,15 @@ class TransformersEngine(ModuleEngine):
         assert self._cache is not None, "FULL has a cache"
         cache = self._cache
         finished: list[Completion] = []
+        # One token for each active answer
         if self._active:
-            positions, mask = cache.extend(
-                [answer.length - 1 for answer in self._active]
-            )
-            positions = positions - torch.tensor(
-                [[a.spared] for a in self._active], device=self._torch_device
-            )
-            tokens = torch.tensor(
-                [[answer.tokens[-1]] for answer in self._active],
-                device=self._torch_device,
-            )
+            lengths = [answer.length - 1 for answer in self._active]
+            positions, mask = cache.extend(lengths)
+            spared = [[answer.spared] for answer in self._active]
+            positions = positions - torch.tensor(spared, device=self._torch_device)
+            last = [[answer.tokens[-1]] for answer in self._active]
             output = self._model(
-                input_ids=tokens,
+                input_ids=torch.tensor(last, device=self._torch_device),
                 position_ids=positions,
                 attention_mask=mask,
                 past_key_values=cache,
@@ -243,26 +243,25 @@ class TransformersEngine(ModuleEngine):
             active = len(self._active)
             finished += self._take_finished(cache)
             watch.lap("decode", active)
+        # Waiting answers take the free rows, and get their first token
         while self._waiting and len(self._active) < self._most:
             watch.lap("prefill", self._begin(cache))
         return finished + self._take_finished(cache)
 
     def _begin(self, cache: BatchCache) -> int:
-        """Run one pass over the tokens of the next waiting answer; answers of its request without tokens share it.
+        """Run one pass over the tokens of the next waiting answer; return how many tokens these are.
 
-        Return how many tokens these are.
+        Following answers of the same request that have no tokens yet share the pass.
         """
         first = self._waiting.popleft()
         alike = [first]
         while self._waiting and len(self._active) + len(alike) < self._most:
             following = self._waiting[0]
-            if (
-                following.request is not first.request
-                or following.tokens
-                or first.tokens
-            ):
+            same_request = following.request is first.request
+            if not same_request or following.tokens or first.tokens:
                 break
             alike.append(self._waiting.popleft())
+        # Keys and values of the prefix, copied to each answer's row
         prefix = DynamicCache()
         so_far = torch.from_numpy(
             np.concatenate([first.request.tokens, np.array(first.tokens, np.int32)])
@@ -283,7 +282,11 @@ class TransformersEngine(ModuleEngine):
         prefix: DynamicCache,
         answers: Sequence[_Answer],
     ) -> Tensor:
-        """Return logits [1, V] behind the tokens [L] of answers that are alike, which they have seen `images` in."""
+        """Return logits [1, V] after the tokens [L] that `answers` have in common; fill `prefix` with their keys and
+        values.
+
+        `images`: of these tokens; the answers take over how many positions they spare.
+        """
         if self._vision_input is None or not images:
             output = self._model(
                 input_ids=tokens[None],
@@ -301,17 +304,18 @@ class TransformersEngine(ModuleEngine):
         return cast(Tensor, self._model.get_output_embeddings()(states[-1:]))
 
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
-        """Add a token to each answer; `logits` [B, V]."""
+        """Draw the next token of each answer from `logits` [B, V]."""
         assert self.version is not None
+        # By the sampling parameters of its request
         drawn = [self._settings.drawn(answer.request) for answer in answers]
         made = [(answer.request.tokens, answer.tokens) for answer in answers]
         allowed = penalised(logits, self._sampling, made, self._settings.stop_token_ids)
-        uniforms = [
-            None
-            if kind.temperature == 0 or answer.request.greedy
-            else answer.numbers.random()
-            for answer, kind in zip(answers, drawn, strict=True)
-        ]
+        # Only a sampled token takes a number from the answer's generator
+        uniforms: list[float | None] = []
+        for answer, kind in zip(answers, drawn, strict=True):
+            greedy = kind.temperature == 0 or answer.request.greedy
+            uniforms.append(None if greedy else answer.numbers.random())
+        # All rows as the first; then once more the rows with other parameters
         tokens, logprobs = choose(allowed, drawn[0], uniforms)
         others = [row for row, kind in enumerate(drawn) if kind is not drawn[0]]
         if others:
@@ -327,8 +331,9 @@ class TransformersEngine(ModuleEngine):
             answer.versions.append(self.version)
 
     def _take_finished(self, cache: BatchCache) -> list[Completion]:
-        """Remove finished answers; the last active answer moves into the row that becomes free."""
+        """Remove finished answers and return them; the last active answer moves into a row that becomes free."""
         taken: list[Completion] = []
+        # From the last row on, so that rows that are still to be looked at do not move
         for row in reversed(range(len(self._active))):
             answer = self._active[row]
             least = self._sampling.min_tokens
@@ -384,9 +389,9 @@ class TransformersEngine(ModuleEngine):
 
 
 class BatchCache(Cache):
-    """The pool as a model's cache: a forward pass adds one token to each of the first rows. Owns the memory.
+    """A pool of keys and values as a model's cache: a forward pass adds one token to each of the first rows.
 
-    The model must be given the mask and the positions: only `update` is asked of this cache.
+    Owns the memory. The model must be given mask and positions, since this cache implements `update` only.
     """
 
     def __init__(
@@ -402,12 +407,9 @@ class BatchCache(Cache):
         layers = model.num_hidden_layers
         heads = model.num_attention_heads
         key_heads = getattr(model, "num_key_value_heads", None) or heads
-        size = (
-            rows,
-            key_heads,
-            tokens,
-            getattr(model, "head_dim", None) or model.hidden_size // heads,
-        )
+        head_size = getattr(model, "head_dim", None) or model.hidden_size // heads
+        size = (rows, key_heads, tokens, head_size)
+        # One tensor per layer for keys, one for values.
         # Zeros, not whatever was in memory: what is masked is still multiplied, and NaN times 0 is NaN.
         pools = [
             torch.zeros(size, dtype=dtype, device=device) for _ in range(2 * layers)
@@ -415,7 +417,9 @@ class BatchCache(Cache):
         self._keys = pools[:layers]
         self._values = pools[layers:]
         self._device = device
-        self._rows = self._columns = torch.empty(0, dtype=torch.long, device=device)
+        # Of the pass in progress: row and column of each new token
+        self._rows = torch.empty(0, dtype=torch.long, device=device)
+        self._columns = torch.empty(0, dtype=torch.long, device=device)
         self._longest = 0
 
     @property
@@ -425,14 +429,13 @@ class BatchCache(Cache):
     def extend(self, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Prepare a pass that adds one token to each of the first B rows, which have these lengths.
 
-        Returns its positions [B, 1] and its mask [B, 1, 1, L], true where a row has a token.
+        Return its positions [B, 1] and its mask [B, 1, 1, L], true where a row has a token.
         """
         self._columns = torch.tensor(lengths, device=self._device)
         self._rows = torch.arange(len(lengths), device=self._device)
         self._longest = max(lengths) + 1
-        seen = (
-            torch.arange(self._longest, device=self._device) <= self._columns[:, None]
-        )
+        columns = torch.arange(self._longest, device=self._device)
+        seen = columns <= self._columns[:, None]
         return self._columns[:, None], seen[:, None, None, :]
 
     def update(
@@ -443,6 +446,7 @@ class BatchCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
+        """Add a layer's new keys and values [B, heads, 1, size]; return those of all tokens of the first B rows."""
         count = len(self._rows)
         longest = self._longest
         keys = self._keys[layer_idx]
@@ -452,7 +456,9 @@ class BatchCache(Cache):
         return keys[:count, :, :longest], values[:count, :, :longest]
 
     def fill(self, first: int, count: int, prefix: DynamicCache) -> None:
-        """Copy what a pass over one sequence left in `prefix` into `count` rows from `first` on."""
+        """Copy the keys and values of one sequence, which a pass left in `prefix`, into `count` rows from `first`
+        on.
+        """
         for keys, values, layer in zip(
             self._keys, self._values, prefix.layers, strict=True
         ):
@@ -464,6 +470,7 @@ class BatchCache(Cache):
                 pool[first : first + count, :, : made.shape[2]] = made
 
     def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of a row to another row."""
         for tensor in (*self._keys, *self._values):
             tensor[target, :, :length] = tensor[source, :, :length]
 
@@ -481,7 +488,10 @@ def penalised(
     made: Sequence[tuple[Tokens, Sequence[int]]],
     stops: Sequence[int],
 ) -> Tensor:
-    """Return the logits [B, V] that are drawn from, as vLLM makes them; `made`: prompt and answer so far, by row."""
+    """Return the logits [B, V] with penalties and without forbidden stops, as vLLM computes them.
+
+    `made`: prompt and answer so far, by row. `stops`: tokens that may not come before `min_tokens`.
+    """
     repeated = sampling.repetition_penalty
     present = sampling.presence_penalty
     frequent = sampling.frequency_penalty
@@ -491,37 +501,42 @@ def penalised(
     for row, (prompt, answer) in zip(logits, made, strict=True):
         if len(answer) < sampling.min_tokens:
             row[list(stops)] = float("-inf")
-        asked, counts = (
-            torch.tensor(tokens, dtype=torch.long, device=row.device).bincount(
-                minlength=len(row)
-            )
-            for tokens in (prompt, answer)
-        )
+        # How often the prompt and the answer have each token, [V]
+        asked = _token_counts(prompt, row)
+        counts = _token_counts(answer, row)
         seen = (asked + counts) > 0
         row[seen] = torch.where(
             row[seen] > 0, row[seen] / repeated, row[seen] * repeated
         )
+        # Both penalties count the answer's tokens only
         row -= frequent * counts + present * (counts > 0)
     return logits
+
+
+def _token_counts(tokens: Tokens | Sequence[int], row: Tensor) -> Tensor:
+    """Return how often `tokens` contain each token of the vocabulary, [V] on the device of `row` [V]."""
+    numbers = torch.tensor(tokens, dtype=torch.long, device=row.device)
+    return numbers.bincount(minlength=len(row))
 
 
 def choose(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]
 ) -> Chosen:
-    """One token per row of `logits` [B, V]; `uniforms` are in [0, 1), None for the likeliest token."""
+    """Choose one token per row of `logits` [B, V]; `uniforms` are in [0, 1), None for the likeliest token."""
     drawn = [row for row, uniform in enumerate(uniforms) if uniform is not None]
     if not drawn:
         return likeliest(logits)
+    numbers = [uniform for uniform in uniforms if uniform is not None]
     if len(drawn) == len(logits):
-        return draw(logits, sampling, [u for u in uniforms if u is not None])
+        return draw(logits, sampling, numbers)
+    # Greedy rows, with the sampled rows written over them
     tokens, logprobs = likeliest(logits)
-    tokens[drawn], logprobs[drawn] = draw(
-        logits[drawn], sampling, [u for u in uniforms if u is not None]
-    )
+    tokens[drawn], logprobs[drawn] = draw(logits[drawn], sampling, numbers)
     return tokens, logprobs
 
 
 def likeliest(logits: Tensor) -> Chosen:
+    """Return the likeliest token of each row of `logits` [B, V]."""
     logprobs, tokens = logits.float().log_softmax(-1).max(-1)
     return tokens, logprobs
 
@@ -529,29 +544,33 @@ def likeliest(logits: Tensor) -> Chosen:
 def draw(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]
 ) -> Chosen:
-    """By inverting the cumulative distribution, in double precision: one number a row is enough for any vocabulary."""
+    """Draw one token per row of `logits` [B, V] by inverting the cumulative distribution, with one number per row.
+
+    Double precision, so that one number is fine enough for any vocabulary.
+    """
     scaled = logits.float() / sampling.temperature
     kept = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
+    # Keep the likeliest tokens; `order` maps them back to token ids
     order = None
     if kept < logits.shape[-1] or sampling.top_p < 1:
         scaled, order = scaled.topk(kept)  # [B, K], the likeliest first
         scaled = _nucleus(scaled, sampling.top_p)
     logprobs = scaled.log_softmax(-1)
     cumulative = logprobs.double().exp().cumsum(-1)
-    points = (
-        torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
-        * cumulative[:, -1:]
-    )
-    # The first entry above the point: never one of probability 0, since that adds nothing to the entry before it.
-    places = torch.searchsorted(cumulative, points, right=True).clamp(
-        max=cumulative.shape[-1] - 1
-    )
+    # The point of each row on its cumulative distribution, [B, 1]
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    points = numbers[:, None] * cumulative[:, -1:]
+    # The first entry above the point. Never an entry of probability 0, which adds nothing to the one before.
+    places = torch.searchsorted(cumulative, points, right=True)
+    places = places.clamp(max=cumulative.shape[-1] - 1)
     tokens = places if order is None else order.gather(-1, places)
     return tokens[:, 0], logprobs.gather(-1, places)[:, 0]
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
-    """Keeps of each row, the likeliest first, the fewest entries that have `top_p` together (Holtzman et al. 2020)."""
+    """Keep of each row [K], likeliest first, the fewest entries whose probabilities sum to `top_p` (Holtzman et al.
+    2020).
+    """
     probabilities = scaled.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     return scaled.masked_fill(before >= top_p, float("-inf"))

@@ -1,11 +1,11 @@
-"""A TextEngine over vLLM, stepped in this process: its caller decides when answers begin and when weights change.
+"""A TextEngine over vLLM, stepped in this process: the caller decides when answers begin and when weights change.
 
 ::
 
     submit ──▶ waiting ──▶ ┌ step: one forward pass of all that runs ┐ ──▶ Completion, at once
                            └── load: KV recomputed by new weights ◀──┘
 
-What of it is on the accelerators: `vllm_memory`.
+Its memory on the accelerators: `vllm_memory`.
 """
 
 from __future__ import annotations
@@ -62,34 +62,36 @@ if TYPE_CHECKING:
     from rlplace.comm.weights.device_sync import LoadedParts
     from rlplace.workers.launch.devices import Device
 
-# Read by vLLM when it is imported or builds an engine. One process: this engine steps it; it may not look for others.
+# vLLM reads these when it is imported or builds an engine. The engine must be in this process, which steps it.
 _FORCED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
 _UNLESS_SET = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are meant here
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a rank does not own the cores vLLM would bind it to
-    # FlashInfer draws no answer whose log-probabilities are asked for, and a vLLM that looks for it wants it installed.
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are intended here
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a rank does not own the cores that vLLM would bind it to
+    # FlashInfer does not draw answers with log-probabilities, and vLLM with this sampler needs it installed
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers of a tensor parallel engine: torch has threads by now
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers of a tensor-parallel engine: a fork would copy torch's threads
 }
-_CPU_BLOCK = 32  # tokens; vLLM's 128 there would share no prompt shorter than that among the samples of a group
-_UNUSED_SHARE = 0.01  # of a GPU, which vLLM wants to be free at the start even where the cache has bytes of its own
+_CPU_BLOCK = 32  # tokens; with vLLM's 128, samples of a group would share no prompt that is shorter
+_UNUSED_SHARE = (
+    0.01  # of a GPU that vLLM wants free at the start, even for a cache of a fixed size
+)
 
 
 class _Asked(NamedTuple):
-    """An answer in flight. vLLM is stepped here, so that what it loads and draws is known: `versions`."""
+    """An answer in flight, with the weight versions that draw its tokens."""
 
     request: Request
     sample: int
-    # Of the weights its tokens are drawn by: from which token on, version
+    # From which token on, and the version
     versions: list[tuple[int, int | None]]
 
 
 class VllmEngine:
-    """Owns vLLM's engine, its process group and what is in flight; one per process.
+    """Owns vLLM's engine, its process group and the answers in flight; one per process.
 
     With answers in flight, `load` keeps their tokens and recomputes their KV cache by the new weights.
     """
@@ -99,10 +101,9 @@ class VllmEngine:
         if problem := vllm_problem("emulated" if on_cpu else "gpu"):
             raise ConfigError([problem])
         self._settings = settings
-        # Several workers of an engine are other processes: what is loaded travels there from the host.
-        self._adds_on = torch.device(
-            "cpu" if settings.tensor_parallel > 1 else device.torch_name
-        )
+        # Where factors are added. Several workers are other processes, which receive weights from the host.
+        several = settings.tensor_parallel > 1
+        self._adds_on = torch.device("cpu" if several else device.torch_name)
         self._owner = owner
         self._expected = ExpectedWeights.of_folder(settings.model)
         with BUILDING:
@@ -111,13 +112,13 @@ class VllmEngine:
             )
         kind = CpuMemory if on_cpu else cuda_memory(self._vllm)
         self._memory = kind(self._vllm, device, settings.rollout.sleep_level)
-        # At any configured level: random weights need no copy
+        # Level 2 at the start: random weights need no copy on the host
         self._memory.move(Residency.OFF, level=2)
         self.version: int | None = None
         self._asked: dict[str, _Asked] = {}  # answers in flight, by vLLM's name
         self._names = map(str, itertools.count())  # of vLLM's requests
         self._ready: list[Completion] = []  # finished, to be returned by the next step
-        self._unread = 0  # tokens of prompts that no step has begun with
+        self._unread = 0  # prompt tokens that no step has begun with
         self.cached_tokens = 0
 
     @property
@@ -134,7 +135,7 @@ class VllmEngine:
 
     @property
     def host_bytes(self) -> int:
-        """Weights copied to the host by a sleep at level 1, measured."""
+        """Bytes of the weights that a sleep at level 1 has copied to the host, measured."""
         return self._memory.held().host
 
     def move(self, to: Residency) -> int:
@@ -159,7 +160,8 @@ class VllmEngine:
             owner=self._owner,
             version=version,
         )
-        self.version = None  # until all are copied, this is no version
+        # Until all weights are copied, there is no version
+        self.version = None
         items = as_stored(merged(named, factors, self._adds_on), stored)
         if self._settings.tensor_parallel > 1:
             load_shards(self._vllm, items)
@@ -169,19 +171,20 @@ class VllmEngine:
         self._loaded(version)
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
-        """Have each worker take part in a sync, for rollout rank `rank`, and load what is its own while it comes.
+        """Have each worker take part in a sync as rollout rank `rank`, and load its own part while that arrives.
 
-        What comes along and is no weight is returned. Raises as `load`; WeightSyncError, ChannelTimeout.
+        Return the transports, and the tensors of the sync that are no weights. Raises as `load`; WeightSyncError,
+        ChannelTimeout.
         """
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
         )
-        specs = {
-            name: spec for spec in sync.assembly.layout.tensors for name in spec.names
-        }
-        shapes = {
-            name: torch.empty(spec.shape, device="meta") for name, spec in specs.items()
-        }
+        # Shapes of what the sync sends, without the data
+        shapes: dict[str, torch.Tensor] = {}
+        for spec in sync.assembly.layout.tensors:
+            for name in spec.names:
+                shapes[name] = torch.empty(spec.shape, device="meta")
+        # Tensors that are no weights
         others = {name: shapes.pop(name) for name in (PROBE,) if name in shapes}
         version = sync.push.version
         named = self._expected.complete(shapes)
@@ -192,12 +195,20 @@ class VllmEngine:
             owner=self._owner,
             version=version,
         )
-        again = {EMBEDDING: HEAD} if HEAD in named and HEAD not in shapes else {}
+        # A tied head is loaded from the embedding
+        is_tied = HEAD in named and HEAD not in shapes
+        further_names = {EMBEDDING: HEAD} if is_tied else {}
         before = self.version
-        self.version = None  # until all are copied, this is no version
+        self.version = None
         try:
             loaded = load_from(
-                self._vllm, sync, rank, deadline_s, again, [*others], frozenset(stored)
+                self._vllm,
+                sync,
+                rank,
+                deadline_s,
+                further_names,
+                [*others],
+                frozenset(stored),
             )
         except NothingLoaded as error:
             self.version = before
@@ -206,7 +217,8 @@ class VllmEngine:
         return loaded
 
     def _loaded(self, version: int) -> None:
-        # What was computed by the old weights is wrong now
+        """Note the new version, for the engine and for each answer in flight."""
+        # Keys and values by the old weights are wrong now
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         for name, tokens in tokens_so_far(self._vllm).items():
             if name in self._asked:
@@ -226,9 +238,7 @@ class VllmEngine:
                 temperature=0.0 if request.greedy else drawn.temperature,
                 top_p=drawn.top_p,
                 top_k=drawn.top_k,
-                seed=None
-                if drawn.seed is None
-                else answer_seed(drawn.seed, request, sample),
+                seed=_seed_of(drawn.seed, request, sample),
                 stop_token_ids=list(self._settings.stop_token_ids),
                 stop=list(self._settings.stop_texts),
                 detokenize=bool(self._settings.stop_texts),
@@ -241,10 +251,13 @@ class VllmEngine:
                 skip_clone=True,
             )
             self._asked[name] = _Asked(request, sample, [(0, self.version)])
-        self._unread += len(tokens)  # once: its other answers find them in the cache
+        # Once per request: its other answers find the prompt in the cache
+        self._unread += len(tokens)
 
     def _add(self, tokens: list[int], **parameters: object) -> str:
-        """Hand vLLM a request for tokens alone; return its name. What stops it is ours, not the model's."""
+        """Pass a request of token ids to vLLM; return its name. The engine's settings end an answer, not the
+        model's.
+        """
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -262,6 +275,7 @@ class VllmEngine:
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
         if self._asked:
+            # vLLM does not say which tokens a step reads; it reads waiting prompts first
             require(self, self._owner, "generate", needs=Residency.FULL)
             read = min(self._unread, self._settings.rollout.step_tokens)
             running = len(self._asked)
@@ -286,6 +300,7 @@ class VllmEngine:
         return others
 
     def _completion(self, asked: _Asked, answer: Any) -> Completion:
+        """Return a finished answer of vLLM, each token with the version of its weights."""
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(
                 f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}"
@@ -311,7 +326,7 @@ class VllmEngine:
         )
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """Answers in flight advance meanwhile; finished ones are returned by the next step."""
+        """As in the contract. Answers in flight advance meanwhile; finished ones are returned by the next step."""
         require(self, self._owner, "logprobs", needs=Residency.FULL)
         check_length(self._owner, len(tokens), self._settings.context)
         self._add([int(token) for token in tokens], max_tokens=1, prompt_logprobs=0)
@@ -327,12 +342,17 @@ class VllmEngine:
         self._unread = 0
 
     def close(self) -> None:
-        """Shut vLLM's workers down and, with them, torch's process group of this process."""
+        """Shut down vLLM's workers and, with them, torch's process group of this process."""
         self._asked.clear()
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()
             self._vllm = None
             self._memory.close()
+
+
+def _seed_of(seed: int | None, request: Request, sample: int) -> int | None:
+    """Return the seed of one answer; None: draws without a seed."""
+    return None if seed is None else answer_seed(seed, request, sample)
 
 
 def _build(
@@ -342,16 +362,23 @@ def _build(
     on_cpu = device.type == "cpu"
     os.environ.update(_FORCED)
     rollout = settings.rollout
-    # Attention on a GPU would round its fp32 numbers to 10 bits.
-    exact = (
-        {"TRITON_F32_DEFAULT": "ieee"} if rollout.dtype == "fp32" and not on_cpu else {}
-    )
+    # On a GPU, attention would round fp32 numbers to 10 bits of mantissa
+    exact = {}
+    if rollout.dtype == "fp32" and not on_cpu:
+        exact = {"TRITON_F32_DEFAULT": "ieee"}
     for name, value in {**_UNLESS_SET, **vllm_variables(), **exact}.items():
         os.environ.setdefault(name, value)
     others: dict[str, Any] = {
         **_memory_arguments(settings, expected, on_cpu),
         **rollout.engine_args,
     }
+    # None: vLLM's own choice, which starts with GPU 0
+    device_ids: list[int | str] | None = None
+    if device.index:
+        device_ids = [device.index + part for part in range(settings.tensor_parallel)]
+    executor = "mp" if settings.tensor_parallel > 1 else "uni"
+    # Draws without a seed: ranks must not all draw alike
+    random_seed = random.SystemRandom().getrandbits(31)
     with _quiet():
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -362,7 +389,7 @@ def _build(
             EngineArgs(
                 model=str(settings.model),
                 skip_tokenizer_init=not settings.stop_texts,  # token ids in, token ids out
-                generation_config="vllm",  # what the folder recommends for sampling is not asked for
+                generation_config="vllm",  # not the sampling that the folder recommends
                 load_format="dummy",
                 dtype=TORCH_NAMES[rollout.dtype],
                 kv_cache_dtype="fp8" if rollout.cache == "fp8" else "auto",
@@ -370,24 +397,17 @@ def _build(
                 max_num_batched_tokens=max(rollout.step_tokens, rollout.step_sequences),
                 max_num_seqs=rollout.step_sequences,
                 tensor_parallel_size=settings.tensor_parallel,
-                device_ids=[
-                    device.index + part for part in range(settings.tensor_parallel)
-                ]
-                if device.index
-                else None,
-                distributed_executor_backend="mp"
-                if settings.tensor_parallel > 1
-                else "uni",
+                device_ids=device_ids,
+                distributed_executor_backend=executor,
                 enforce_eager=rollout.enforce_eager,
                 enable_prefix_caching=True,
                 block_size=_CPU_BLOCK if on_cpu else None,
                 enable_sleep_mode=not on_cpu,
-                async_scheduling=False,  # else a step returns tokens of the one before, by the weights before
+                # Otherwise a step returns tokens of the step before, drawn by older weights
+                async_scheduling=False,
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
-                seed=random.SystemRandom().getrandbits(
-                    31
-                ),  # of draws without a seed: ranks may not all draw alike
+                seed=random_seed,
                 **others,
             )
         )
@@ -396,18 +416,18 @@ def _build(
 def _memory_arguments(
     settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool
 ) -> dict[str, Any]:
-    """Limit the KV cache; on a CPU, where vLLM would take a share of the machine's memory, always in bytes."""
+    """Return the arguments that limit the KV cache; on a CPU always in bytes.
+
+    vLLM would otherwise take a share of the machine's memory there.
+    """
     rollout = settings.rollout
     if rollout.kv_cache_memory is None and not on_cpu:
         return {"gpu_memory_utilization": settings.share}
-    weights = (
-        expected.elements
-        * getattr(torch, TORCH_NAMES[rollout.dtype]).itemsize
-        // settings.tensor_parallel
-    )
-    cache = {
-        "kv_cache_memory_bytes": settings.cache_bytes(settings.emulated_memory, weights)
-    }
+    # Bytes of weights per accelerator
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
+    weights = expected.elements * dtype.itemsize // settings.tensor_parallel
+    size = settings.cache_bytes(settings.emulated_memory, weights)
+    cache = {"kv_cache_memory_bytes": size}
     if on_cpu:
         return cache
     return {**cache, "gpu_memory_utilization": _UNUSED_SHARE}
@@ -415,7 +435,7 @@ def _memory_arguments(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about vLLM's own code; keep torch.set_num_threads, which vLLM replaces by a no-op."""
+    """Silence warnings about vLLM's own code, and restore torch.set_num_threads, which vLLM replaces by a no-op."""
     settable = torch.set_num_threads
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Weights into the workers of a vLLM engine that are processes of their own: each loads its part, by vLLM's own steps.
+"""Loading weights into vLLM workers that are processes of their own: each loads its part, by vLLM's own steps.
 
 ::
 
@@ -26,9 +26,10 @@ from rlplace.workers.engines.weights import SharedBucket, in_buckets
 
 
 def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
-    """Have each worker load its shards; never is the whole model on its way.
+    """Have each worker load its shards, bucket by bucket, so that the whole model is never in flight at once.
 
-    A call with the weights themselves would have vLLM pickle all of them, and each worker receive them all.
+    If the weights were arguments of a call, vLLM would pickle all of them, and each worker would receive the whole
+    model.
     """
     engine.collective_rpc(_begin_reload)
     for bucket in in_buckets(items):
@@ -37,7 +38,9 @@ def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class NothingLoaded(Exception):
-    """A sync failed before any worker had begun to load: they have what they had."""
+    """A sync failed before any worker began to load: the workers still have their previous weights. `why`: the
+    error.
+    """
 
     def __init__(self, why: Exception) -> None:
         super().__init__(str(why))
@@ -53,18 +56,20 @@ def load_from(
     others: Sequence[str],
     stored: frozenset[str],
 ) -> LoadedParts:
-    """Have each worker take part in a sync, for rollout rank `rank`, and load its part.
+    """Have each worker take part in a sync as rollout rank `rank`, and load its part.
 
-    `again`: further names of weights; `others`: tensors that are no weights; `stored`: names of the model's files, by
-    which weights are loaded. Raises NothingLoaded; WeightSyncError or ChannelTimeout where a worker had begun.
+    `again`: from a weight's name to a further name of it. `others`: tensors that are no weights. `stored`: the names
+    in the model's files, by which vLLM loads weights. Raises NothingLoaded; WeightSyncError or ChannelTimeout if a
+    worker had begun to load.
     """
     parts: list[_PartLoaded] = engine.collective_rpc(
         _take_part, args=(sync, rank, deadline_s, again, others, stored)
     )
-    if errors := [part.error for part in parts if part.error is not None]:
-        raise (
-            errors[0] if any(part.begun for part in parts) else NothingLoaded(errors[0])
-        )
+    errors = [part.error for part in parts if part.error is not None]
+    if errors:
+        any_begun = any(part.begun for part in parts)
+        raise errors[0] if any_begun else NothingLoaded(errors[0])
+    # Each worker has received the whole model, or its part of it, by its own transport
     size = sum(spec.size_bytes for spec in sync.assembly.layout.tensors)
     moved = collections.Counter[str]()
     for part in parts:
@@ -76,11 +81,11 @@ def load_from(
 
 
 def pack_experts_anew(worker: Any) -> None:
-    """Have the next load pack experts for the processor, as the first one did. Does nothing on a GPU.
+    """Have the next load pack experts for the processor again, as the first load did. Does nothing on a GPU.
 
-    A kernel of vLLM 0.32 packs the experts of a layer when it is made, and a later load keeps the kernel and takes
-    plain weights for packed ones (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed there, and
-    CUDA graphs have captured the kernel.
+    A kernel of vLLM 0.32 packs the experts of a layer when it is created. A later load keeps the kernel, which then
+    takes plain weights for packed ones (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed there,
+    and CUDA graphs have captured the kernel.
     """
     for layer in worker.model_runner.get_model().modules():
         method: Any = getattr(layer, "quant_method", None)
@@ -89,7 +94,7 @@ def pack_experts_anew(worker: Any) -> None:
 
 
 def _begin_reload(worker: Any) -> None:
-    """Begin what vLLM's `reload_weights` does at once: the steps of its own engines that take weights in parts."""
+    """Begin the steps of vLLM's `reload_weights`, which vLLM's own engines also use to take weights in parts."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
     pack_experts_anew(worker)
@@ -97,10 +102,12 @@ def _begin_reload(worker: Any) -> None:
 
 
 def _reload(worker: Any, bucket: SharedBucket) -> None:
+    """Load one bucket."""
     _load_some(worker, bucket.open())
 
 
 def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Load some weights, by their names in the model's files."""
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(worker.vllm_config):
@@ -108,10 +115,13 @@ def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class _PartLoaded(NamedTuple):
-    """What came of a sync in one worker. An error is returned: after one that is raised, vLLM mixes up its answers."""
+    """The result of a sync in one worker.
+
+    An error is returned, not raised: after a raised one vLLM assigns later answers to the wrong calls.
+    """
 
     transport: str
-    begun: bool  # what it had before is gone
+    begun: bool  # whether the previous weights are gone
     others: dict[str, Tensor]
     error: Exception | None = None
 
@@ -125,6 +135,8 @@ def _take_part(
     others: Sequence[str],
     stored: frozenset[str],
 ) -> _PartLoaded:
+    """Receive the windows of a sync in this worker, and load each as it arrives. Arguments as in `load_from`."""
+    # One connection per worker, for all syncs
     if not hasattr(worker, "part_taker"):
         left_s = max(1.0, deadline_s - time.monotonic())
         worker.part_taker = PartTaker(
@@ -137,24 +149,26 @@ def _take_part(
     try:
         for window in taker.take(sync, deadline_s):
             if error is not None:
-                continue  # others wait for this process
+                # Receive the rest, since other processes wait for this one
+                continue
             try:
                 if not begun:
                     begun = True
                     _begin_reload(worker)
-                found |= {
-                    name: window.pop(name).cpu() for name in others if name in window
-                }
-                named = [
-                    *window.items(),
-                    *((again[n], w) for n, w in window.items() if n in again),
-                ]
+                for name in others:
+                    if name in window:
+                        found[name] = window.pop(name).cpu()
+                # Tied weights are loaded under each of their names
+                named = [*window.items()]
+                for name, weight in window.items():
+                    if name in again:
+                        named.append((again[name], weight))
                 _load_some(worker, as_stored(named, stored))
-            except Exception as raised:  # noqa: BLE001  # of vLLM's, any
+            except Exception as raised:  # noqa: BLE001  # vLLM raises errors of any kind
                 error = raised
         if begun and error is None:
             _end_reload(worker)
-    except Exception as raised:  # noqa: BLE001  # raised by the engine
+    except Exception as raised:  # noqa: BLE001  # returned, and raised by the engine
         error = raised
     if begun and error is not None:
         _give_up_reload(worker)
@@ -164,10 +178,11 @@ def _take_part(
 
 
 def _give_up_reload(worker: Any) -> None:
-    """Have the next reload begin anew. Layers that are not whole get the tensors back that they had.
+    """Abandon a reload, so that the next one starts from the beginning; incomplete layers get their previous tensors
+    back.
 
-    Those are where they were, as CUDA graphs remember them. vLLM's own end would load what a layer has so far, and
-    raise anew what went wrong with it.
+    Those tensors keep their addresses, which CUDA graphs remember. vLLM's own end of a reload would load the parts
+    that arrived, and raise the error of a failed layer once more.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -180,6 +195,7 @@ def _give_up_reload(worker: Any) -> None:
 
 
 def _end_reload(worker: Any) -> None:
+    """Finish a reload: process the new weights, and drop caches that belong to the old ones."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

@@ -6,8 +6,8 @@
          ◀── wake cache ──         ── sleep 2 ──▶ OFF   weights are dropped: a sync must bring new ones
                                    ◀── wake weights ──
 
-A move walks the chain one step at a time. On a GPU the steps are vLLM's own, on a CPU ours. Functions whose first
-argument is `worker` run in each of the engine's workers, through `collective_rpc`.
+A move walks the chain one step at a time. On a GPU the steps are vLLM's own; on a CPU they are this module's.
+Functions whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from rlplace.workers.launch.devices import CudaDevice, Room
 if TYPE_CHECKING:
     from rlplace.workers.launch.devices import Device
 
+# Labels of the device's account
 WEIGHTS = "engine weights"
-KV_CACHE = "KV cache"  # labels of the device's account
+KV_CACHE = "KV cache"
 
 Level = Literal[1, 2]
 
@@ -44,15 +45,15 @@ class Held(NamedTuple):
 
     weights: int
     cache: int
-    # Everything there, including what no step frees: the residue of a sleep
+    # Everything of the worker there, including the residue of a sleep, which no step frees
     accelerator: int
     host: int  # copies of the weights
 
 
 class EngineMemory(ABC):
-    """Owns the residency of one engine that was just built: FULL, with random weights.
+    """The residency of one engine, which starts at FULL with random weights.
 
-    A subclass carries the steps out on one platform.
+    A subclass carries out the steps on one platform.
     """
 
     def __init__(self, engine: Any, device: Device, level: Level) -> None:
@@ -64,17 +65,18 @@ class EngineMemory(ABC):
         self.residency = Residency.FULL
 
     def held(self) -> Held:
-        """Return the most that is on any of the engine's accelerators, and all of its copies on the host."""
+        """Return the largest worker's bytes on an accelerator, and the bytes of all workers' copies on the host."""
         workers = self._measure()
-        return Held(*map(max, zip(*workers, strict=True)))._replace(
-            host=sum(worker.host for worker in workers)
-        )
+        # The largest of each field
+        largest = Held(*map(max, zip(*workers, strict=True)))
+        return largest._replace(host=sum(worker.host for worker in workers))
 
     def move(self, to: Residency, level: Level | None = None) -> None:
-        """Acquire from the device's account before a step takes memory, release after a step freed it.
+        """Move to a residency, step by step.
 
-        `level`: of a sleep, if not the configured one. Raises AcceleratorOutOfMemory; the residency is then the last
-        one that was reached, and can be moved again.
+        A step acquires from the device's account before it takes memory, and releases after it freed memory. `level`:
+        of a sleep; None: the configured one. Raises AcceleratorOutOfMemory; the residency is then the last one that
+        was reached, from which the engine can be moved again.
         """
         if to < self.residency == Residency.FULL:
             self.drop_cache()
@@ -94,35 +96,43 @@ class EngineMemory(ABC):
             self.residency = Residency.FULL
 
     def close(self) -> None:
-        """Give everything back to the account, after the engine is gone."""
+        """Give everything back to the account, after the engine has ended."""
         for label in self._sizes:
             self._device.release(label)
         self.residency = Residency.OFF
 
     @abstractmethod
-    def drop_cache(self) -> None: ...
+    def drop_cache(self) -> None:
+        """FULL to WEIGHTS: give back the memory of the KV cache."""
+
     @abstractmethod
-    def wake_cache(self) -> None: ...
+    def wake_cache(self) -> None:
+        """WEIGHTS to FULL: take memory for an empty KV cache."""
+
     @abstractmethod
-    def sleep(self, level: Level) -> None: ...
+    def sleep(self, level: Level) -> None:
+        """WEIGHTS to OFF: copy the weights to the host (1) or drop them (2)."""
+
     @abstractmethod
-    def wake_weights(self) -> None: ...
+    def wake_weights(self) -> None:
+        """OFF to WEIGHTS: copy the weights back, or take memory for new ones."""
+
     @abstractmethod
-    def _measure(self) -> list[Held]: ...
+    def _measure(self) -> list[Held]:
+        """Return what each worker holds."""
 
 
 class CpuMemory(EngineMemory):
     """An engine in host memory, where vLLM has no sleep.
 
-    The storages below the KV cache and the weights are emptied in place, and the copies of linear layers that are
-    packed for the processor are dropped: the next load packs new ones. Level 1 leaves the weights where they are, since
-    they are on the host already.
+    Storages of KV cache and weights are emptied in place. Packed copies of linear layers are dropped; the next load
+    packs new ones. Level 1 leaves the weights in place, since they are on the host already.
     """
 
     _asleep_1 = False
 
     def drop_cache(self) -> None:
-        self._engine.reset_prefix_cache()  # which would find blocks that are gone
+        self._engine.reset_prefix_cache()  # its blocks will be gone
         self._engine.collective_rpc(_resize_cache, args=(False,))
 
     def wake_cache(self) -> None:
@@ -148,11 +158,15 @@ class CudaMemory(EngineMemory):
 
     def __init__(self, engine: Any, device: Device, level: Level) -> None:
         super().__init__(engine, device, level)
+        # Only the engine's workers can measure its memory
         if isinstance(device, CudaDevice):
             device.measure = self._room
 
     def _room(self) -> Room:
-        """Measure in the engine's workers, which may be other processes and know what is unmapped; the fullest GPU."""
+        """Return the room on the fullest GPU, measured in the engine's workers.
+
+        Only they know which pages are unmapped, and they may be other processes.
+        """
         rooms: list[Room] = self._engine.collective_rpc(_room_on_gpu)
         return min(rooms, key=lambda room: room.free + room.own)
 
@@ -162,8 +176,10 @@ class CudaMemory(EngineMemory):
         super().close()
 
     def drop_cache(self) -> None:
-        self._engine.step()  # tells the workers which answers have finished: until then vLLM does not count as paused
-        self._engine.sleep(level=0)  # only stops scheduling, which vLLM asks for first
+        # vLLM does not count as paused until a step has told the workers which answers have finished
+        self._engine.step()
+        # Level 0 only stops scheduling, which vLLM requires before it gives back the cache
+        self._engine.sleep(level=0)
         self._engine.release_kv_cache_memory()
 
     def wake_cache(self) -> None:
@@ -176,9 +192,12 @@ class CudaMemory(EngineMemory):
         self._wake("weights", wholly=False)
 
     def _wake(self, tag: str, *, wholly: bool) -> None:
-        """Wake one part, with the cache the scheduler too. vLLM only logs what it does not do, so its answer counts."""
+        """Wake one part; with the cache the scheduler too. `wholly`: whether the engine must be fully awake then.
+
+        vLLM only logs what it does not do, so its return value is checked.
+        """
         if self._engine.wake_up(tags=[tag]) is not wholly:
-            how = "wholly awake" if not wholly else "still asleep in part"
+            how = "still asleep in part" if wholly else "wholly awake"
             raise AssertionError(
                 f"vLLM is {how} after waking {tag}, at residency {self.residency.word}"
             )
@@ -188,13 +207,13 @@ class CudaMemory(EngineMemory):
 
 
 class OlderCudaMemory(CudaMemory):
-    """The same of a vLLM that gives its cache back only together with the weights: each worker is asked itself.
+    """CudaMemory for an older vLLM, whose engine gives back the cache only together with the weights.
 
-    Its scheduler is not stopped, since nothing steps it below FULL.
+    The cache is unmapped in each worker instead. The scheduler is not stopped, since nothing steps it below FULL.
     """
 
     def drop_cache(self) -> None:
-        self._engine.reset_prefix_cache()  # which would find blocks that are gone
+        self._engine.reset_prefix_cache()  # its blocks will be gone
         self._engine.collective_rpc(unmap_cache)
 
     def wake_cache(self) -> None:
@@ -208,6 +227,7 @@ class OlderCudaMemory(CudaMemory):
 
 
 def cuda_memory(engine: Any) -> type[CudaMemory]:
+    """Return the class for the installed vLLM."""
     if releases_its_cache(engine):
         return CudaMemory
     return OlderCudaMemory
@@ -217,20 +237,23 @@ def cuda_memory(engine: Any) -> type[CudaMemory]:
 
 
 def _resize_cache(worker: Any, full: bool) -> None:
+    """Allocate or free the KV cache in place."""
     for storage, size in _storages(worker.model_runner.kv_caches):
         storage.resize_(size if full else 0)
-        if full:  # as vLLM makes it: what attention masks out is still multiplied by zero, and must not be nan
+        if full:
+            # Zeros, as vLLM makes it: masked entries are multiplied by zero, which NaN would survive
             torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 
 
 def _drop_weights(worker: Any) -> None:
+    """Free the weights in place, and their packed copies."""
     model = worker.model_runner.get_model()
     for layer in _packed(model):
         layer.cpu_linear = None
     for storage, _ in _storages(model.parameters()):
         storage.resize_(0)
     libc = ctypes.CDLL(None)
-    # Glibc would keep the freed memory for this process
+    # Without this, glibc keeps the freed memory for the process
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
@@ -245,7 +268,9 @@ def _make_room_for_weights(worker: Any) -> None:
 
 
 def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
-    """Count each weight once, packed ones at their size in a checkpoint; the packed copy of the head is not counted."""
+    """Measure one worker. Each weight counts once: packed ones at their size in a checkpoint, the packed head not at
+    all.
+    """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     model = worker.model_runner.get_model()
@@ -253,64 +278,73 @@ def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
         storage.nbytes() for storage, _ in _storages(worker.model_runner.kv_caches)
     )
     weights = sum(storage.nbytes() for storage, _ in _storages(model.parameters()))
+    # A packed layer has given its plain weight away
     for layer in _packed(model):
         if layer.cpu_linear is not None and not layer.weight.numel():
             parameters, _ = get_layerwise_info(layer).restore_metadata
             weights += parameters["weight"].nbytes
-    on_accelerator, on_host = (0, weights) if weights_asleep else (weights, 0)
+    on_accelerator = weights
+    on_host = 0
+    if weights_asleep:
+        on_accelerator = 0
+        on_host = weights
     return Held(
         weights=weights, cache=cache, accelerator=cache + on_accelerator, host=on_host
     )
 
 
 def _room_on_gpu(worker: Any) -> Room:
+    """Measure free and total memory of this worker's GPU, and what the worker holds of it."""
     free, capacity = torch.cuda.mem_get_info()
     return Room(free, capacity, _held_on_gpu(worker).accelerator)
 
 
 def _held_on_gpu(worker: Any) -> Held:
+    """Measure one worker. Torch counts the pools of vLLM as reserved, also where vLLM has unmapped their pages."""
     from vllm.device_allocator import get_mem_allocator_instance
 
     allocator: Any = get_mem_allocator_instance()
     allocations = list(allocator.pointer_to_data.values())
+    # Mapped bytes by tag
     mapped = collections.Counter[str]()
+    copied = 0
     for each in allocations:
-        mapped[each.tag] += 0 if each.is_asleep else each.handle[1]
-    # Torch counts all of vLLM's pools: also pages that vLLM unmapped below it, to sleep or for good.
-    of_pools = sum(
-        segment["total_size"]
-        for pool in pools(allocator)
-        for segment in pool.snapshot()
-    )
+        if not each.is_asleep:
+            mapped[each.tag] += each.handle[1]
+        if each.cpu_backup_tensor is not None:
+            copied += each.cpu_backup_tensor.nbytes
+    # What torch counts for the pools is replaced by their mapped bytes
+    of_pools = 0
+    for pool in pools(allocator):
+        of_pools += sum(segment["total_size"] for segment in pool.snapshot())
+    outside = torch.cuda.memory_reserved() - of_pools
     return Held(
         weights=mapped["weights"],
         cache=mapped["kv_cache"],
-        accelerator=torch.cuda.memory_reserved() - of_pools + mapped.total(),
-        host=sum(
-            each.cpu_backup_tensor.nbytes
-            for each in allocations
-            if each.cpu_backup_tensor is not None
-        ),
+        accelerator=outside + mapped.total(),
+        host=copied,
     )
 
 
 def _packed(model: nn.Module) -> list[Any]:
-    """Layers whose product with their weight is a function of vLLM's, which may own a packed copy of the weight."""
+    """Return the linear layers whose product is computed by a function of vLLM, which may own a packed copy of the
+    weight.
+    """
     return [layer for layer in model.modules() if "cpu_linear" in vars(layer)]
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[torch.UntypedStorage, int]]:
-    """Each storage once, also an empty one, with the bytes that the tensors upon it span."""
+    """Yield each storage once, also an empty one, with the largest number of bytes that one of the tensors needs of
+    it.
+    """
     found: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        last = int(tensor.storage_offset()) + sum(
-            (size - 1) * step for size, step in steps
-        )
+        # Offset of the last element, in elements
+        last = int(tensor.storage_offset())
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+            last += (size - 1) * step
         span = (last + 1) * tensor.itemsize if tensor.numel() else 0
-        found[storage._cdata] = (
-            storage,
-            max(span, found.get(storage._cdata, (storage, 0))[1]),
-        )
+        _, before = found.get(storage._cdata, (storage, 0))
+        found[storage._cdata] = (storage, max(span, before))
     yield from found.values()

@@ -1,15 +1,16 @@
-"""A TextEngine over a vLLM server that runs by itself: answers by HTTP, weights through a folder that both see.
+"""A TextEngine over a vLLM server that runs by itself: answers by HTTP, weights through a folder that both sides see.
 
 ::
 
     submit ──▶ POST /inference/v1/generate, once for each answer ──▶ Completion, each token with its version
     load   ──▶ FOLDER/model ──▶ pause ▸ version ▸ reload_weights ▸ forget the cache ▸ still this version? ▸ resume
 
-The version has a mark of the engine that sent it. A server has no lock, so another engine could load at the same time,
-from a folder of its own. As the version is set before weights are read and looked at after, an engine whose weights are
-not there, or may not be, finds another's version or one that the other has taken back, and refuses to go on.
+A server has no lock, so a second engine could load its own weights at the same time. Therefore the version name
+begins with a random mark of the engine that sent it. The version is set before the weights are read, and checked
+afterwards: an engine whose weights may have been replaced finds another engine's version, or a withdrawn one, and
+raises an error.
 
-The server batches what is asked at once, so `step` waits a moment for what ends and does not advance anything itself.
+The server batches concurrent requests by itself, so `step` advances nothing: it waits briefly for finished answers.
 Source: vLLM 0.32, entrypoints/scale_out/token_in_token_out, entrypoints/rl/online, entrypoints/serve/dev.
 """
 
@@ -50,20 +51,22 @@ from rlplace.workers.engines.weights import ExpectedWeights, check_fit, merged
 if TYPE_CHECKING:
     from rlplace.workers.launch.devices import Device
 
-_POLL_S = 0.02  # that a step waits for an answer
-_PAUSE_S = 0.5  # between two looks at a server that is starting
-_SHOWN = 300  # characters of what a server says
-_LAST_WORD_S = 5.0  # that an engine which is closed waits for the server to forget what it was asked
+_POLL_S = 0.02  # longest wait of a step for an answer
+_PAUSE_S = 0.5  # between two checks of a server that is starting
+_SHOWN = 300  # characters of a server's response in an error
+_LAST_WORD_S = 5.0  # longest wait of `close` for the server to abort requests
 _START = "VLLM_SERVER_DEV_MODE=1 vllm serve {} --enable-scale-out --logprobs-mode processed_logprobs --max-model-len {}"
 
-Ask = tuple[Request, int]  # and which of its samples
+Ask = tuple[Request, int]  # a request, and the number of one of its samples
 
 
 class VllmServer:
-    """Owns what is in flight on the server, and the folder, by a lock in it: one rank sends weights to one server.
+    """Owns the answers in flight on the server, and the folder, through a lock in it: one rank sends weights to one
+    server.
 
-    `url`: of the server. `folder`: which it sees under the same path. `timeout_s`: for one answer, or for one step of a
-    load; `start_s`: for a server that is still starting. `api_key_env`: environment variable with its key.
+    `url`: of the server. `folder`: must have the same path on the server's side. `timeout_s`: for one answer, or for
+    one step of a load. `start_s`: for a server that is still starting. `api_key_env`: environment variable with the
+    server's key. Raises EngineError if the folder is in use, or the server is absent or unsuitable.
     """
 
     host_bytes = 0
@@ -80,25 +83,28 @@ class VllmServer:
         start_s: float = 60.0,
         api_key_env: str | None = None,
     ) -> None:
-        self._settings, self._owner, self._url = settings, owner, url.rstrip("/")
+        self._settings = settings
+        self._owner = owner
+        self._url = url.rstrip("/")
         self._folder = Path(folder).absolute()
         self._timeout_s = timeout_s
         self._expected = ExpectedWeights.of_folder(settings.model)
         self.version: int | None = None
-        self._mark = secrets.token_hex(4)  # of the versions that are sent from here
+        self._mark = secrets.token_hex(4)  # begins the version names of this engine
         self.residency = Residency.OFF
         self.cached_tokens = 0
         self._most = settings.rollout.step_sequences
         self._asked: dict[concurrent.futures.Future[Any], Ask] = {}
+        # A connection and a thread for each answer in flight, and one connection for control
         key = os.environ.get(api_key_env, "") if api_key_env else ""
+        headers = {"Authorization": f"Bearer {key}"} if key else None
         self._pool = urllib3.PoolManager(
-            retries=False,
-            maxsize=self._most + 1,
-            headers={"Authorization": f"Bearer {key}"} if key else None,
+            retries=False, maxsize=self._most + 1, headers=headers
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(
             self._most, "rlplace vLLM server"
         )
+        # The lock keeps a second engine out of the folder
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self._folder / "lock").open("w")
         try:
@@ -113,14 +119,16 @@ class VllmServer:
         try:
             self._check(start_s)
             self._call_weights("none yet")
-            # A run that was ended while it sent weights has left it paused
+            # A run that ended while it sent weights has left the server paused
             self._post("/resume")
         except BaseException:
             self._lock.close()
             raise
 
     def _check(self, start_s: float) -> None:
-        """Wait until the server is up. Raises EngineError where it is not, or was started in another way."""
+        """Wait until the server is up. Raises EngineError if it is not, or if it was started with unsuitable
+        options.
+        """
         until = time.monotonic() + start_s
         start = _START.format(self._settings.model, self._settings.context)
         while True:
@@ -135,6 +143,7 @@ class VllmServer:
                     f"no server is up after {start_s:g} s", last, f"start it: {start}"
                 )
             time.sleep(_PAUSE_S)
+        # Each endpoint that is used must be there
         status, info = self._send("GET", "/server_info?config_format=json")
         if status != HTTPStatus.OK:
             raise self._failed(
@@ -148,6 +157,7 @@ class VllmServer:
                 "HTTP 404 at /inference/v1/generate",
                 f"start it by {start}",
             )
+        # The server's settings must be those of the contract
         model: Mapping[str, Any] = info["vllm_config"]["model_config"]
         if model["logprobs_mode"] != "processed_logprobs":
             why = f"--logprobs-mode {model['logprobs_mode']}: not those of the distribution that is drawn from"
@@ -188,13 +198,15 @@ class VllmServer:
             owner=self._owner,
             version=version,
         )
-        self.version = None  # until the server has all, this is no version
+        # Until the server has all weights, there is no version
+        self.version = None
         folder = self._folder / "model"
         write_model(
             folder,
             self._settings.model,
             as_stored(merged(named, factors, torch.device("cpu")), stored),
         )
+        # Name the new version, then have the server read the weights, then check that the name is still there
         self._check_alone()
         self._post("/pause?mode=keep")
         self._call_weights(str(version))
@@ -202,9 +214,8 @@ class VllmServer:
             "/collective_rpc",
             {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
         )
-        if not self._post("/reset_prefix_cache?reset_running_requests=true").get(
-            "success"
-        ):
+        reset = self._post("/reset_prefix_cache?reset_running_requests=true")
+        if not reset.get("success"):
             raise self._failed(
                 "keeps what it computed by the old weights",
                 "/reset_prefix_cache had no success",
@@ -212,7 +223,7 @@ class VllmServer:
         try:
             self._check_alone()
         except EngineError:
-            # The other one may have loaded before: what is there now is not its own
+            # The other engine may have loaded before: the weights there may be these
             self._post(
                 "/update_weight_version", {"new_version": f"taken back by {self._mark}"}
             )
@@ -222,11 +233,12 @@ class VllmServer:
         self.version = version
 
     def _call_weights(self, version: str) -> None:
+        """Set the version name of the server's weights."""
         self._called = f"{self._mark}.{version}"
         self._post("/update_weight_version", {"new_version": self._called})
 
     def _check_alone(self) -> None:
-        """Raises EngineError where the weights are no longer called what this engine called them."""
+        """Raise EngineError if the version name is no longer the one that this engine has set."""
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
             why = (
@@ -238,7 +250,9 @@ class VllmServer:
             raise self._failed("is not this engine's alone", why, fix)
 
     def close(self) -> None:
-        if self._asked:  # else the process would not end before these answers do
+        """Abort the answers in flight, and release the folder."""
+        # Without the abort the process could not end before these answers
+        if self._asked:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
                 self._send("POST", "/abort_requests", {}, timeout_s=_LAST_WORD_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -263,22 +277,20 @@ class VllmServer:
         check_length(self._owner, len(request.tokens), self._settings.context)
         drawn = self._settings.drawn(request)
         tokens = request.tokens.tolist()
-        for sample in range(
-            request.first_sample, request.first_sample + request.samples
-        ):
+        first = request.first_sample
+        seed = drawn.seed
+        room = self._settings.context - len(tokens)
+        for sample in range(first, first + request.samples):
+            own_seed = None if seed is None else answer_seed(seed, request, sample)
             asked = {
                 "temperature": 0.0 if request.greedy else drawn.temperature,
                 "top_p": drawn.top_p,
                 "top_k": drawn.top_k,
-                "seed": None
-                if drawn.seed is None
-                else answer_seed(drawn.seed, request, sample),
+                "seed": own_seed,
                 "stop_token_ids": list(self._settings.stop_token_ids),
                 "stop": list(self._settings.stop_texts),
                 "detokenize": bool(self._settings.stop_texts),
-                "max_tokens": min(
-                    request.max_new_tokens, self._settings.context - len(tokens)
-                ),
+                "max_tokens": min(request.max_new_tokens, room),
                 "min_tokens": min(drawn.min_tokens, request.max_new_tokens),
                 "repetition_penalty": drawn.repetition_penalty,
                 "presence_penalty": drawn.presence_penalty,
@@ -286,14 +298,13 @@ class VllmServer:
                 "logprobs": 0,
                 "ignore_eos": True,
             }
-            self._asked[self._threads.submit(self._generate, tokens, asked)] = (
-                request,
-                sample,
-            )
+            future = self._threads.submit(self._generate, tokens, asked)
+            self._asked[future] = (request, sample)
 
     def _generate(
         self, tokens: list[int], asked: Mapping[str, object]
     ) -> Mapping[str, Any]:
+        """Request one answer; block until it is there. Runs in a thread of its own."""
         return self._post(
             "/inference/v1/generate", {"token_ids": tokens, "sampling_params": asked}
         )
@@ -303,6 +314,7 @@ class VllmServer:
             return []
         require(self, self._owner, "generate", needs=Residency.FULL)
         running = len(self._asked)
+        # Wait for the first answer that finishes, but not for long
         done, _ = concurrent.futures.wait(
             self._asked, _POLL_S, concurrent.futures.FIRST_COMPLETED
         )
@@ -316,6 +328,7 @@ class VllmServer:
     def _completion(
         self, request: Request, sample: int, answer: Mapping[str, Any]
     ) -> Completion:
+        """Return an answer as a Completion, each token with its version. Raises EngineError for foreign weights."""
         details = answer["usage"].get("prompt_tokens_details") or {}
         self.cached_tokens += details.get("cached_tokens") or 0
         (choice,) = answer["choices"]
@@ -323,6 +336,7 @@ class VllmServer:
         finish = choice["finish_reason"]
         if finish not in ("stop", "length"):
             raise self._failed("ended an answer by itself", f"finish_reason: {finish}")
+        # Versions of the weights, by spans of tokens; -1 where the server names none
         versions = np.full(len(tokens), -1, np.int32)
         for span in choice["weight_versions"] or ():
             mark, _, version = str(span["version"]).partition(".")
@@ -340,6 +354,7 @@ class VllmServer:
                 "does not say by which weights it answered",
                 "an answer has no weight_versions",
             )
+        scores = [token["logprob"] for token in choice["logprobs"]["content"]]
         return Completion(
             env_rank=request.env_rank,
             iteration=request.iteration,
@@ -348,18 +363,17 @@ class VllmServer:
             sample=sample,
             turn=request.turn,
             tokens=np.asarray(tokens, np.int32),
-            logprobs=np.asarray(
-                [token["logprob"] for token in choice["logprobs"]["content"]],
-                np.float32,
-            ),
+            logprobs=np.asarray(scores, np.float32),
             versions=versions,
             finish=finish,
         )
 
     def drop(self) -> None:
-        """Have the server forget what it was asked, and wait until it has."""
-        for future in [future for future in self._asked if future.cancel()]:
-            del self._asked[future]
+        """Abort all answers on the server, and wait until it has."""
+        # Requests that no thread has begun never reach the server
+        for future in list(self._asked):
+            if future.cancel():
+                del self._asked[future]
         if self._asked:
             self._post("/abort_requests", {})
             concurrent.futures.wait(self._asked, self._timeout_s)
@@ -380,12 +394,15 @@ class VllmServer:
     def _post(
         self, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
+        """As `_answer`, with POST."""
         return self._answer("POST", path, body)
 
     def _answer(
         self, method: str, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """Raises EngineError where the server gives no answer within the deadline, or refuses."""
+        """Return the server's answer. Raises EngineError if there is none within the deadline, or if the server
+        refuses.
+        """
         name = path.partition("?")[0]
         try:
             status, answer = self._send(method, path, body)
@@ -410,14 +427,15 @@ class VllmServer:
         body: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[int, Any]:
+        """Return the HTTP status and the decoded body. Raises errors of urllib3."""
         timeout = urllib3.Timeout(total=timeout_s or self._timeout_s)
         response = self._pool.request(
             method, self._url + path, json=body, timeout=timeout, redirect=False
         )
         kind = response.headers.get("Content-Type", "")
-        return response.status, response.json() if kind.startswith(
-            "application/json"
-        ) else response.data.decode()
+        if kind.startswith("application/json"):
+            return response.status, response.json()
+        return response.status, response.data.decode()
 
     def _failed(
         self, what: str, why: str, fix: str = "look at what the server printed"

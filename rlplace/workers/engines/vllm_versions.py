@@ -3,16 +3,15 @@
 Each function checks whether vLLM has a function or attribute, and not which version number it has. The sources of
 0.26.0 and 0.32.0 were read, and both were tried on a CPU.
 
-==========================  ==================================  ================================================
-what                        newer (0.32)                        older (0.26)
-==========================  ==================================  ================================================
-memory of the KV cache      `release_kv_cache_memory`           ours: `unmap_cache`
-a sleep after that          skips what is asleep                would unmap it twice: `sleep_but_for_what_sleeps`
-pools of memory             a list of pairs for each tag        the last pair of each tag: `pools`
-adapters after a reload     `reset_lora_state`                  there is none: `reset_lora`
-config while it reloads     set by the worker                   not set: `reload`
-draws on a CPU              by seed, if there is one            not beside one without a seed: `seeded_draws`
-==========================  ==================================  ================================================
+==========================  ==================================  ================================================ what
+newer (0.32)                        older (0.26) ==========================  ==================================
+================================================ memory of the KV cache      `release_kv_cache_memory`
+`unmap_cache` of this module a sleep after that          skips what is asleep                would unmap it twice:
+`sleep_but_for_what_sleeps` pools of memory             a list of pairs for each tag        the last pair of each tag:
+`pools` adapters after a reload     `reset_lora_state`                  there is none: `reset_lora` config while it
+reloads     set by the worker                   not set: `reload` draws on a CPU              by seed, if there is one
+ignore seeds if one answer has none: `seeded_draws` ==========================  ==================================
+================================================
 
 Functions whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
 """
@@ -27,12 +26,12 @@ from torch import Tensor
 
 
 def releases_its_cache(engine: Any) -> bool:
-    """Whether vLLM's engine itself can give back the memory of its KV cache alone."""
+    """Whether vLLM's engine can give back the memory of its KV cache alone."""
     return hasattr(engine, "release_kv_cache_memory")
 
 
 def tokens_so_far(engine: Any) -> dict[str, int]:
-    """Return how many tokens each answer in flight has, by the name it was asked under."""
+    """Return the number of tokens of each answer in flight, by the name of its request."""
     states: Iterable[Any] = engine.output_processor.request_states.values()
     return {
         state.external_req_id: state.detokenizer.num_output_tokens() for state in states
@@ -42,13 +41,15 @@ def tokens_so_far(engine: Any) -> dict[str, int]:
 def pools(allocator: Any) -> Iterator[Any]:
     """Yield the torch pools of vLLM's allocator."""
     for kept in allocator.allocator_and_pools.values():
-        yield from (pool for pool, _ in (kept if isinstance(kept, list) else [kept]))
+        pairs = kept if isinstance(kept, list) else [kept]
+        for pool, _ in pairs:
+            yield pool
 
 
 def seeded_draws() -> dict[str, bool]:
-    """Return the arguments by which a CPU's engine draws every answer that has a seed by it.
+    """Return the engine arguments with which every answer that has a seed is drawn by it on a CPU.
 
-    An older one draws all answers of a step without seeds where one of them has none, as a greedy one.
+    An older vLLM ignores the seeds of a step in which one answer, such as a greedy one, has none.
     """
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
@@ -62,11 +63,13 @@ def seeded_draws() -> dict[str, bool]:
 
 
 def unmap_cache(worker: Any) -> None:
-    """Give back the pages of the KV cache; its addresses stay. `wake_up` with the tag `kv_cache` maps new ones."""
+    """Give back the pages of the KV cache and keep its addresses. `wake_up` with the tag `kv_cache` maps new
+    pages.
+    """
     from vllm.device_allocator import get_mem_allocator_instance
     from vllm.device_allocator.cumem import unmap_and_release
 
-    torch.cuda.synchronize()  # nothing may be at work in it
+    torch.cuda.synchronize()  # no kernel may still use it
     allocator: Any = get_mem_allocator_instance()
     for each in allocator.pointer_to_data.values():
         if each.tag == "kv_cache" and not each.is_asleep:
@@ -75,7 +78,9 @@ def unmap_cache(worker: Any) -> None:
 
 
 def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
-    """Let the worker sleep, as it does, without the allocations that sleep already: it would unmap them once more."""
+    """Call the worker's `sleep` without the allocations that are asleep already: older vLLM would unmap them
+    again.
+    """
     from vllm.device_allocator import get_mem_allocator_instance
 
     allocator: Any = get_mem_allocator_instance()
@@ -90,7 +95,7 @@ def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
 
 
 def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
-    """Load all weights, as vLLM's `reload_weights` does; layers look for the engine's config meanwhile."""
+    """Load all weights by vLLM's `reload_weights`, with the engine's config set, which layers read meanwhile."""
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(worker.vllm_config):
@@ -98,5 +103,6 @@ def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def reset_lora(runner: Any) -> None:
+    """Drop what was computed for adapters by the old weights, if this vLLM can."""
     if hasattr(runner, "reset_lora_state"):
         runner.reset_lora_state()

@@ -1,4 +1,4 @@
-"""Define every error a user can meet, and the standard error format: what is wrong, the value, why, and a fix."""
+"""All errors that a user can meet, and the standard error form: what is wrong, the value, why, and a fix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-# How like each other a misspelt part of a name and the right one are, of 1
+# Likeness of a misspelt name part and the right one, of 1, from which on the right one is suggested
 _NEAR = 0.75
-_JOINED = 0.9  # the same of names with other numbers of parts
+# The same for whole names with different numbers of parts
+_JOINED = 0.9
 _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
-# Begins the source of what is no file's, before the word
+# Begins the source of a value that was given on the command line; the word follows
 COMMAND_LINE = "command line: "
+# A line of a fix: lead word, key, value, remark behind eight blanks
 _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 
 
@@ -28,7 +30,7 @@ class Source:
     file: str
     # 1-based; None for text without lines, such as a command-line override
     line: int | None = None
-    # ${...} that gave the value
+    # The text with ${...} that gave the value
     written: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -38,7 +40,7 @@ class Source:
 
 
 def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
-    """Return where `key`, or the nearest key above it, was written."""
+    """Return where `key`, or the nearest key above it, was written; None if no such key was."""
     while key:
         if key in sources:
             return sources[key]
@@ -48,7 +50,10 @@ def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong. `code` is stable; `span` is the half-open column range of `got` the caret marks."""
+    """One thing that is wrong.
+
+    `code` is stable over versions. `span`: half-open range of columns of `got` that a caret marks.
+    """
 
     code: str
     key: str
@@ -60,30 +65,34 @@ class Problem:
     fix: str | None = None
 
     def render(self) -> str:
-        """Return `key: what [code]`, then got with a caret, why and fix, where they are known."""
+        """Return the problem as text: `key: what [code]`, then got with a caret, why and fix, as far as they are
+        known.
+        """
+        # Without a value, only the source is shown
         got = self.got
         at = None
         if got is None:
             at = None if self.source is None else str(self.source)
         else:
-            got += f"     ({self.source})" if self.source else ""
-            start, end = self.span or (0, 0)
-            got += (
-                ""
-                if self.span is None
-                else "\n" + " " * start + "^" * max(1, end - start)
-            )
-        rows = (("got", got), (" at", at), ("why", self.why), ("fix", self.pasted))
-        below = [
-            f"    {label}: " + text.replace("\n", "\n" + " " * 9)
-            for label, text in rows
-            if text is not None
-        ]
-        return "\n".join([f"{f'{self.key}: {self.what}':<74} [{self.code}]", *below])
+            if self.source:
+                got += f"     ({self.source})"
+            if self.span is not None:
+                start, end = self.span
+                got += "\n" + " " * start + "^" * max(1, end - start)
+        # Further lines of a field stand below its text
+        lines = [f"{f'{self.key}: {self.what}':<74} [{self.code}]"]
+        fields = (("got", got), (" at", at), ("why", self.why), ("fix", self.pasted))
+        for label, text in fields:
+            if text is not None:
+                indented = text.replace("\n", "\n" + " " * 9)
+                lines.append(f"    {label}: {indented}")
+        return "\n".join(lines)
 
     @property
     def pasted(self) -> str | None:
-        """The fix as it can be pasted: lines of a config, or words of the command line where it gave the value."""
+        """The fix in the form to paste: lines of a config, or words of a command line if the value came from
+        there.
+        """
         if (
             self.fix is None
             or self.source is None
@@ -94,81 +103,96 @@ class Problem:
 
 
 def _as_word(key: str, line: str) -> str:
-    """Write a line of a config, `last part of the key: value` or `path: value`, as a word of a command line.
+    """Return a line of a fix, `last part of the key: value` or `path: value`, as a word of a command line.
 
-    Other lines stay as they are; so does a line of the config that is no YAML for one key.
+    A line of another form is returned unchanged, as is one whose value is not YAML for one key.
     """
-    whole = key.partition("[")[0]  # a list is given whole
     match = _FIX.fullmatch(line)
     if match is None:
         return line
     lead, name, value, remark = match.groups("")
-    path = whole if f".{whole}".endswith(f".{name}") else name
-    # Instead of the misspelt one
-    if whole.rpartition(".")[0].endswith("component_placement") and name in _ROLES:
-        path = f"{whole.rpartition('.')[0]}.{name}"
+    # An item of a list is replaced with its whole list
+    whole = key.partition("[")[0]
     block = whole.rpartition(".")[0]
-    if (
-        path != whole
-        and "." not in path
-        and block.rpartition(".")[0].endswith("component_placement")
-    ):
-        path = f"{block}.{name}"  # another key of the same line
-    plain = value[0] not in "[{\"'<"
-    if ("." not in path and path != whole) or (plain and ": " in value):
+    path = whole if f".{whole}".endswith(f".{name}") else name
+    # The right name of a misspelt component
+    if block.endswith("component_placement") and name in _ROLES:
+        path = f"{block}.{name}"
+    # Another key in the line of a component
+    in_placement = block.rpartition(".")[0].endswith("component_placement")
+    if path != whole and "." not in path and in_placement:
+        path = f"{block}.{name}"
+    is_plain = value[0] not in "[{\"'<"
+    has_no_path = "." not in path and path != whole
+    if has_no_path or (is_plain and ": " in value):
         return line
-    if "<" in value or "..." in value:  # to be filled in
+    # A value that the user fills in needs no quotes
+    if "<" in value or "..." in value:
         return f"{lead}{path}={value}{remark}"
-    if plain and not re.fullmatch(r"[\w/.:+%*@ -]+", value):
-        value = '"' + value.replace('"', '\\"') + '"'
-    remark = "" if "a line without indent" in remark else remark
-    return f"{lead}{shlex.quote(f'{path}={value}')}{remark}"
+    if is_plain and not re.fullmatch(r"[\w/.:+%*@ -]+", value):
+        escaped = value.replace('"', '\\"')
+        value = f'"{escaped}"'
+    if "a line without indent" in remark:
+        remark = ""
+    word = shlex.quote(f"{path}={value}")
+    return f"{lead}{word}{remark}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` misspells, or None: with another number or another part it is another word."""
+    """Return the known word that `word` misspells, or None.
+
+    Words that differ in a number or in a whole part are different words, not misspelt ones.
+    """
     names = {name.lower(): name for name in reversed(list(known))}
     near = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    return next((names[name] for name in near if _misspells(word.lower(), name)), None)
+    for name in near:
+        if _misspells(word.lower(), name):
+            return names[name]
+    return None
 
 
 def _misspells(word: str, name: str) -> bool:
-    """Compare part by part, of names in lower case: `pipeline_size` does not misspell `data_size`."""
-    if re.findall("[0-9]+", word) != re.findall("[0-9]+", name) or not re.search(
-        "[a-z]", name
-    ):
+    """Whether `word` misspells `name`, both in lower case, part by part: `pipeline_size` does not misspell
+    `data_size`.
+    """
+    same_numbers = re.findall("[0-9]+", word) == re.findall("[0-9]+", name)
+    has_letters = re.search("[a-z]", name) is not None
+    if not same_numbers or not has_letters:
         return False
-    parts = [re.split("[^a-z0-9]+", text) for text in (word, name)]
-    if len(parts[0]) != len(parts[1]):
-        return _likeness("".join(parts[0]), "".join(parts[1])) > _JOINED
-    return all(
-        sorted(a) == sorted(b) or _likeness(a, b) > _NEAR
-        for a, b in zip(*parts, strict=True)
-    )
+    word_parts = re.split("[^a-z0-9]+", word)
+    name_parts = re.split("[^a-z0-9]+", name)
+    if len(word_parts) != len(name_parts):
+        return _likeness("".join(word_parts), "".join(name_parts)) > _JOINED
+    for a, b in zip(word_parts, name_parts, strict=True):
+        same_letters = sorted(a) == sorted(b)
+        if not same_letters and _likeness(a, b) <= _NEAR:
+            return False
+    return True
 
 
 def _likeness(a: str, b: str) -> float:
+    """Return how similar two texts are, from 0 to 1."""
     return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def one_of(lines: Iterable[str]) -> str:
-    """Return the fix of a problem where only the user knows which of these lines is meant."""
+    """Return a fix that lists these lines, for a problem where only the user knows which one is meant."""
     return "one of\n" + "\n".join(lines)
 
 
 def suggestion(near: str | None) -> str:
-    """Return the end of an error's first line that offers the nearest known word; "" for None."""
+    """Return the end of an error's first line that suggests a known word; "" for None."""
     if near:
         return f", did you mean {near!r}?"
     return ""
 
 
 class RlplaceError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class ProblemsError(RlplaceError, ValueError):
-    """One or more problems of a config, collected and raised once."""
+    """Problems that were found together and are raised as one error."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "a ProblemsError needs at least one problem"
@@ -188,27 +212,25 @@ class ProblemsError(RlplaceError, ValueError):
         span: tuple[int, int] | None = None,
         source: Source | None = None,
     ) -> Self:
-        """Return the error of one problem."""
-        return cls(
-            [
-                Problem(
-                    code=code,
-                    key=key,
-                    what=what,
-                    got=got,
-                    span=span,
-                    source=source,
-                    why=why,
-                    fix=fix,
-                )
-            ]
+        """Return an error with one problem."""
+        problem = Problem(
+            code=code,
+            key=key,
+            what=what,
+            got=got,
+            span=span,
+            source=source,
+            why=why,
+            fix=fix,
         )
+        return cls([problem])
 
     def __str__(self) -> str:
         return "\n".join(p.render() for p in self.problems)
 
     @property
     def codes(self) -> tuple[str, ...]:
+        """The codes of all problems, in their order."""
         return tuple(p.code for p in self.problems)
 
 
@@ -234,7 +256,7 @@ class _OneProblem(RlplaceError):
         why: str | None = None,
         fix: str | None = None,
     ) -> Self:
-        """Return the error of a problem with these fields."""
+        """Return an error with a problem of these fields."""
         return cls(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
 
     def __init__(self, problem: Problem) -> None:
@@ -246,11 +268,12 @@ class _OneProblem(RlplaceError):
 
     @property
     def code(self) -> str:
+        """The code of the problem."""
         return self.problem.code
 
 
 class ClusterError(_OneProblem):
-    """The machines that were found are not what the plan needs."""
+    """The available machines differ from those that the plan needs."""
 
 
 class OutputError(_OneProblem):
@@ -264,35 +287,41 @@ class OutputError(_OneProblem):
         key: str = "runner.output_dir",
         place: str = "a folder",
     ) -> OutputError:
-        """Report what the operating system raised about `path`, which `key` names, with the free space of its disk."""
+        """Return the error of a path that cannot be written, with the reason and the free space of its disk.
+
+        `key`: the config key that names the path. `place`: noun for it in the fix.
+        """
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return cls(
-            Problem(
-                code="disk-full" if full else "cannot-write",
-                key=key,
-                what="the disk is full"
-                if full
-                else f"cannot write: {error.strerror or error}",
-                got=str(path),
-                why=_free_space(path),
-                fix=f"{key}=<{place} with free space that you may write to>",
-            )
+        code = "cannot-write"
+        what = f"cannot write: {error.strerror or error}"
+        if full:
+            code = "disk-full"
+            what = "the disk is full"
+        problem = Problem(
+            code=code,
+            key=key,
+            what=what,
+            got=str(path),
+            why=_free_space(path),
+            fix=f"{key}=<{place} with free space that you may write to>",
         )
+        return cls(problem)
 
 
 def _free_space(path: Path) -> str | None:
-    """Describe the bytes left where `path` is or would be; None when that cannot be found out."""
+    """Return a text about the free space of the disk where `path` is or would be; None if it cannot be found out."""
     try:
         there = next((p for p in (path, *path.parents) if p.exists()), None)
         if there is None:
             return None
-        return f"{shutil.disk_usage(there).free:,} bytes are free in {there if there.is_dir() else there.parent}"
+        folder = there if there.is_dir() else there.parent
+        return f"{shutil.disk_usage(there).free:,} bytes are free in {folder}"
     except OSError:
         return None
 
 
 class CallbackError(_OneProblem):
-    """A callback of the user's raised an error; what was trained before is saved."""
+    """A callback of the user raised an error; the state before the callback is saved."""
 
 
 class ChannelError(_OneProblem):
@@ -300,7 +329,7 @@ class ChannelError(_OneProblem):
 
 
 class ChannelFull(ChannelError):
-    """`put_nowait` found no credit."""
+    """`put_nowait` found the channel full."""
 
 
 class ChannelEmpty(ChannelError):
@@ -320,11 +349,11 @@ class EndOfStream(ChannelError):
 
 
 class ChannelBroken(ChannelError):
-    """The peer died or the run was cancelled; what was in the channel is lost."""
+    """The peer died or the run was cancelled; the items in the channel are lost."""
 
 
 class ChannelMisuse(ChannelError, ValueError):
-    """A call that this channel can never serve, however long it waits."""
+    """A call that this channel can never fulfil, however long it waits."""
 
 
 class WorkerMisuse(_OneProblem, ValueError):
@@ -332,25 +361,25 @@ class WorkerMisuse(_OneProblem, ValueError):
 
 
 class WeightSyncError(_OneProblem):
-    """The pushed weights are not the requested version, or are incomplete or damaged."""
+    """The pushed weights have another version than the requested one, or are incomplete or damaged."""
 
 
 class DivergedError(_OneProblem):
-    """An update of the policy is not a finite number; the weights are those of before it."""
+    """A policy update has NaN or infinite numbers; the weights are those before the update."""
 
 
 class SimulatorError(_OneProblem):
-    """A simulator gave a number that is not finite; nothing was learned from it."""
+    """A simulator returned NaN or infinity; nothing was learned from it."""
 
 
 class RewardError(_OneProblem):
-    """A reward function returned no finite number for an episode; nothing was learned from it."""
+    """A reward function returned NaN, infinity or no number for an episode; nothing was learned from it."""
 
 
 class AcceleratorOutOfMemory(_OneProblem):
-    """More memory is wanted than an accelerator has left; the text names the components that hold it.
+    """More memory is requested than an accelerator has left; the text names the components that hold the rest.
 
-    `accelerator` is its global number, `lacking_bytes` what is wanted beyond what is free, as far as it is known.
+    `accelerator`: global number. `lacking_bytes`: requested minus free bytes; 0 if unknown.
     """
 
     def __init__(
@@ -370,13 +399,14 @@ class EngineBusy(_OneProblem):
 
 
 class EngineError(_OneProblem):
-    """A generation engine that is a server gave no answer, or has other weights than it was sent."""
+    """A generation engine on a server did not answer, or has other weights than those that were sent to it."""
 
 
 class NodeLost(_OneProblem):
-    """Machines of a run are gone, and its workers were ended. `nodes` are their ranks.
+    """Machines of a run are gone, and the run's workers were ended.
 
-    `folder`: of the checkpoint that the run goes on with; of the run where it has none.
+    `nodes`: ranks of the machines. `folder`: of the checkpoint from which the run resumes; the run's folder if there
+    is no checkpoint.
     """
 
     def __init__(self, problem: Problem, nodes: Collection[int], folder: Path) -> None:
@@ -385,12 +415,13 @@ class NodeLost(_OneProblem):
         self.folder = folder
 
     def noted(self, note: str) -> NodeLost:
-        """Return the same error with a note in its text."""
+        """Return the same error with a note added to its text."""
         why = "\n".join(filter(None, [self.problem.why, note]))
         noted = NodeLost(
             dataclasses.replace(self.problem, why=why), self.nodes, self.folder
         )
-        noted.__notes__ = [*getattr(self, "__notes__", ())]  # what is told behind it
+        # Notes that were added to the exception itself
+        noted.__notes__ = [*getattr(self, "__notes__", ())]
         return noted
 
 
@@ -406,38 +437,39 @@ class WorkerError(RlplaceError):
     accelerators: tuple[int, ...] = ()
     stage: str | None = None
     version: int | None = None
-    remote_traceback: str | None = None  # on the worker's side
-    # The exception raised there; None when the process died
+    # Traceback in the worker
+    remote_traceback: str | None = None
+    # The exception in the worker; None if its process died
     cause: BaseException | None = None
-    output: str | None = None  # the file on the worker's node of all that it printed
+    # File on the worker's node with everything that the worker printed
+    output: str | None = None
 
     def __post_init__(self) -> None:
-        # What is pickled
-        super().__init__(
-            *(getattr(self, field.name) for field in dataclasses.fields(self))
-        )
+        # The arguments are what an exception pickles
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        super().__init__(*values)
 
     def __str__(self) -> str:
-        on = f"node {self.node}"
-        on += (
-            f", accelerators {','.join(map(str, self.accelerators))}"
-            if self.accelerators
-            else ""
-        )
-        on += f", stage {self.stage}" if self.stage is not None else ""
-        on += f", policy version {self.version}" if self.version is not None else ""
+        # Where it happened
+        places = [f"node {self.node}"]
+        if self.accelerators:
+            numbers = ",".join(map(str, self.accelerators))
+            places.append(f"accelerators {numbers}")
+        if self.stage is not None:
+            places.append(f"stage {self.stage}")
+        if self.version is not None:
+            places.append(f"policy version {self.version}")
+        on = ", ".join(places)
         lines = [
             f"{self.component} rank {self.rank} ({on}): {self.method} failed: {self.what}"
         ]
-        lines += [f"  its output: {self.output}"] if self.output else []
+        # How to find out more
+        if self.output:
+            lines.append(f"  its output: {self.output}")
         if self.remote_traceback:
-            lines += [
-                "  on the worker:",
-                *(
-                    "    " + line
-                    for line in self.remote_traceback.rstrip().splitlines()
-                ),
-            ]
+            lines.append("  on the worker:")
+            for line in self.remote_traceback.rstrip().splitlines():
+                lines.append(f"    {line}")
         return "\n".join(lines)
 
     def at(self, *, stage: str, version: int) -> WorkerError:
@@ -445,11 +477,11 @@ class WorkerError(RlplaceError):
         return dataclasses.replace(self, stage=stage, version=version)
 
     def explained_by(self, cause: RlplaceError) -> WorkerError:
-        """Return the same failure with `cause` as its text, for a cause that only the driver can name."""
+        """Return the same failure with the text of `cause`, for a cause that only the driver knows."""
         error = dataclasses.replace(self, what=str(cause), cause=cause)
         error.__cause__ = cause
         return error
 
 
 class WorkerTimeout(_OneProblem, TimeoutError):
-    """Ranks did not finish a method before the caller's deadline. They are still working on it."""
+    """Ranks did not finish a method before the caller's deadline. They still work on it."""

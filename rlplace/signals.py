@@ -1,4 +1,4 @@
-"""Ctrl-C, and the signals of schedulers and closed terminals: the first asks a run to end, which then saves.
+"""Ctrl-C, and signals of schedulers and closed terminals: the first one asks a run to end, and the run saves first.
 
 ::
 
@@ -21,17 +21,22 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-# A closed terminal or a dropped ssh; the warnings of Slurm, submitit and Grid Engine before a time limit.
+# Sent by a closed terminal or a dropped ssh; by Slurm, submitit and Grid Engine as a warning before a time limit
 WARNINGS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *sorted(WARNINGS))
-# What a scheduler sends. A person who presses Ctrl-C or closes a terminal wants no other attempt.
+# Signals of schedulers, after which another attempt makes sense. Ctrl-C and a closed terminal mean that none is wanted.
 _OF_SCHEDULERS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
-_TO_ALL = WARNINGS | {signal.SIGTERM}  # what other processes of a run get, too
-_OUTPUTS = (1, 2)  # descriptors of what is printed
+_TO_ALL = WARNINGS | {
+    signal.SIGTERM
+}  # signals that reach the other processes of a run, too
+_OUTPUTS = (1, 2)  # descriptors of standard output and standard error
 
 
 class Stopped(BaseException):
-    """A signal asked the run to end."""
+    """A signal asked the run to end.
+
+    `exit_code`: of the program. `by_scheduler`: whether a scheduler sent the signal, which may start the run again.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -40,23 +45,25 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Turn the signals that end a program into Stopped. After a Stopped that ends it at once, further ones do nothing.
+    """Turns the signals that end a program into Stopped; after a Stopped that ends it at once, further signals do
+    nothing.
 
-    While a run ends, every wait of it is bounded.
+    Every wait of a run that is ending has a deadline.
     """
 
     def __init__(self) -> None:
         self.asked: int | None = None  # the first signal
-        self.at_once = False  # nothing is to be saved any more
-        # Called by the handler, which interrupts anything
+        self.at_once = False  # whether the run ends without saving
+        # Prints a message; called by the handler, which can interrupt any statement
         self.say: Callable[[str], object] = _write_error
         self._grace_s = 0.0
-        self._cut = False  # half of it was over
+        self._cut = False  # whether the first half of the grace is over
 
     def listen(self) -> None:
-        """Take the signals of this process from now on; only in the main thread.
+        """Handle the signals of this process from now on; does nothing outside of the main thread.
 
-        Warnings that are ignored stay so, as `nohup` has it, and those that others handle stay theirs.
+        Warning signals that are ignored stay ignored, as `nohup` needs it; other programs' handlers of them stay,
+        too.
         """
         if threading.current_thread() is threading.main_thread():
             for each in _STOPPING:
@@ -66,7 +73,9 @@ class Signals:
 
     @contextlib.contextmanager
     def patient(self, grace_s: float) -> Iterator[None]:
-        """Let the first signal inside only ask, for half of `grace_s`; 0: it stops at once."""
+        """Inside, let the first signal only ask the run to end; it is Stopped after half of `grace_s`, at once
+        for 0.
+        """
         self._grace_s = grace_s
         try:
             yield
@@ -75,13 +84,13 @@ class Signals:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def check(self) -> None:
-        """Raise Stopped if a signal has asked."""
+        """Raise Stopped if a signal has asked the run to end."""
         if self.asked is not None:
             raise Stopped(self.asked)
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raise Stopped for what fails after it was raised: it breaks imports, which then fail in ways of their own."""
+        """Raise Stopped in place of errors that follow from a Stopped, such as those of an interrupted import."""
         try:
             yield
         except Exception as error:
@@ -90,6 +99,7 @@ class Signals:
             raise error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal, as in the drawing of the module."""
         if number == signal.SIGHUP:
             _leave_closed_outputs()
         first = self.asked is None
@@ -97,12 +107,14 @@ class Signals:
         if not first and number != signal.SIGINT:
             return
         if first and self._grace_s:
-            text = f"\n{signal.Signals(number).name}: ends after this iteration and saves, within {self._grace_s:g} s"
+            name = signal.Signals(number).name
             again = "again" if number == signal.SIGINT else "Ctrl-C"
+            text = f"\n{name}: ends after this iteration and saves, within {self._grace_s:g} s"
             text += f"; one that takes longer than {self._grace_s / 2:g} s is dropped; {again}: ends now\n"
             self.say(text)
             signal.setitimer(signal.ITIMER_REAL, self._grace_s / 2)
             return
+        # End at once, undisturbed by further signals
         self.at_once = True
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         for each in _STOPPING:
@@ -110,7 +122,7 @@ class Signals:
         raise Stopped(self.asked)
 
     def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
-        """Cut the iteration; then, after the other half, what is being saved."""
+        """Interrupt the iteration after the first half of the grace, and saving after the second half."""
         self.at_once = self._cut
         self._cut = True
         if not self.at_once:
@@ -119,15 +131,15 @@ class Signals:
 
 
 class _Deferral:
-    """A handler that notes each signal, for the program's own handlers to be called later."""
+    """A handler that collects signals, to call the program's own handlers later."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
-        self._before = {
-            each: signal.signal(each, self)
-            for each in _STOPPING
-            if _is_deferrable(each)
-        }
+        # The program's handlers, by signal
+        self._before = {}
+        for each in _STOPPING:
+            if _is_deferrable(each):
+                self._before[each] = signal.signal(each, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)
@@ -136,14 +148,17 @@ class _Deferral:
         )
 
     def deliver(self) -> None:
-        """Call the program's own handlers for what came. They may raise, which ends the deferral."""
+        """Call the program's own handlers for the collected signals. They may raise, which ends the deferral."""
         if self._came:
             self.end()
-            for each in self._before:  # it has only asked
+            # No handler raised, so the deferral goes on
+            for each in self._before:
                 signal.signal(each, self)
 
     def end(self) -> None:
-        """Put the handlers back, unless the program has others meanwhile, and deliver what came, in order."""
+        """Restore the program's handlers, unless it has set others meanwhile, and deliver the collected signals in
+        order.
+        """
         for each, handler in self._before.items():
             if signal.getsignal(each) is self:
                 signal.signal(each, handler)
@@ -155,9 +170,9 @@ class _Deferral:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Defer signals inside, for calls of libraries that break where a handler raises in their middle.
+    """Defer signals inside, for library calls that break if a handler raises in their middle.
 
-    Does nothing in other threads than the main one, which never run a handler.
+    Does nothing outside of the main thread, since other threads never run a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -170,20 +185,21 @@ def deferred() -> Iterator[None]:
 
 
 def deliver_deferred() -> None:
-    """Have deferred signals handled now, where raising does no harm. Does nothing outside of the main thread."""
+    """Handle deferred signals now, at a point where an exception does no harm. Does nothing outside of the main
+    thread.
+    """
     deferral = signal.getsignal(signal.SIGINT)
-    if (
-        isinstance(deferral, _Deferral)
-        and threading.current_thread() is threading.main_thread()
-    ):
+    is_main = threading.current_thread() is threading.main_thread()
+    if isinstance(deferral, _Deferral) and is_main:
         deferral.deliver()
 
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Start processes that SIGTERM and warnings do not reach: a terminal and Slurm send them to all processes of a run.
+    """Inside, start processes that SIGTERM and warning signals do not reach, and delay these signals for this
+    process.
 
-    Ray does so with Ctrl-C. One that comes meanwhile reaches this process afterwards.
+    A terminal and Slurm send them to all processes of a run. Ray itself shields its processes from Ctrl-C.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     try:
@@ -193,9 +209,9 @@ def blocked_signals() -> Iterator[None]:
 
 
 def outlast_sigterm() -> None:
-    """Have SIGTERM do nothing to this process if it was started with `blocked_signals`; only in the main thread.
+    """Make SIGTERM do nothing in a process that was started with `blocked_signals`; only in the main thread.
 
-    Call `unblock_sigterm` in each thread that starts processes.
+    Threads that start processes should call `unblock_sigterm`.
     """
     blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if blocked and threading.current_thread() is threading.main_thread():
@@ -203,28 +219,30 @@ def outlast_sigterm() -> None:
 
 
 def unblock_sigterm() -> None:
-    """Let SIGTERM reach what this thread starts: such processes are often ended by it."""
+    """Let SIGTERM reach the processes that this thread starts: it is the usual way to end them."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
 
 def _would_end(number: int) -> bool:
-    """Return whether a signal would end this process, or is taken by Signals of an earlier run in it."""
+    """Whether a signal would end this process, or is handled by Signals of an earlier run in the same process."""
     handler = signal.getsignal(number)
-    return handler == signal.SIG_DFL or isinstance(
-        getattr(handler, "__self__", None), Signals
-    )
+    owner = getattr(handler, "__self__", None)
+    return handler == signal.SIG_DFL or isinstance(owner, Signals)
 
 
 def _is_deferrable(number: int) -> bool:
-    """Return whether a signal does something, by a handler that can be put back: not by one of a C library."""
+    """Whether a signal has an effect, through a handler that can be restored; handlers of C libraries cannot."""
     return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 def _leave_closed_outputs() -> None:
-    """Print nowhere from now on where a terminal is gone: every write to it would fail, those of saving too."""
+    """Redirect standard output and standard error to nowhere if their terminal is gone.
+
+    Otherwise every write would fail, also the messages of saving.
+    """
     watched = select.poll()
     for descriptor in _OUTPUTS:
-        # Errors and the end of the terminal are told in any case
+        # No events: errors and the end of a terminal are reported in any case
         watched.register(descriptor, 0)
     for descriptor, _ in watched.poll(0):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -233,6 +251,7 @@ def _leave_closed_outputs() -> None:
 
 
 def _write_error(text: str) -> None:
-    """Write to stderr; print could be what the signal has interrupted."""
-    with contextlib.suppress(OSError):  # a terminal that is gone
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
+    """Write to standard error without `print`, which may be what the signal has interrupted."""
+    with contextlib.suppress(OSError):  # the terminal is gone
+        descriptor = sys.__stderr__.fileno() if sys.__stderr__ else 2
+        os.write(descriptor, text.encode())

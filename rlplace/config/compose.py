@@ -1,4 +1,4 @@
-"""Compose configs with Hydra: a command line in, plain mappings with the place of every value out."""
+"""Compose configs with Hydra: from a command line to plain mappings that know where every value was written."""
 
 from __future__ import annotations
 
@@ -56,16 +56,18 @@ from rlplace.config.yaml_text import (
 from rlplace.errors import (
     COMMAND_LINE,
     ConfigError,
+    Problem,
     Source,
     did_you_mean,
     source_of,
     suggestion,
 )
 
-# In a clone, a link to the folder beside the package
+# In a clone, this is a link to the folder beside the package
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()
 GOAL = "runner.stop_at_return"
-# Keys that choose something, and the keys that belong to what was chosen: another choice begins without them.
+# Keys that choose a task, simulator, model or preset, and a pattern of the keys that belong to the chosen one. Another
+# choice starts without them.
 _PRESET = "cluster.component_placement.preset"  # in place of the lines of components
 _CHOICES = (
     (
@@ -76,22 +78,30 @@ _CHOICES = (
     ((_PRESET,), re.compile(r"cluster\.component_placement\.(?!preset\b)[^.\[]+")),
 )
 _DASHES = re.compile(f"[{DASHES}]")
+# Names that can stand before the colon in ${name:...}
+_RESOLVERS = (
+    "oc.env",
+    "oc.select",
+    "oc.decode",
+    "oc.create",
+    "oc.deprecated",
+    "hydra",
+)
 CLUSTER = "cluster"
-# Folders of declared clusters and models, and the blocks that they fill
+# Groups of declared clusters and models: folder of a config folder, and name of the block that a file of it fills
 MODEL = "model"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """One composed config, plain Python values only."""
+    """One composed config, with plain Python values only."""
 
     name: str
     mapping: Mapping[str, Any]
     sources: Mapping[str, Source]  # key path -> where its value was written
-    # A command line that composes it
+    # A command line that composes this config
     words: Sequence[str] = dataclasses.field(default=(), compare=False)
-    # Return that would end the run of another environment, which an override has
-    # replaced
+    # `runner.stop_at_return` of the file, if an override has replaced the environment that it was for
     goal: float | None = None
 
 
@@ -102,41 +112,40 @@ class CommandLine:
     flags: argparse.Namespace
     overrides: Sequence[str]
     name: str | None  # of the config
-    # Where configs, clusters and models are looked for: the user's, then the shipped
-    # one
+    # Folders with configs, clusters and models: the user's, then the shipped one
     folders: Sequence[Path]
-    root: Path  # the first of them that has the config
+    root: Path  # the first of `folders` that has the config
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> CommandLine:
-        """Read the words; the first that is no override names the config, as `--config-name` does.
+        """Parse the words of a command line.
 
-        A name that ends in .yaml is a file: its folder is looked in first. Raises ConfigError for an unknown flag.
+        The first word that is no override names the config, as `--config-name` does. A name that ends in .yaml is a
+        file, whose folder comes first. Raises ConfigError for an unknown flag.
         """
         flags = _parser().parse_intermixed_args([readable(word) for word in argv])
-        own = [
+        given = [
             Path(at_home(folder)).resolve()
             for folder in (*flags.config_dir, flags.config_path)
             if folder
         ]
+        # The config's name may stand among the overrides
         overrides: list[str] = flags.overrides
         config: str | None = flags.config_name
-        if config is None and (
-            words := [word for word in overrides if names_config(word)]
-        ):
-            config = words[0]
-            overrides = [word for word in overrides if word != words[0]]
+        names = [word for word in overrides if names_config(word)]
+        if config is None and names:
+            config = names[0]
+            overrides = [word for word in overrides if word != config]
+        # A file brings its folder
         if config is not None and config.endswith(".yaml"):
             file = Path(at_home(config))
             if file.is_file() or (file.parent.is_dir() and file.name != config):
-                own = [file.parent.resolve(), *own]
+                given = [file.parent.resolve(), *given]
                 config = file.name
             config = config.removesuffix(".yaml")
-        folders = [*own, CONFIG_DIR]
-        root = next(
-            (folder for folder in folders if (folder / f"{config}.yaml").is_file()),
-            folders[0],
-        )
+        folders = [*given, CONFIG_DIR]
+        having = [folder for folder in folders if (folder / f"{config}.yaml").is_file()]
+        root = having[0] if having else folders[0]
         return cls(flags, overrides, config, folders, root)
 
     @property
@@ -146,17 +155,21 @@ class CommandLine:
 
     @property
     def file(self) -> Path:
+        """The config's own file, which may not exist."""
         return self.root / f"{self.name}.yaml"
 
     @property
     def text(self) -> str:
-        """The text of the config's own file; empty where there is none. Raises ConfigError: not UTF-8."""
+        """The text of the config's own file; empty if there is no such file. Raises ConfigError if it is not
+        UTF-8.
+        """
         if self.file.is_file():
             return text_of(self.file, _short(self.file))
         return ""
 
 
 def _parser() -> OptionParser:
+    """Return a parser of Hydra's flags, which says what is meant by an unknown flag."""
     parser = OptionParser("command line", word_of=word_meant, add_help=False)
     for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
         parser.add_argument(f"--{name}", f"-{short}")
@@ -169,7 +182,7 @@ def _parser() -> OptionParser:
     return parser
 
 
-# Beside overrides
+# Hydra's flags, which may stand beside overrides
 FLAGS = frozenset(
     name for action in _parser()._actions for name in action.option_strings
 )
@@ -182,6 +195,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
     """
     argv = [readable(word) for word in argv]
     line = CommandLine.of(argv)
+    # Folders and config must exist
     for folder in line.folders[:-1]:
         if not folder.is_dir():
             why = "configs are looked for there, then among the shipped ones"
@@ -195,45 +209,21 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
                 fix,
             )
     if not line.file.is_file() and (line.name is not None or not line.flags.cfg):
-        names = config_names(line.root)
-        near = did_you_mean(
-            (line.name or "").rpartition("/")[2].removesuffix(".yml"), names
-        )
-        code, what = (
-            ("no-config", "no config was named")
-            if line.name is None
-            else ("unknown-config", "no such config")
-        )
-        why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
-        fix = near or ("--help" if line.name == "help" else "hybrid_ppo")
-        if (
-            line.name is not None
-            and line.name.endswith(".yml")
-            and (near is None or Path(line.name).is_file())
-        ):
-            what = "the name of a config ends in .yaml"
-            fix = f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
-        elif line.name is None or line.flags.config_name is not None:
-            fix = f"--config-name {fix}"
-        raise ConfigError.of(
-            code, "--config-name", what + suggestion(near), line.name, why, fix
-        )
+        raise _unknown_config(line)
     _check_is_block(line)
     try:
-        own = (
-            OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath")
-            if line.text
-            else None
-        )
-        places = [
-            *(own or ()),
-            *(f"file://{folder}" for folder in line.folders if folder != line.root),
-        ]
-        overrides = [
-            _for_hydra(o, line, places)
-            for o in OverridesParser.create().parse_overrides([*line.overrides])
-        ]
-        if places:  # an override replaces the search path of the config, so it has both
+        # The search path: that of the config, then the folders of the command line
+        in_file = None
+        if line.text:
+            in_file = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath")
+        places = list(in_file or ())
+        for folder in line.folders:
+            if folder != line.root:
+                places.append(f"file://{folder}")
+        parsed = OverridesParser.create().parse_overrides([*line.overrides])
+        overrides = [_for_hydra(override, line, places) for override in parsed]
+        # An override replaces the search path of the config, so it names both
+        if places:
             overrides.append(f"hydra.searchpath={places}")
         with initialize_config_dir(
             str(line.root), job_name="rlplace", version_base="1.3"
@@ -241,51 +231,69 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
             if line.flags.cfg:
                 _print_config(line, overrides)
                 return []
-            jobs = [overrides]
-            if line.swept:
-                parsed = OverridesParser.create().parse_overrides(overrides)
-                (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-            flags = [
-                word
-                for word in argv
-                if word not in (*line.overrides, "-m", "--multirun")
-            ]
-            found = [
-                _composed_anyhow(line.name, [*job, f"hydra.job.num={n}"])
-                for n, job in enumerate(jobs)
-            ]
-            given = [
-                [w for w in job if not w.startswith("hydra.")]
-                if line.swept
-                else line.overrides
-                for job in jobs
-            ]
-            return [
-                dataclasses.replace(c, words=(*flags, *g))
-                for c, g in zip(found, given, strict=True)
-            ]
+            return _composed_jobs(argv, line, overrides)
     except ConfigError:
         raise
-    except (
-        HydraException,
-        OmegaConfBaseException,
-        ValueError,
-    ) as error:
-        # ValueError: an override without a key
+    # ValueError: an override without a key
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _config_error(error, line) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         file = Path(mark.name) if mark else line.file
-        twice = (
-            repeated_key(file.read_text(encoding="utf-8"), _short(file))
-            if "duplicate" in str(error)
-            else None
-        )
+        twice = None
+        if "duplicate" in str(error):
+            twice = repeated_key(file.read_text(encoding="utf-8"), _short(file))
         raise (twice or not_yaml(error, _short(file), "bad-yaml", "config")) from error
 
 
+def _composed_jobs(
+    argv: Sequence[str], line: CommandLine, overrides: list[str]
+) -> list[Composed]:
+    """Compose one config, or under `--multirun` one for each combination of values, inside of an initialised Hydra."""
+    jobs = [overrides]
+    if line.swept:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    # The flags of a single run
+    dropped = (*line.overrides, "-m", "--multirun")
+    flags = [word for word in argv if word not in dropped]
+    composed: list[Composed] = []
+    for number, job in enumerate(jobs):
+        config = _composed_despite_lists(line.name, [*job, f"hydra.job.num={number}"])
+        given = line.overrides
+        if line.swept:
+            given = [word for word in job if not word.startswith("hydra.")]
+        composed.append(dataclasses.replace(config, words=(*flags, *given)))
+    return composed
+
+
+def _unknown_config(line: CommandLine) -> ConfigError:
+    """Return the error of a command line that names no config, or one that does not exist."""
+    names = config_names(line.root)
+    word = (line.name or "").rpartition("/")[2].removesuffix(".yml")
+    near = did_you_mean(word, names)
+    code = "unknown-config"
+    what = "no such config"
+    if line.name is None:
+        code = "no-config"
+        what = "no config was named"
+    why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
+    fallback = "--help" if line.name == "help" else "hybrid_ppo"
+    fix = near or fallback
+    # A file that ends in .yml is not found
+    is_yml = line.name is not None and line.name.endswith(".yml")
+    if line.name is not None and is_yml and (near is None or Path(line.name).is_file()):
+        what = "the name of a config ends in .yaml"
+        fix = f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
+    elif line.name is None or line.flags.config_name is not None:
+        fix = f"--config-name {fix}"
+    return ConfigError.of(
+        code, "--config-name", what + suggestion(near), line.name, why, fix
+    )
+
+
 def _print_config(line: CommandLine, overrides: list[str]) -> None:
-    """Print a composed config as `--cfg`, `--package` and `--resolve` ask for it."""
+    """Print a composed config, as `--cfg`, `--package` and `--resolve` ask."""
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     if line.flags.cfg != "job" or line.name is None:
@@ -293,18 +301,21 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
             line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve
         )
         return
+    # Without the keys that belong to a task or model which another has replaced
     shown, places, task = _job_of(line.name, overrides)
     OmegaConf.set_struct(shown, False)
     for path in _of_another_choice(_with_parents(places, line.name), task):
         above, _, key = path.rpartition(".")
-        if isinstance(block := OmegaConf.select(shown, above), DictConfig):
+        block = OmegaConf.select(shown, above)
+        if isinstance(block, DictConfig):
             block.pop(key, None)
-    if (package := line.flags.package) not in (None, "_global_"):
+    # Only one block of it
+    package = line.flags.package
+    if package not in (None, "_global_"):
         shown = OmegaConf.select(shown, package)
         if shown is None:
-            why = "it has " + ", ".join(
-                str(key) for key in _job_of(line.name, overrides)[0]
-            )
+            keys = _job_of(line.name, overrides)[0]
+            why = "it has " + ", ".join(str(key) for key in keys)
             raise ConfigError.of(
                 "bad-option",
                 "--package",
@@ -315,23 +326,24 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
             )
     if line.flags.resolve and OmegaConf.is_config(shown):
         OmegaConf.resolve(shown)
-    text = (
-        OmegaConf.to_yaml(shown).rstrip("\n")
-        if OmegaConf.is_config(shown)
-        else str(shown)
-    )
+    text = str(shown)
+    if OmegaConf.is_config(shown):
+        text = OmegaConf.to_yaml(shown).rstrip("\n")
     sys.stdout.write(f"{text}\n")
 
 
 def with_defaults(file: Path) -> Composed | None:
-    """Compose another program's config with its `defaults`, `${...}` kept; None where one of them is missing."""
+    """Compose the config of another program with its `defaults`, without resolving `${...}`.
+
+    None if a part of it is missing.
+    """
     folder = file.parent.resolve()
     try:
         with (
             initialize_config_dir(str(folder), job_name="rlplace", version_base="1.3"),
             warnings.catch_warnings(),
         ):
-            # Of style, such as a list without _self_: the file is not ours
+            # Hydra's warnings about style: the file belongs to another program
             warnings.simplefilter("ignore")
             return _composed(
                 file.stem, [f"hydra.searchpath=[file://{folder}]"], resolve=False
@@ -340,81 +352,90 @@ def with_defaults(file: Path) -> Composed | None:
         return None
 
 
-def _composed_anyhow(name: str | None, overrides: list[str]) -> Composed:
-    """Compose a config even where an override puts a block in place of a list: the reader explains it."""
+def _composed_despite_lists(name: str | None, overrides: list[str]) -> Composed:
+    """Compose a config, also where an override puts a block in place of a list.
+
+    Hydra refuses such an override; here it replaces the list, and the reader of configs explains what is wrong.
+    """
     try:
         return _composed(name, overrides)
     except HydraException as error:
         match = re.match(r"Error merging override \+\+([\w.]+)=", str(error))
-        word = next(
-            (word for word in overrides if match and word.startswith(f"++{match[1]}=")),
-            None,
-        )
-        if match is None or word is None:
+        if match is None:
             raise
-        at = overrides.index(word)
-        return _composed_anyhow(
-            name, [*overrides[:at], f"~{match[1]}", word, *overrides[at + 1 :]]
-        )
+        key = match[1]
+        words = [word for word in overrides if word.startswith(f"++{key}=")]
+        if not words:
+            raise
+        # Remove the list before the override adds the block
+        at = overrides.index(words[0])
+        removed_first = [*overrides[:at], f"~{key}", *overrides[at:]]
+        return _composed_despite_lists(name, removed_first)
 
 
 def _composed(
     name: str | None, overrides: list[str], *, resolve: bool = True
 ) -> Composed:
+    """Compose one config inside of an initialised Hydra. `resolve`: replace `${...}` by values."""
     assert name is not None, "checked above"
     job, places, task = _job_of(name, overrides)
+    # Where each value was written: files of groups, then the config's files, then overrides
     run = HydraConfig.get()
-    parts = {
-        g: choice
-        for g, choice in run.runtime.choices.items()
-        if choice and not g.startswith("hydra")
-    }
+    parts: dict[str, str] = {}
+    for group, choice in run.runtime.choices.items():
+        if choice and not group.startswith("hydra"):
+            parts[group] = choice
     sources: dict[str, Source] = {}
     for group, choice in parts.items():
         folder, _, package = group.partition("@")
-        sources |= _file_sources(
-            places, f"{folder}/{choice}", prefix=package or folder.replace("/", ".")
-        )
+        prefix = package or folder.replace("/", ".")
+        sources |= _file_sources(places, f"{folder}/{choice}", prefix=prefix)
     sources |= _file_sources(places, name)
     given = [override.partition("=")[0].lstrip("+~") for override in task]
     for key, override in zip(given, task, strict=True):
-        if key not in parts:
-            sources = {
-                k: source
-                for k, source in sources.items()
-                if not k.startswith((f"{key}.", f"{key}["))
-            }
-            source = Source(file=COMMAND_LINE + override.removeprefix("++"))
-            blocks = {
-                k[: dot.start()] for k in sources for dot in re.finditer(r"[.\[]", k)
-            }
-            sources[key] = source
-            # A value of a file above it is no longer there
-            while key := key.rpartition(".")[0]:
-                sources[key] = sources.get(key, source) if key in blocks else source
+        if key in parts:
+            continue
+        # An override replaces everything below its key
+        below = (f"{key}.", f"{key}[")
+        sources = {k: s for k, s in sources.items() if not k.startswith(below)}
+        source = Source(file=COMMAND_LINE + override.removeprefix("++"))
+        blocks: set[str] = set()
+        for path in sources:
+            for dot in re.finditer(r"[.\[]", path):
+                blocks.add(path[: dot.start()])
+        sources[key] = source
+        # A key above that was a plain value in a file is a block now, made by the override
+        above = key.rpartition(".")[0]
+        while above:
+            if above not in blocks:
+                sources[above] = source
+            sources.setdefault(above, source)
+            above = above.rpartition(".")[0]
+    # Plain values
     goal: Any = None
     try:
         mapping = OmegaConf.to_container(job, resolve=resolve, throw_on_missing=resolve)
     except OmegaConfBaseException as error:
         raise _not_resolved(error, OmegaConf.to_container(job), sources) from error
     assert isinstance(mapping, dict)
-    if resolve:  # a config of ours
+    if resolve:
+        # A config of rlplace: values from the environment, misread numbers, keys of replaced choices
         sources |= of_environment(OmegaConf.to_container(job), sources)
         files = _with_parents(places, name)
-        texts = {_short(file): file.read_text(encoding="utf-8") for file in files}
-        if misread := [
-            p
-            for short, text in texts.items()
-            for p in misread_numbers(text, short, sources)
-        ]:
+        misread: list[Problem] = []
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            misread += misread_numbers(text, _short(file), sources)
+        if misread:
             raise ConfigError(misread)
         gone = _of_another_choice(files, task)
         goal = OmegaConf.select(job, GOAL) if GOAL in gone else None
         _drop(mapping, gone)
     _join_names(mapping)
     # The command line wins over a line `key.below: ...` of the file
-    for key in (key for key in given if "." in key):
-        mapping.pop(key, None)
+    for key in given:
+        if "." in key:
+            mapping.pop(key, None)
     return Composed(
         name=name,
         mapping={str(k): v for k, v in mapping.items()},
@@ -426,7 +447,7 @@ def _composed(
 def _job_of(
     name: str, overrides: list[str]
 ) -> tuple[DictConfig, list[Path], list[str]]:
-    """Compose a config without Hydra's own part; also the folders it is from, and the overrides of the job."""
+    """Compose a config without Hydra's own block; return it with the folders that it came from, and its overrides."""
     config = compose(name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)  # for ${hydra:...}
     run = HydraConfig.get()
@@ -435,20 +456,26 @@ def _job_of(
         for place in run.runtime.config_sources
         if place.schema == "file"
     ]
-    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    words = OmegaConf.to_container(run.overrides.task)  # ${...} as it is
+    own_keys = [str(key) for key in config if key != "hydra"]
+    job = OmegaConf.masked_copy(config, own_keys)
+    # Overrides as they were written, `${...}` included
+    words = OmegaConf.to_container(run.overrides.task)
     assert isinstance(words, list)
     return job, places, words
 
 
 def _join_names(mapping: dict[Any, Any]) -> None:
-    """Give overrides of `reward.<name>` in the placement to that component: Hydra takes its dot for a block."""
+    """Move overrides of `reward.<name>` in the placement to the component of that name.
+
+    Hydra takes the dot of such a name for a block: `reward: {<name>: ...}`.
+    """
     placement = value_at(mapping, "cluster.component_placement")
     if not isinstance(placement, dict):
         return
     for component in [key for key in placement if "." in str(key)]:
         role, _, name = component.partition(".")
-        if isinstance(block := placement.get(role), dict) and name in block:
+        block = placement.get(role)
+        if isinstance(block, dict) and name in block:
             placement[component] = block.pop(name)
             if not block:
                 del placement[role]
@@ -457,7 +484,10 @@ def _join_names(mapping: dict[Any, Any]) -> None:
 def _file_sources(
     places: Sequence[Path], name: str, prefix: str = ""
 ) -> dict[str, Source]:
-    """Find the lines of the keys of config `name` and of those that it extends, in the first folder that has each."""
+    """Return the source lines of all keys of config `name` and of the configs that it extends.
+
+    Each config is read from the first folder that has it. `prefix`: the block that the config fills.
+    """
     found: dict[str, Source] = {}
     for file in _with_parents(places, name):
         found |= line_sources(file.read_text(encoding="utf-8"), _short(file), prefix)
@@ -467,99 +497,103 @@ def _file_sources(
 def _with_parents(
     places: Sequence[Path], name: str, below: Collection[str] = ()
 ) -> list[Path]:
-    """List the files of the configs that config `name` names in its `defaults`, theirs before, and its own last."""
-    file = next(
-        (file for place in places if (file := place / f"{name}.yaml").is_file()), None
-    )
-    if file is None or name in below:  # a circle, which Hydra reports
+    """Return the files of config `name` and of the configs in its `defaults`: parents first, its own file last.
+
+    `below`: the configs that led here. A circle gives no files, since Hydra reports it.
+    """
+    files = [place / f"{name}.yaml" for place in places]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None or name in below:
         return []
     text = text_of(file, _short(file))
-    above = name.rpartition("/")[0]
-    parents = [
-        parent.removeprefix("/")
-        if parent.startswith("/")
-        else f"{above}/{parent}".removeprefix("/")
-        for parent in named_in_defaults(text)
-    ]
-    return [
-        *(
-            each
-            for parent in parents
-            for each in _with_parents(places, parent, (*below, name))
-        ),
-        file,
-    ]
+    folder = name.rpartition("/")[0]
+    found: list[Path] = []
+    for parent in named_in_defaults(text):
+        # A name without a leading slash is relative to the folder of this config
+        path = parent if parent.startswith("/") else f"{folder}/{parent}"
+        found += _with_parents(places, path.removeprefix("/"), (*below, name))
+    return [*found, file]
 
 
 def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
-    """Remove these keys, where they are."""
+    """Remove the keys at these paths, if they are there."""
     for path in paths:
         above, _, key = path.rpartition(".")
-        if isinstance(block := value_at(mapping, above), dict):
+        block = value_at(mapping, above)
+        if isinstance(block, dict):
             block.pop(key, None)
 
 
 def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[str]:
-    """Find the keys that belong to a task, simulator or model which a later file or override replaces by another.
+    """Return the paths of keys that belong to a task, simulator or model which a later file or override has replaced.
 
-    Returns their paths, such as `env.kwargs.digits`.
+    A path is like `env.kwargs.digits`. `files`: in the order in which they are merged.
     """
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    steps = [
-        (
-            {key: node.value for key, node in scalars(text).items()},
-            [*line_sources(text, "")],
-        )
-        for text in texts
-    ]
+    # What each step sets: values by key, and all key paths; the overrides are the last step
+    steps: list[tuple[dict[str, str], list[str]]] = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        values = {key: node.value for key, node in scalars(text).items()}
+        steps.append((values, [*line_sources(text, "")]))
     given: dict[str, str] = {}
     for word in OverridesParser.create().parse_overrides([*overrides]):
         key = word.key_or_group
         value = None if word.is_delete() else word.value()
-        given |= (
-            {f"{key}.{name}": str(v) for name, v in value.items()}
-            if isinstance(value, dict)
-            else {key: str(value)}
-        )
+        if isinstance(value, dict):
+            given |= {f"{key}.{name}": str(v) for name, v in value.items()}
+        else:
+            given[key] = str(value)
+    steps.append((given, [*given]))
     gone: set[str] = set()
     for choosing, belonging in _CHOICES:
         named: dict[str, str] = {}
         kept: set[str] = set()
-        for values, keys in [*steps, (given, [*given])]:
+        for values, keys in steps:
             chosen = {key: values[key] for key in choosing if key in values}
-            if any(
-                named.get(key, "" if key == _PRESET else value) != value
-                for key, value in chosen.items()
-            ):
+            # Another choice than before ends the validity of the keys so far. A first choice does too for a preset,
+            # which stands in place of the keys.
+            replaces = False
+            for key, value in chosen.items():
+                unnamed = "" if key == _PRESET else value
+                if named.get(key, unnamed) != value:
+                    replaces = True
+            if replaces:
                 gone = gone | kept
                 kept = set()
             named |= chosen
-            here = {match[0] for key in keys if (match := belonging.match(key))}
+            # Keys of this step belong to the choice that holds now
+            here: set[str] = set()
+            for path in keys:
+                match = belonging.match(path)
+                if match:
+                    here.add(match[0])
             gone = gone - here
             kept = kept | here
     return gone
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
-    """Map the configs of a folder to the first comment line of each."""
-    files = sorted(directory.glob("*.yaml"))
-    firsts = {
-        f.stem: f.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        for f in files
-    }
-    return {name: first.removeprefix("#").strip() for name, first in firsts.items()}
+    """Return the configs of a folder, each with its first comment line."""
+    names: dict[str, str] = {}
+    for file in sorted(directory.glob("*.yaml")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        names[file.stem] = text.partition("\n")[0].removeprefix("#").strip()
+    return names
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
-    """Return what `cluster=<name>` or `model@<block>.model=<name>` can choose in these folders."""
-    return {
-        name: about
-        for folder in reversed(folders)
-        for name, about in config_names(folder / group).items()
-    }
+    """Return the choices of `cluster=<name>` or `model@<block>.model=<name>` in these folders, each with its first
+    comment.
+    """
+    names: dict[str, str] = {}
+    # Earlier folders win
+    for folder in reversed(folders):
+        names |= config_names(folder / group)
+    return names
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
+    """Return a table of names and what they are about, a line each."""
     width = max((len(name) for name in names), default=0)
     return "\n".join(
         f"{indent}{name:<{width}}  {about}" for name, about in names.items()
@@ -567,7 +601,7 @@ def listed(names: Mapping[str, str], indent: str = "") -> str:
 
 
 def _short(file: Path) -> str:
-    """Return the path as the user would type it from here."""
+    """Return the path as the user would type it from the current folder."""
     here = Path.cwd()
     if file.is_relative_to(here):
         return str(file.relative_to(here))
@@ -575,24 +609,25 @@ def _short(file: Path) -> str:
 
 
 def override(key: str, value: object) -> str:
-    """Write an override as one word of a shell, which gives the key this value."""
+    """Return an override of `key` as one word of a shell."""
     return shlex.quote(f"{key}={_written(value)}")
 
 
 def _written(value: object) -> str:
+    """Return a value in the grammar of overrides."""
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) and isinstance(
-            yaml.safe_load(value), str
-        )
-        if plain and value.lower() not in ("nan", "inf"):
+        is_word = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) is not None
+        # Without quotes it must stay text: `true` and `nan` would not
+        if (
+            is_word
+            and isinstance(yaml.safe_load(value), str)
+            and value.lower() not in ("nan", "inf")
+        ):
             return value
         return QuotedString(value, Quote.double).with_quotes()
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ",".join(f"{key}:{_written(each)}" for key, each in value.items())
-            + "}"
-        )
+        pairs = [f"{key}:{_written(each)}" for key, each in value.items()]
+        return "{" + ",".join(pairs) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(map(_written, value)) + "]"
     return show(value)
@@ -602,20 +637,21 @@ def _written(value: object) -> str:
 
 
 def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> str:
-    """Let an override add a key that the file leaves out: the reader refuses those that no config has.
+    """Return an override as Hydra takes it: with `++`, it may add a key that the file leaves out.
 
-    Only keys of a language model have to be there, because the reader takes any key of a config.json.
+    The reader of configs refuses keys that no config has. Only keys of a language model must be in the file, because
+    the reader takes any key of a config.json. Raises ConfigError for a sweep outside of `--multirun`, and for renamed
+    keys.
     """
     word = str(override.input_line)
     key = override.get_key_element()
     group = override.key_or_group
     value = word.partition("=")[2]
-    if (
-        key == "profile"
-        and override.value_type is ValueType.SIMPLE_CHOICE_SWEEP
-        and not line.swept
-    ):
-        return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"  # files with commas between
+    is_comma_list = override.value_type is ValueType.SIMPLE_CHOICE_SWEEP
+    # The value of `profile` is a list of files with commas between them
+    if key == "profile" and is_comma_list and not line.swept:
+        return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"
+    # A sweep needs --multirun
     if override.is_sweep_override() and not line.swept:
         if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP:
             what = "is a sweep over several values"
@@ -641,31 +677,30 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         raise ConfigError.of(
             "renamed-key", MODEL, "is now model@actor.model", word, why, fix
         )
-    of_model = (
-        ".model." in key
-        and not key.startswith("actor.model.kwargs.")
-        and key not in all_places("mlp")
+    # Overrides that Hydra takes as they are
+    is_model_key = ".model." in key and not key.startswith("actor.model.kwargs.")
+    is_of_simulator = key in all_places("mlp")
+    of_language_model = (
+        is_model_key and not is_of_simulator and _may_have_language_model(line)
     )
-    of_model = of_model and _may_have_language_model(line)
-    if (
-        override.type is not OverrideType.CHANGE
-        or override.is_hydra_override()
-        or of_model
-    ):
+    changes = override.type is OverrideType.CHANGE
+    if not changes or override.is_hydra_override() or of_language_model:
         return word
     if group in (CLUSTER, MODEL):
         return _declared(key, value, line)
-    folders = [
-        *line.folders,
-        *(Path(place.removeprefix("file://")) for place in places),
-    ]
+    # A config group of the user's
+    folders = [*line.folders]
+    folders += [Path(place.removeprefix("file://")) for place in places]
     if any((folder / group).is_dir() for folder in folders):
         return word
     return f"++{word}"
 
 
 def _may_have_language_model(line: CommandLine) -> bool:
-    """Whether a config or one that it extends says so anywhere: models of simulators have none of these words."""
+    """Whether the config, or one that it extends, mentions a language model anywhere.
+
+    The words that are searched for do not occur in configs of simulator policies.
+    """
     words = ("causal_lm", "model_type", "path:", f"{MODEL}@")
     files = _with_parents(line.folders, str(line.name)) if line.name is not None else ()
     texts = [*line.overrides, *(file.read_text(encoding="utf-8") for file in files)]
@@ -673,24 +708,26 @@ def _may_have_language_model(line: CommandLine) -> bool:
 
 
 def _declared(key: str, name: str, line: CommandLine) -> str:
-    """Write `cluster=<name>` or `model@<block>.model=<name>` for Hydra: added where no file of the config has it.
+    """Return `cluster=<name>` or `model@<block>.model=<name>` as Hydra takes it.
 
-    Raises ConfigError where no such cluster or model is declared.
+    A choice that is in the config's `defaults` is replaced, another one is added. Raises ConfigError if no such
+    cluster or model is declared.
     """
     group, _, block = key.partition("@")
     default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")
-    texts = [
-        file.read_text(encoding="utf-8")
-        for file in _with_parents(line.folders, str(line.name))
-    ]
-    among_defaults = any(
-        default.fullmatch(path) for text in texts for path in line_sources(text, "")
-    )
+    # Whether a file of the config makes this choice in its `defaults`
+    among_defaults = False
+    for file in _with_parents(line.folders, str(line.name)):
+        text = file.read_text(encoding="utf-8")
+        if any(default.fullmatch(path) for path in line_sources(text, "")):
+            among_defaults = True
     known = group_names(group, line.folders)
-    if all(choice in known for choice in (name.split(",") if line.swept else [name])):
+    choices = name.split(",") if line.swept else [name]
+    if all(choice in known for choice in choices):
         if among_defaults:
             return f"{key}={name}"
         return f"+{key}={name}"
+    # A component without a model of its own
     if group == MODEL and name == "null":
         if among_defaults:
             return f"~{key}"
@@ -704,7 +741,7 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
-    """Convert an error of Hydra or OmegaConf to the standard format."""
+    """Convert an error of Hydra or OmegaConf to the standard error form."""
     if isinstance(error, OverrideParseException):
         return _not_an_override(error.override, line.overrides)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -714,21 +751,18 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
             error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file))
         )
     if isinstance(error, UnicodeDecodeError):
-        # Reads each file, and says which it is
+        # Reads each file, and raises an error that names the one that is not UTF-8
         _with_parents(line.folders, str(line.name))
-    if isinstance(
-        wrong := not_blocks(line.text, _short(line.file), all_places), ConfigError
-    ):
+    wrong = not_blocks(line.text, _short(line.file), all_places)
+    if isinstance(wrong, ConfigError):
         return wrong
+    # The override that Hydra could not apply, if it was that
     first, _, rest = str(error).strip().partition("\n")
-    word = next(
-        (
-            word
-            for word in line.overrides
-            if f"Could not override '{word.partition('=')[0]}'" in first
-        ),
-        None,
-    )
+    word = None
+    for each in line.overrides:
+        if f"Could not override '{each.partition('=')[0]}'" in first:
+            word = each
+            break
     if word is None:
         return ConfigError.of(
             "bad-config",
@@ -738,29 +772,25 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
             rest.strip() or None,
             "see --help",
         )
+    # The key beside it that was meant
     key = word.partition("=")[0]
     block, _, leaf = key.rpartition(".")
     known = [path for path in line_sources(line.text, "") if not path.endswith("]")]
-    leaves = [
-        path
-        for path in known
-        if not any(other.startswith(f"{path}.") for other in known)
-    ]
-    beside = did_you_mean(
-        leaf,
-        [
-            path.removeprefix(f"{block}.")
-            for path in leaves
-            if path.rpartition(".")[0] == block
-        ],
-    )
-    near = beside and f"{block}.{beside}"
+    beside: list[str] = []
+    for path in known:
+        is_leaf = not any(other.startswith(f"{path}.") for other in known)
+        if is_leaf and path.rpartition(".")[0] == block:
+            beside.append(path.removeprefix(f"{block}."))
+    meant = did_you_mean(leaf, beside)
+    near = meant and f"{block}.{meant}"
     what = "the config has no such key to override" + suggestion(near)
     why = "an override changes a key that the config has; +key=value adds one"
-    adds = block.endswith(".model")  # which takes any key of a config.json
-    fix = (
-        word.replace(key, near, 1) if near else f"+{word}" if adds else f"remove {word}"
-    )
+    fix = f"remove {word}"
+    if near:
+        fix = word.replace(key, near, 1)
+    elif block.endswith(".model"):
+        # The block takes any key of a config.json
+        fix = f"+{word}"
     return ConfigError.of("unknown-override", key, what, word, why, fix)
 
 
@@ -771,6 +801,7 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
     near = did_you_mean(name, known)
     by = re.match(r"In '(.+?)'", str(error))
     word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
+    # The line of the config that names it
     got = name
     source = None
     for file in _with_parents(line.folders, by[1] if by else str(line.name))[-1:]:
@@ -780,8 +811,9 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
             if source is None and key.startswith("defaults[") and word.search(row):
                 got = row
                 source = place
-    what = f"there is no {group or 'config'} {name!r}" + suggestion(near)
-    why = f"{group or 'config'}s that can be named here:\n{listed(known) or 'none'}"
+    noun = group or "config"
+    what = f"there is no {noun} {name!r}" + suggestion(near)
+    why = f"{noun}s that can be named here:\n{listed(known) or 'none'}"
     fix = word.sub(near, got) if near else "a name that is listed above"
     code = {CLUSTER: "unknown-cluster", MODEL: "unknown-model"}.get(
         group, "unknown-config"
@@ -790,7 +822,7 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
 
 
 def _check_is_block(line: CommandLine) -> None:
-    """Raise ConfigError for a config that is a list; what is no YAML is told elsewhere."""
+    """Raise ConfigError for a config that is a list. A text that is not YAML gets its error elsewhere."""
     with contextlib.suppress(yaml.YAMLError):
         if isinstance(yaml.compose(line.text), yaml.SequenceNode):
             why = "a config has keys with values, such as runner: {seed: 1}"
@@ -806,32 +838,32 @@ def _check_is_block(line: CommandLine) -> None:
 
 
 def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
-    """Explain an override that Hydra's grammar does not read; quote lists of numbers, such as 0-3,5-7 in braces."""
-    quoted = re.sub(
-        r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word
-    )
-    if word != (plain := _DASHES.sub("-", word)):
+    """Explain an override that Hydra's grammar does not read, with the override that was probably meant."""
+    key = word.partition("=")[0]
+    # A dash of a word processor
+    plain = _DASHES.sub("-", word)
+    if word != plain:
         why = "it has a dash where a hyphen is meant, as word processors and chats write it"
         return ConfigError.of(
-            "bad-config",
-            word.partition("=")[0],
-            "cannot read the override",
-            word,
-            why,
-            plain,
+            "bad-config", key, "cannot read the override", word, why, plain
         )
+    # A value with blanks that the shell has split: join words until all brackets are closed
     rest = words[words.index(word) :] if word in words else [word]
-    joined = next(
-        (text for n in range(2, len(rest) + 1) if closes(text := " ".join(rest[:n]))),
-        None,
-    )
+    joined = None
+    for number in range(2, len(rest) + 1):
+        text = " ".join(rest[:number])
+        if closes(text):
+            joined = text
+            break
     if not closes(word) and joined is not None:
         what = "the shell has split it at a blank"
         why = "what has blanks is quoted there"
-        return ConfigError.of(
-            "bad-config", word.partition("=")[0], what, word, why, shlex.quote(joined)
-        )
+        return ConfigError.of("bad-config", key, what, word, why, shlex.quote(joined))
+    # Lists of numbers in braces, such as 0-3,5-7, need quotes
     fix = "quote text with commas, and close brackets and braces"
+    quoted = re.sub(
+        r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word
+    )
     if quoted != word:
         with contextlib.suppress(OverrideParseException):
             OverridesParser.create().parse_overrides([quoted])
@@ -839,35 +871,33 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     if "=" not in word:
         why = "an override is key=value, and the config is named already"
         fix = f"leave out {word}" if word in config_names() else f"{word}=<a value>"
-        if pair := re.fullmatch(
-            r"([\w.]+)(?:: *| += *)(\S+)",
-            " ".join(rest[:3] if rest[1:2] == ["="] else [word]),
-        ):
+        # `key: value`, `key = value` or `key= value`
+        pair_text = " ".join(rest[:3]) if rest[1:2] == ["="] else word
+        pair = re.fullmatch(r"([\w.]+)(?:: *| += *)(\S+)", pair_text)
+        if pair:
             fix = f"{pair[1]}={pair[2]}"
         return ConfigError.of("bad-config", word, "is no override", word, why, fix)
     what = "cannot read the override"
     why = "inside braces, commas separate entries; a value with a comma is quoted there"
-    if (in_quotes := _as_text(word)) is not None:
+    in_quotes = _as_text(word)
+    if in_quotes is not None:
         why = "Hydra reads text with characters such as < and > where it is quoted"
         fix = shlex.quote(in_quotes)
-    return ConfigError.of(
-        "bad-config", word.partition("=")[0].lstrip("+~"), what, word, why, fix
-    )
+    return ConfigError.of("bad-config", key.lstrip("+~"), what, word, why, fix)
 
 
 def _as_text(word: str) -> str | None:
-    """Return an override with its text, or the texts of its list, in quotes; None where that cannot be read either."""
+    """Return an override with its text, or the texts of its list, in quotes; None if Hydra cannot read that
+    either.
+    """
     key, _, value = word.partition("=")
     listed = re.fullmatch(r"\[(.+)\]", value)
     texts = [text.strip() for text in listed[1].split(",")] if listed else [value]
     if any(not text or re.search(r"[\[\]{}\"'\\$]", text) for text in texts):
         return None
     quoted = ",".join(f'"{text}"' for text in texts)
-    found = (
-        f"{key}=[{quoted}]"
-        if listed or takes_list(key.lstrip("+"))
-        else f"{key}={quoted}"
-    )
+    is_list = listed or takes_list(key.lstrip("+"))
+    found = f"{key}=[{quoted}]" if is_list else f"{key}={quoted}"
     try:
         OverridesParser.create().parse_overrides([found])
     except OverrideParseException:
@@ -878,7 +908,10 @@ def _as_text(word: str) -> str | None:
 def _not_resolved(
     error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]
 ) -> ConfigError:
-    """Explain a value that refers to nothing, cannot be read, or is still to be given (???)."""
+    """Explain a value that refers to nothing, cannot be read, or has not been given yet (???).
+
+    `written`: the config before `${...}` was replaced.
+    """
     key = str(error.full_key)
     message = str(error).partition("\n")[0]
     leaf = key.rpartition(".")[2]
@@ -893,37 +926,39 @@ def _not_resolved(
     elif isinstance(error, GrammarParseError):
         what = f"cannot read this: {message}"
         why = f"{why}, and its braces are closed"
-    elif isinstance(error, InterpolationKeyError) and (
-        match := re.search(r"'(.+)'", message)
-    ):
-        block, _, word = match[1].rpartition(".")
-        # ${.word}: of the same block
-        beside = key.rpartition(".")[0] if f"${{.{word}" in str(value) else block
-        names = [
-            p.rpartition(".")[2]
-            for p in sources
-            if p != key and p.rpartition(".")[0] == beside
-        ]
-        near = did_you_mean(word, names)
-        near = (
-            f"{block}.{near}".removeprefix(".")
-            if near
-            else did_you_mean(match[1], [p for p in sources if p != key])
-        )
-        what = f"the config has no key {match[1]!r}" + suggestion(near)
-        fix = f"{leaf}: {value}".replace(match[1], near) if near and value else fix
+    elif isinstance(error, InterpolationKeyError):
+        match = re.search(r"'(.+)'", message)
+        if match:
+            near = _referred_key(match[1], key, value, sources)
+            what = f"the config has no key {match[1]!r}" + suggestion(near)
+            if near and value:
+                fix = f"{leaf}: {value}".replace(match[1], near)
     elif variable := re.search(r"Environment variable '(.+)' not found", message):
         what, why, fix = without_variable(leaf, value, variable[1])
-    elif isinstance(error, UnsupportedInterpolationType) and (
-        match := re.search(r"type (\S+)", message)
-    ):
-        near = did_you_mean(
-            match[1],
-            ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "hydra"),
-        )
-        what = f"there is no {match[1]!r} that gives values" + suggestion(near)
-        fix = f"{leaf}: {value}".replace(match[1], near) if near else fix
+    elif isinstance(error, UnsupportedInterpolationType):
+        match = re.search(r"type (\S+)", message)
+        if match:
+            near = did_you_mean(match[1], _RESOLVERS)
+            what = f"there is no {match[1]!r} that gives values" + suggestion(near)
+            if near:
+                fix = f"{leaf}: {value}".replace(match[1], near)
     got = None if value is None else f"{leaf}: {value}"
     return ConfigError.of(
         "bad-config", key, what, got, why, fix, source=source_of(key, sources)
     )
+
+
+def _referred_key(
+    name: str, key: str, value: object, sources: Mapping[str, Source]
+) -> str | None:
+    """Return the key that `${name}` in the value of `key` probably means; None if no key resembles it."""
+    block, _, word = name.rpartition(".")
+    # ${.word} refers to a key of the same block
+    same_block = f"${{.{word}" in str(value)
+    beside = key.rpartition(".")[0] if same_block else block
+    others = [path for path in sources if path != key]
+    names = [p.rpartition(".")[2] for p in others if p.rpartition(".")[0] == beside]
+    near = did_you_mean(word, names)
+    if near:
+        return f"{block}.{near}".removeprefix(".")
+    return did_you_mean(name, others)

@@ -1,4 +1,4 @@
-"""YAML texts: values on one line, whole configs, the line of every key, and what is wrong with a text."""
+"""YAML texts: values on one line, whole configs, the line of every key, and explanations of broken texts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ import yaml
 from rlplace.config.fields import ModelKind
 from rlplace.errors import ConfigError, Problem, Source, source_of
 
-# No character that means more in a block
+# Text that stands without quotes in a block: no character in it has a meaning in YAML
 _PLAIN = re.compile(r"(?!-[ ,]|-$)[\w+./-](?:[\w+./:, -]*[\w+./,-])?")
-_OTHER_TYPES = re.compile(  # plain scalars that YAML 1.1 does not read as text; whole numbers stay, keys take both
+# Plain scalars that YAML 1.1 does not read as text. Whole numbers are left out, since keys take both.
+_OTHER_TYPES = re.compile(
     r"[-+]?[0-9][0-9_]*(?::[0-9]+)+(?:\.[0-9_]*)?|0[0-9]+|[-+]?0[xob].*|"
     r"[-+]?(?:[0-9][0-9_]*)?\.[0-9_]*|[-+]?[0-9._]+[eE][-+]?[0-9]+|"
     r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|[-+]?\.inf|\.nan|~|null|true|false|yes|no|on|off|y|n",
     re.IGNORECASE,
 )
+# Whole numbers that YAML 1.1 does not read to the base 10: 010 and 1:30
 _NOT_DECIMAL = re.compile(
     r"[-+]?(?:0[0-7_]*[1-7][0-7_]*|[1-9][0-9_]*(?::[0-5]?[0-9])+)"
 )
@@ -31,75 +33,74 @@ _WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
 
 
 def show(value: object, *, exact: bool = False) -> str:
-    """Write a value as YAML on one line; text by itself is not quoted, and `exact` is as in `quote`."""
+    """Return a value as YAML on one line; a text by itself is not quoted. `exact`: as in `quote`."""
     if isinstance(value, str):
         return value
     if value is None:
         return "null"
     if isinstance(value, bool):
-        if value:
-            return "true"
-        return "false"
+        return "true" if value else "false"
+    # YAML's spelling of floats: .inf, and 5.0e-06, since it reads 5e-06 as text
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}".replace("inf", ".inf").replace("nan", ".nan")
     if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
-        return repr(value).replace("e", ".0e")  # YAML 1.1 reads 5e-06 as text
+        return repr(value).replace("e", ".0e")
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{quote(k)}: {quote(v, exact=exact)}" for k, v in value.items()
-            )
-            + "}"
-        )
+        pairs = [f"{quote(k)}: {quote(v, exact=exact)}" for k, v in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(quote(v, exact=exact) for v in value) + "]"
     return str(value)
 
 
 def quote(value: object, *, inside: bool = True, exact: bool = False) -> str:
-    """Write a value as YAML, text in quotes where it needs them; `inside` braces or brackets, commas need them.
+    """Return a value as YAML, with quotes around a text that needs them.
 
-    `exact`: a text that is a whole number needs them too; where a key takes both it is written plain.
+    `inside`: the value stands in braces or brackets, where a comma needs quotes. `exact`: a text that is a whole
+    number gets quotes too; otherwise it stays plain, for keys that take numbers and texts alike.
     """
     if not isinstance(value, str):
         return show(value, exact=exact)
-    plain = (
-        _PLAIN.fullmatch(value)
-        and not _OTHER_TYPES.fullmatch(value)
-        and ": " not in value
-    )
-    if (
-        plain
-        and not (inside and "," in value)
-        and not (exact and _WHOLE.fullmatch(value))
-    ):
+    is_text = _PLAIN.fullmatch(value) and not _OTHER_TYPES.fullmatch(value)
+    is_plain = is_text and ": " not in value
+    ends_inside = inside and "," in value
+    is_number = exact and _WHOLE.fullmatch(value)
+    if is_plain and not ends_inside and not is_number:
         return value
-    return "".join(
-        c if c.isprintable() else f"\\U{ord(c):08x}"
-        for c in json.dumps(value, ensure_ascii=False)
-    )
+    # JSON's quotes; YAML's escapes for characters that cannot be printed
+    escaped = ""
+    for character in json.dumps(value, ensure_ascii=False):
+        if character.isprintable():
+            escaped += character
+        else:
+            escaped += f"\\U{ord(character):08x}"
+    return escaped
 
 
 def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
-    """YAML text that every reader, of YAML 1.1 or 1.2, reads back as the same values. Placements are one line each."""
+    """Return a YAML text that readers of YAML 1.1 and of 1.2 read back as the same values. Placements are one line
+    each.
+    """
     lines: list[str] = []
     for key, value in mapping.items():
-        if (
-            isinstance(value, Mapping)
-            and value
-            and not value.keys() & {"placement", "same_as", "accelerators"}
-        ):
-            lines.append(f"{indent}{quote(str(key))}:\n{to_yaml(value, indent + '  ')}")
+        name = quote(str(key))
+        is_block = isinstance(value, Mapping) and bool(value)
+        is_placement = isinstance(value, Mapping) and bool(
+            value.keys() & {"placement", "same_as", "accelerators"}
+        )
+        if isinstance(value, Mapping) and is_block and not is_placement:
+            lines.append(f"{indent}{name}:\n{to_yaml(value, indent + '  ')}")
         else:
-            lines.append(
-                f"{indent}{quote(str(key))}: {quote(value, inside=False, exact=True)}\n"
-            )
+            written = quote(value, inside=False, exact=True)
+            lines.append(f"{indent}{name}: {written}\n")
     return "".join(lines)
 
 
 def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
-    """Map the path of every key of a YAML text to the line of the key."""
+    """Return the source line of every key and list item of a YAML text, by its path.
+
+    `file`: the name in the sources. `prefix`: path of the block that the text fills.
+    """
     found: dict[str, Source] = {}
 
     def visit(node: yaml.Node | None, path: str) -> None:
@@ -110,17 +111,17 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
                 visit(value, below)
         elif isinstance(node, yaml.SequenceNode):
             for i, value in enumerate(node.value):
-                found[f"{path}[{i}]"] = Source(
-                    file=file, line=value.start_mark.line + 1
-                )
-                visit(value, f"{path}[{i}]")
+                item = f"{path}[{i}]"
+                line = value.start_mark.line + 1
+                found[item] = Source(file=file, line=line)
+                visit(value, item)
 
     visit(_composed(text), prefix)
     return found
 
 
 def scalars(text: str) -> dict[str, yaml.ScalarNode]:
-    """Map the path of every value of a YAML text that is neither a block nor a list to its node."""
+    """Return the node of every value of a YAML text that is neither a block nor a list, by its path."""
     found: dict[str, yaml.ScalarNode] = {}
 
     def visit(node: yaml.Node | None, path: str) -> None:
@@ -138,12 +139,15 @@ def scalars(text: str) -> dict[str, yaml.ScalarNode]:
 
 
 def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | None:
-    """Return the path and the digits of `{path: 0,05}`, whose second part YAML makes the key 5 of: of 075 it makes 61.
+    """Return path and digits of a number with a decimal comma in braces, such as `{path: 0,05}`; None if `key` is
+    none.
 
-    `key`: what it has made. None for a key that no other stands before in its line.
+    YAML reads the part behind the comma as a further key: of 05 it makes the key 5, of 075 the key 61. `key`: such a
+    key.
     """
     above, _, name = key.rpartition(".")
-    before: dict[Source, str] = {}  # of each line, the last key so far
+    # The last key so far of each line
+    before: dict[Source, str] = {}
     for path, place in sources.items():
         block, _, leaf = path.rpartition(".")
         if block != above:
@@ -155,17 +159,15 @@ def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | No
 
 
 def text_of(file: Path, shown: str) -> str:
-    """Read a config's file. Raises ConfigError: not UTF-8. `shown`: its path in errors."""
+    """Return the text of a config's file. Raises ConfigError if it is not UTF-8. `shown`: its path in errors."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
+        # The encoding that it probably has, for the fix
         begin = file.read_bytes()[:2]
         word = shlex.quote(shown)
-        written = (
-            "UTF-16"
-            if begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            else "ISO-8859-1"
-        )
+        is_utf16 = begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        written = "UTF-16" if is_utf16 else "ISO-8859-1"
         fix = f"iconv -f {written} -t UTF-8 {word} > {word}.new && mv {word}.new {word}"
         fix += "        (or save it as UTF-8 in your editor)"
         raise ConfigError.of(
@@ -174,7 +176,9 @@ def text_of(file: Path, shown: str) -> str:
 
 
 def misread_number(node: yaml.ScalarNode) -> int | None:
-    """Return what YAML 1.1 makes of a plain `010` or `1:30`, 8 and 90; None for a value that is read as it looks."""
+    """Return the number that YAML 1.1 reads in a plain `010` (8) or `1:30` (90); None if it reads the node as it
+    looks.
+    """
     if node.style not in (None, "") or not _NOT_DECIMAL.fullmatch(node.value):
         return None
     value = yaml.safe_load(node.value)
@@ -184,25 +188,24 @@ def misread_number(node: yaml.ScalarNode) -> int | None:
 
 
 def named_in_defaults(text: str) -> list[str]:
-    """Return the configs that a YAML text extends: the plain names of its `defaults`, without those of groups."""
+    """Return the configs that a YAML text extends: the plain names in its `defaults`, without choices of groups."""
     node = _composed(text)
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-    lists = [
-        value
-        for key, value in pairs
-        if key.value == "defaults" and isinstance(value, yaml.SequenceNode)
-    ]
-    names = [
-        item.value
-        for each in lists
-        for item in each.value
-        if isinstance(item, yaml.ScalarNode)
-    ]
-    return [name for name in names if name != "_self_"]
+    names: list[str] = []
+    for key, value in pairs:
+        if key.value != "defaults" or not isinstance(value, yaml.SequenceNode):
+            continue
+        for item in value.value:
+            if isinstance(item, yaml.ScalarNode) and item.value != "_self_":
+                names.append(item.value)
+    return names
 
 
 def _composed(text: str) -> yaml.Node | None:
-    """Compose a text by libyaml, which is ten times as fast; errors are PyYAML's, which have the line."""
+    """Return the root node of a YAML text.
+
+    libyaml is ten times as fast as PyYAML, but only PyYAML's errors name the line, so a broken text is read again.
+    """
     if yaml.__with_libyaml__:
         with contextlib.suppress(yaml.YAMLError):
             return yaml.compose(text, Loader=yaml.CSafeLoader)
@@ -210,12 +213,16 @@ def _composed(text: str) -> yaml.Node | None:
 
 
 def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigError:
-    """Convert an error of the YAML library to the standard format."""
+    """Convert an error of the YAML library to the standard error form."""
+    # What the library says
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or "is not YAML"
-    got = mark.get_snippet().strip().splitlines()[0] if mark and mark.buffer else None
+    got = None
+    if mark and mark.buffer:
+        got = mark.get_snippet().strip().splitlines()[0]
     why = getattr(error, "context", None)
     fix = "see the line named above"
+    # Clearer words for frequent mistakes
     if "found character '\\t'" in str(error):
         why = "YAML indents with blanks only, never with tabs"
         fix = "replace the tab by blanks"
@@ -227,27 +234,29 @@ def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigErr
         fix = "key: value        (at this line or the one before)"
     elif "expected ',' or" in what:
         why = "what opens with { or [ goes on to its end"
-        fix = f"close it with {what.partition(' or ')[2].partition(',')[0]}"
+        bracket = what.partition(" or ")[2].partition(",")[0]
+        fix = f"close it with {bracket}"
     source = Source(file=file, line=mark.line + 1 if mark else None)
     return ConfigError.of(code, key, what, got, why, fix, source=source)
 
 
 def repeated_key(text: str, file: str) -> ConfigError | None:
-    """Explain the first key that stands twice in one block of a YAML text; None where there is none."""
+    """Explain the first key that occurs twice in one block of a YAML text; None if all keys are different."""
 
     def visit(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int, int]]:
+        """Yield path, first line and second line of each repeated key."""
         lines: dict[str, int] = {}
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            below = f"{path}.{key.value}".removeprefix(".")
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                yield below, lines[key.value], line
-            lines[key.value] = line
-            yield from visit(value, below)
-        for i, item in enumerate(
-            node.value if isinstance(node, yaml.SequenceNode) else ()
-        ):
-            yield from visit(item, f"{path}[{i}]")
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = f"{path}.{key.value}".removeprefix(".")
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    yield below, lines[key.value], line
+                lines[key.value] = line
+                yield from visit(value, below)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, item in enumerate(node.value):
+                yield from visit(item, f"{path}[{i}]")
 
     found = next(visit(_composed(text), ""), None)
     if found is None:
@@ -263,9 +272,10 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
 
 
 def with_values(text: str, values: Mapping[str, object]) -> str:
-    """Return a YAML text with other values at these paths of keys, and all comments; None removes a key.
+    """Return a YAML text with new values at these key paths and with all of its comments; None removes a key.
 
-    What the text does not have is added to the end of the nearest block that it has.
+    A key that the text lacks is added at the end of the nearest block above it. Raises ValueError if that block is
+    empty or in braces.
     """
     for path, value in values.items():
         text = _with_value(text, path, value)
@@ -273,55 +283,56 @@ def with_values(text: str, values: Mapping[str, object]) -> str:
 
 
 def _with_value(text: str, path: str, value: object) -> str:
+    """Return the text with one value replaced, added, or, for None, removed."""
     spans = dict(_spans(_composed(text), ""))
     if path in spans:
         start, first, last = spans[path]
+        # Remove the whole line
         if value is None:
             begin = text.rfind("\n", 0, start) + 1
             end = text.find("\n", last)
-            return text[:begin] + (text[end + 1 :] if end >= 0 else "")
+            behind = text[end + 1 :] if end >= 0 else ""
+            return text[:begin] + behind
         written = quote(value, inside=_in_flow(text, start), exact=True)
         behind = text[last:]
         # The comment stays in its column, if there is room
-        if gap := re.match(" +(?=#)", behind):
-            behind = (
-                " " * max(2, last - first + len(gap[0]) - len(written))
-                + behind[len(gap[0]) :]
-            )
+        gap = re.match(" +(?=#)", behind)
+        if gap:
+            width = last - first + len(gap[0]) - len(written)
+            behind = " " * max(2, width) + behind[len(gap[0]) :]
         return text[:first] + written + behind
     if value is None:
         return text
+    # The nearest block above the key, and the keys in that block
     above = path
     while above and above not in spans:
         above = above.rpartition(".")[0]
     rest = path.removeprefix(above).removeprefix(".")
-    inside = [
-        span
-        for key, span in spans.items()
-        if key.startswith(f"{above}." if above else "")
-    ]
-    # An empty block, or one in braces
-    if above and (not inside or text[spans[above][1]] == "{"):
+    prefix = f"{above}." if above else ""
+    inside = [span for key, span in spans.items() if key.startswith(prefix)]
+    is_empty = not inside
+    if above and (is_empty or text[spans[above][1]] == "{"):
         raise ValueError(f"{above} has no lines to add {rest} to")
-    at = text.find("\n", max((last for _, _, last in inside), default=0))
-    column = min(
-        (start - text.rfind("\n", 0, start) - 1 for start, _, _ in inside), default=0
-    )
+    # Behind the line of the block's last value, in the column of its keys
+    last_value = max((last for _, _, last in inside), default=0)
+    line_end = text.find("\n", last_value)
+    at = len(text) if line_end < 0 else line_end + 1
+    columns = [start - text.rfind("\n", 0, start) - 1 for start, _, _ in inside]
+    column = min(columns, default=0)
+    # Names of components may contain a dot
     block: object = value
     names = [rest] if above.endswith("component_placement") else rest.split(".")
     for name in reversed(names):
         block = {name: block}
     assert isinstance(block, Mapping)
-    at = len(text) if at < 0 else at + 1
-    return (
-        text[:at]
-        + ("" if text[:at].endswith("\n") or not at else "\n")
-        + to_yaml(block, " " * column)
-        + text[at:]
-    )
+    before = text[:at]
+    if before and not before.endswith("\n"):
+        before += "\n"
+    return before + to_yaml(block, " " * column) + text[at:]
 
 
 def _in_flow(text: str, start: int) -> bool:
+    """Whether a position is within braces of its line."""
     line = text[text.rfind("\n", 0, start) + 1 : start]
     return line.count("{") > line.count("}")
 
@@ -329,7 +340,9 @@ def _in_flow(text: str, start: int) -> bool:
 def _spans(
     node: yaml.Node | None, path: str
 ) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Return for every key where it begins, and where its value begins and ends."""
+    """Yield for every key its path, where the key begins, and where its value begins and ends: positions in the
+    text.
+    """
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         below = f"{path}.{key.value}" if path else str(key.value)
         yield below, (key.start_mark.index, value.start_mark.index, _end(value))
@@ -337,13 +350,14 @@ def _spans(
 
 
 def _end(node: yaml.Node) -> int:
-    """Return where a value ends, without the comments behind it."""
-    parts = (
-        [part for pair in node.value for part in pair]
-        if isinstance(node, yaml.MappingNode)
-        else []
-    )
-    parts += node.value if isinstance(node, yaml.SequenceNode) else []
+    """Return the position where a value ends, without comments behind it."""
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            parts += pair
+    elif isinstance(node, yaml.SequenceNode):
+        parts += node.value
+    # A block ends with its last part; its own mark is behind the comments
     if parts and not getattr(node, "flow_style", False):
         return max(_end(part) for part in parts)
     return int(node.end_mark.index)
@@ -352,19 +366,26 @@ def _end(node: yaml.Node) -> int:
 def misread_numbers(
     text: str, file: str, sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Report numbers of a file that YAML reads as others, where no later file or override replaces them."""
+    """Yield problems of numbers that YAML reads to another base, unless a later file or override replaces them."""
     for key, node in scalars(text).items():
         place = Source(file=file, line=node.start_mark.line + 1)
         value = misread_number(node)
-        # There, as what was meant
+        # Placements with a colon get a better explanation elsewhere
         explained = ":" in node.value and key.startswith("cluster.component_placement")
         if value is None or explained or source_of(key, sources) != place:
             continue
-        leaf = "" if key.endswith("]") else f"{key.rpartition('.')[2]}: "
+        name = key.rpartition(".")[2]
+        leaf = "" if key.endswith("]") else f"{name}: "
         what = f"YAML reads {node.value} as {value}"
-        base = "60" if ":" in node.value else "8"
-        why = f"YAML 1.1 takes digits {'with colons' if base == '60' else 'after a 0'} for a number to the base {base}"
-        plain = str(value) if base == "60" else str(int(node.value.replace("_", "")))
+        if ":" in node.value:
+            base = "60"
+            notation = "with colons"
+            plain = str(value)
+        else:
+            base = "8"
+            notation = "after a 0"
+            plain = str(int(node.value.replace("_", "")))
+        why = f"YAML 1.1 takes digits {notation} for a number to the base {base}"
         fix = f'{leaf}{plain}        (or in quotes, if it is text: "{node.value}")'
         yield Problem(
             code="misread-number",
@@ -380,15 +401,16 @@ def misread_numbers(
 def not_blocks(
     text: str, file: str, places: Callable[[ModelKind], Sequence[str]]
 ) -> ConfigError | None:
-    """Explain a list where a block of keys is, or `defaults` that are no list; None where a text has neither."""
+    """Explain a list in place of a block of keys, or `defaults` that are not a list; None if the text has neither.
+
+    `places`: function from a kind of model to all key paths of its configs.
+    """
     written = yaml.safe_load(text)
     lines = line_sources(text, file)
     found = written.items() if isinstance(written, dict) else ()
+    known = (*places("mlp"), *places("causal_lm"))
     for key, value in found:
-        block = any(
-            place.startswith(f"{key}.")
-            for place in (*places("mlp"), *places("causal_lm"))
-        )
+        block = any(place.startswith(f"{key}.") for place in known)
         if key == "defaults" and isinstance(value, str):
             why = "it lists the configs that this one extends, and itself"
             fix = f"defaults: [{value}, _self_]"
@@ -403,8 +425,14 @@ def not_blocks(
             )
         if block and isinstance(value, list):
             why = "a dash in front makes an item of a list"
-            items = [i for i in value if isinstance(i, dict)]
-            fix = f"{key}: {show({k: v for item in items for k, v in item.items()}) if items else '{...}'}"
+            # The blocks of the list, merged
+            merged: dict[object, object] = {}
+            for item in value:
+                if isinstance(item, dict):
+                    merged |= item
+            has_blocks = any(isinstance(item, dict) for item in value)
+            shown = show(merged) if has_blocks else "{...}"
+            fix = f"{key}: {shown}"
             what = "expected a block of keys"
             return ConfigError.of(
                 "wrong-type", key, what, show(value), why, fix, source=lines.get(key)

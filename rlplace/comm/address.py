@@ -7,7 +7,7 @@
     NodeLocation      SharedChannel           SharedChannel    RemoteChannel, through its node's channel server
     several           SpreadChannel: put and get go by key, close and break_ to all branches
 
-An address is a value: it is sent to a worker, and the worker's place decides which end it becomes.
+An address is a value: it is sent to a worker, and the worker's place decides which kind of end it becomes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """Connected when it is first used: most ends use few of many."""
+    """A part of a spread channel. It is connected when first used, since most ends use few of many branches."""
 
     keys: Sequence[str]
     connect: Callable[[], Channel]
 
 
 class SpreadChannel(Channel):
-    """Implements Channel over branches. Order and waiting lines are per key, so they are what one queue would give."""
+    """A Channel over several branches. Order and waiting lines are per key, so they are the same as in one queue."""
 
     def __init__(self, spec: ChannelSpec, branches: Sequence[Branch]) -> None:
-        """No two of the `branches` have a key in common."""
+        """`branches`: no two of them have a key in common."""
         super().__init__(spec)
         self._branches = tuple(branches)
         self._branch_of = {key: branch for branch in branches for key in branch.keys}
@@ -48,6 +48,7 @@ class SpreadChannel(Channel):
         self._ends: dict[tuple[str, str], Channel] = {}
 
     def _end(self, key: str) -> Channel:
+        """Return this owner's end of the branch that has the key."""
         end = self._ends.get((self.owner, key))
         if end is None:
             branch = self._branch_of.get(key)
@@ -57,6 +58,7 @@ class SpreadChannel(Channel):
         return end
 
     def link(self, key: str) -> Connection | None:
+        """As Channel: the connection to another node that this key uses, if any."""
         return self._end(key).link(key)
 
     def _put(
@@ -84,7 +86,7 @@ class SpreadChannel(Channel):
         self._on_all(lambda branch: branch.reset())
 
     def _on_all(self, act: Callable[[Channel], None]) -> None:
-        """A branch that fails, because its node is gone, does not keep the call from the others."""
+        """Call `act` on all branches, also if one fails because its node is gone; then raise the first error."""
         failed: ChannelError | None = None
         for branch in self._branches:
             try:
@@ -95,9 +97,23 @@ class SpreadChannel(Channel):
             raise failed
 
     def stats(self) -> ChannelStats:
-        """The sum; a high-water mark is the sum of the branches' own, which need not have stood at the same moment."""
+        """Return the sums over all branches. The high-water mark is the sum of their marks, which may be of different
+        moments.
+        """
         branches = [branch.connect().stats() for branch in self._branches]
+        # Puts first; sorting keeps their order
         waits = [wait for branch in branches for wait in branch.waits]
+        waits.sort(key=lambda wait: wait.wants == "item")
+        # Names without repetitions, in order
+        producers: dict[str, None] = {}
+        consumers: dict[str, None] = {}
+        dead: dict[str, None] = {}
+        depth_by_key: dict[str, int] = {}
+        for branch in branches:
+            depth_by_key |= branch.depth_by_key
+            producers |= dict.fromkeys(branch.producers)
+            consumers |= dict.fromkeys(branch.consumers)
+            dead |= dict.fromkeys(branch.dead)
         return ChannelStats(
             capacity_items=sum(branch.capacity_items for branch in branches),
             depth_items=sum(branch.depth_items for branch in branches),
@@ -107,29 +123,17 @@ class SpreadChannel(Channel):
             bytes=sum(branch.bytes for branch in branches),
             producer_wait_s=sum(branch.producer_wait_s for branch in branches),
             consumer_wait_s=sum(branch.consumer_wait_s for branch in branches),
-            waits=tuple(
-                sorted(waits, key=lambda wait: wait.wants == "item")
-            ),  # puts first; sorting keeps their order
-            depth_by_key={
-                key: depth
-                for branch in branches
-                for key, depth in branch.depth_by_key.items()
-            },
-            producers=tuple(
-                dict.fromkeys(name for branch in branches for name in branch.producers)
-            ),
-            consumers=tuple(
-                dict.fromkeys(name for branch in branches for name in branch.consumers)
-            ),
-            dead=tuple(
-                dict.fromkeys(name for branch in branches for name in branch.dead)
-            ),
+            waits=tuple(waits),
+            depth_by_key=depth_by_key,
+            producers=tuple(producers),
+            consumers=tuple(consumers),
+            dead=tuple(dead),
             staleness_max=max(branch.staleness_max for branch in branches),
         )
 
 
 class ProcessChannels:
-    """What the ends of one process share: its local channels, its shared memory, its connections to other nodes."""
+    """What the ends of one process share: local channels, shared memory, and connections to other nodes."""
 
     def __init__(self) -> None:
         self._local: dict[str, LocalChannel] = {}  # by name
@@ -138,23 +142,23 @@ class ProcessChannels:
         self._lock = threading.Lock()
 
     def local(self, spec: ChannelSpec) -> LocalChannel:
-        """The channel of this name, made by the first that asks."""
+        """Return the local channel of this name; the first call makes it."""
         with self._lock:
             if spec.name not in self._local:
                 self._local[spec.name] = LocalChannel(spec)
             return self._local[spec.name]
 
     def shared(self, path: Path) -> SharedChannel:
+        """Return the channel in this file; the first call maps it."""
         with self._lock:
             if path not in self._shared:
                 self._shared[path] = SharedChannel.attach(path)
             return self._shared[path]
 
     def connection(self, server: ServerAddress) -> Connection:
-        # Here: where one node suffices ZeroMQ is not needed
-        from rlplace.comm.network import (
-            Connection,
-        )
+        """Return the connection to a channel server; the first call makes it."""
+        # Imported here, since a job on one node does not need ZeroMQ
+        from rlplace.comm.network import Connection
 
         with self._lock:
             if server.endpoint not in self._connections:
@@ -164,7 +168,7 @@ class ProcessChannels:
             return self._connections[server.endpoint]
 
     def close(self) -> None:
-        """Lets go of memory and lines; the ends are not to be used again. Idempotent."""
+        """Release memory and connections; the ends cannot be used any more. Idempotent."""
         with self._lock:
             shared = self._shared
             self._shared = {}
@@ -178,10 +182,10 @@ class ProcessChannels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an end is asked for."""
+    """The node and the process in which an end is used."""
 
     node: int
-    process: str = ""  # its name where several workers share it, else ""
+    process: str = ""  # name of the process if several workers share it, else ""
     ends: ProcessChannels = dataclasses.field(
         default_factory=ProcessChannels, repr=False
     )
@@ -189,7 +193,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLocation:
-    """All users of these keys are workers of one process."""
+    """A location in one process, in which all users of its keys work."""
 
     spec: ChannelSpec
     node: int
@@ -204,7 +208,7 @@ class ProcessLocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """How other nodes reach a node's channels."""
+    """Endpoint and keys by which other nodes reach a node's channels."""
 
     endpoint: str
     keys: Keys = dataclasses.field(repr=False)  # secret
@@ -212,12 +216,12 @@ class ServerAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLocation:
-    """The channel is in a file of its node's shared memory."""
+    """A location in a file of its node's shared memory."""
 
     spec: ChannelSpec
     node: int
     path: Path
-    server: ServerAddress | None = None  # None: all its users are on its node
+    server: ServerAddress | None = None  # None: all users are on its node
 
     def connect(self, place: Place) -> Channel:
         if place.node == self.node:
@@ -228,22 +232,25 @@ class NodeLocation:
         return RemoteChannel(place.ends.connection(self.server), self.spec)
 
 
-# Where one branch of a channel lives: its keys and its capacity
+# Where one branch of a channel lives, with its keys and its capacity
 Location = ProcessLocation | NodeLocation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAddress:
-    """A channel as it is given to a worker."""
+    """A channel in the form in which it is sent to a worker."""
 
     spec: ChannelSpec
     locations: tuple[Location, ...]
 
     def connect(self, place: Place) -> Channel:
+        """Return an end for a user at this place."""
         return self.joined(lambda location: location.connect(place))
 
     def joined(self, connect: Callable[[Location], Channel]) -> Channel:
-        """An end of what `connect` makes of the locations: of several one by one, when first used."""
+        """Return one end over what `connect` makes of the locations; with several, each is connected when first
+        used.
+        """
         if len(self.locations) == 1:
             return connect(self.locations[0])
         branches = [

@@ -1,8 +1,8 @@
-"""Nested values with numpy and torch arrays as a small header and contiguous buffers, and back, equal to the bit.
+"""Nested values with numpy and torch arrays as a small header and contiguous buffers, and back, bit-equal.
 
-Arrays leave through pickle protocol 5's out-of-band buffers; a torch tensor travels as its bytes, shape and dtype name,
-whatever numpy knows of that dtype. torch is imported only where a tensor is met. Both sides are processes of one job:
-nothing from outside is ever decoded.
+Arrays leave through the out-of-band buffers of pickle protocol 5. A torch tensor travels as its bytes, shape and
+dtype name, so that numpy need not know its dtype. torch is imported only when a tensor occurs. Both sides are
+processes of one job: data from outside is never decoded.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, an array of bytes
+Buffer = Any  # an object with the buffer protocol: bytes, bytearray, memoryview, an array of bytes
 # A header, and the buffers behind it in the order in which the header names them
 Pieces = tuple[Buffer, ...]
-# A value in one piece, or in several, which alias its contiguous arrays on the host
+# A value in one piece, or in several pieces, which alias the value's contiguous arrays on the host
 Packed = bytes | Pieces
 
 
 def unpack(packed: Packed | list[Buffer]) -> Any:
-    """The value again. Its arrays alias the pieces, which must be writable, and keep these very objects alive."""
+    """Return the value again. Its arrays alias the pieces, which must be writable, and keep these objects alive."""
     if isinstance(packed, bytes):
         return pickle.loads(packed)
     return pickle.loads(packed[0], buffers=packed[1:])
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The elements of a dense tensor as flat bytes on the host; aliases a contiguous host tensor."""
+    """Return the elements of a dense tensor as flat bytes on the host; they alias a contiguous host tensor.
+
+    Raises TypeError for a sparse or quantized tensor.
+    """
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -41,13 +44,13 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
             f"only dense tensors travel, got layout {tensor.layout}, dtype {tensor.dtype}"
         )
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    # Reshape keeps a stride that does not matter, and view refuses it
+    # `reshape` keeps strides of dimensions of size 1, which `view` refuses
     flat = dense.as_strided((dense.numel(),), (1,))
     return flat.view(torch.uint8).numpy()
 
 
 def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """The host tensor of `tensor_bytes`; aliases `data`, which must be writable."""
+    """Return the host tensor of `tensor_bytes`; it aliases `data`, which must be writable."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -57,17 +60,22 @@ def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.T
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """ "bfloat16" for torch.bfloat16."""
+    """Return the name of a dtype without the module: "bfloat16" for torch.bfloat16."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _reduce_array(array: Any) -> Any:
-    """Half the time of numpy's own way, and strided views out of band as well. What arrives is writable."""
+    """Return how pickle rebuilds a numpy array, with its data out of band; the rebuilt array is writable.
+
+    Takes half the time of numpy's own way, and sends strided views out of band as well.
+    """
     dtype = array.dtype
+    # Objects, and dtypes that a buffer does not describe
     if dtype.hasobject or not dtype.itemsize:
         return array.__reduce_ex__(5)
     if dtype.kind not in "biufc":
         return np.ndarray, (array.shape, dtype, bytearray(array.tobytes()))
+    # A dense copy, if need be
     if not (array.flags.forc and array.flags.writeable):
         array = np.array(array, order="A")
     if array.flags.c_contiguous:
@@ -83,6 +91,7 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return how pickle rebuilds a tensor, with its bytes out of band."""
     data: Any = tensor_bytes(tensor)
     return tensor_from_bytes, (
         pickle.PickleBuffer(data),
@@ -92,30 +101,36 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Reducers(dict[type, Callable[[Any], Any]]):
-    """How types are taken apart, by exact type; tensors of any class count once torch is there."""
+    """Functions that pickle an object, by its exact type; tensors of any class are included once torch is
+    imported.
+    """
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
             return _reduce_tensor
-        return copyreg.dispatch_table[kind]  # KeyError: as the object itself says
+        return copyreg.dispatch_table[kind]  # KeyError: pickle asks the object itself
 
 
 class _Stream(NamedTuple):
+    """The file that pickle writes to."""
+
     write: Callable[[bytes], object]
 
 
 class Packer(pickle.Pickler):
-    """Packs one value at a time, for one room; what it needs is made once, which takes as long as a small value.
+    """Packs one value at a time, with `inline_bytes` of room for small buffers in the header.
 
-    Adds what protocol 5 lacks: strided numpy views out of band, and torch tensors.
+    A packer is reused, since making one takes as long as packing a small value. It adds to protocol 5: strided numpy
+    views out of band, and torch tensors.
     """
 
     __slots__ = ("_buffers", "_chunks", "_inline_bytes", "_room")
     dispatch_table = _Reducers({np.ndarray: _reduce_array})
 
     def __init__(self, inline_bytes: int) -> None:
-        self._inline_bytes = self._room = inline_bytes
+        self._inline_bytes = inline_bytes
+        self._room = inline_bytes  # of the value in progress
         self._chunks: list[bytes] = []
         self._buffers: list[memoryview] = []
         super().__init__(
@@ -123,13 +138,13 @@ class Packer(pickle.Pickler):
         )
 
     def pack(self, value: Any) -> Packed:
-        """The value in one piece if that takes at most the room, else in pieces with the small buffers in the header.
+        """Return the value in one piece if it fits the room, else in several, with small buffers in the header.
 
-        TypeError for a sparse or quantized tensor; the packer is of no further use after an error.
+        Raises TypeError for a sparse or quantized tensor; the packer cannot be used after an error.
         """
         chunks = self._chunks
         self.dump(value)
-        self.clear_memo()  # it refers to all that was packed
+        self.clear_memo()  # the memo refers to the value's objects
         header = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         if not self._buffers and self._room == self._inline_bytes >= len(header):
@@ -142,6 +157,7 @@ class Packer(pickle.Pickler):
         return header
 
     def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer goes into the header; note it as a piece otherwise."""
         raw = buffer.raw()
         if raw.nbytes <= self._room:
             self._room -= raw.nbytes
@@ -151,13 +167,14 @@ class Packer(pickle.Pickler):
 
 
 class Packers:
-    """Thread-safe packers for one room."""
+    """Thread-safe packers with the same room."""
 
     def __init__(self, inline_bytes: int) -> None:
         self._inline_bytes = inline_bytes
         self._idle: list[Packer] = []
 
     def pack(self, value: Any) -> Packed:
+        """As `Packer.pack`. A packer that raises is dropped."""
         try:
             packer = self._idle.pop()
         except IndexError:

@@ -1,13 +1,13 @@
-"""What processes of one node need of each other besides memory: who still lives, how to wake one, and a lock.
+"""What processes of one node need of each other besides memory: whether one lives, how to wake one, and a lock.
 
-A process goes by one word, pid and start time, so that a recycled pid is not taken for the process that had it before.
+A process is named by one word, made of pid and start time, so that a reused pid is not taken for the earlier process.
 
-A waker is a Unix datagram socket in the abstract namespace, bound to a name of the kernel's choice: five hexadecimal
-digits, so that the waker's number fits in a word. A thread that waits sleeps in the kernel until it is woken.
+A waker is a Unix datagram socket in the abstract namespace. The kernel chooses its name, five hexadecimal digits, so
+that the waker's number fits in a word. A thread that waits sleeps in the kernel until it is woken.
 
-The lock is a robust mutex of the C library in shared memory: the kernel frees it when its holder dies. Taking and
-leaving it is no system call unless another process waits. It belongs to a thread, so it also works between the threads
-of a process, and a forked child has no part in what its parent holds.
+The lock is a robust mutex of the C library in shared memory: the kernel frees it when its holder dies. Acquiring and
+releasing it is no system call unless another process waits. A thread owns it, so it also works between the threads of
+a process, and a forked child does not share what its parent holds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-_PID_BITS = 22  # Linux gives no larger pid (kernel's PID_MAX_LIMIT)
+_PID_BITS = 22  # the largest pid of Linux (PID_MAX_LIMIT of the kernel)
 
-# Wakers that a process keeps for later waits on a channel; each is an open file
+# Idle wakers that a process keeps per channel for later waits; each is an open file
 _IDLE = 16
 
 LOCK_BYTES = 64
-# A change takes microseconds. A process that has to wait longer than a few tries waits for a holder that was
-# interrupted, and first offers it the processor, then sleeps in between.
+# A change under the lock takes microseconds. A process that waits longer than a few tries waits for a holder that was
+# interrupted: it first yields the processor, then sleeps between tries.
 _TRIES = 10
 _OFFERS = 20
 _NAPS_S = (50e-6, 2e-3)  # first and longest
@@ -41,27 +41,29 @@ _SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
 
 
 def this_process() -> int:
-    """The word of this process; positive, below 2**63. A forked child has its own."""
+    """Return the word of this process; positive, below 2**63. A forked child has a word of its own."""
     return _word_of(os.getpid())
 
 
 def pid_of(word: int) -> int:
+    """Return the pid in a process's word."""
     return word & ((1 << _PID_BITS) - 1)
 
 
 def alive(word: int) -> bool:
-    """False once the process has ended; a zombie has ended."""
+    """Whether the process of a word has not ended; a zombie has ended."""
     return word > 0 and _read(pid_of(word)) == word
 
 
 def in_forks(method: Callable[[], None]) -> None:
-    """Call a method in every child that is forked while its object lives."""
+    """Call `method` in every child that is forked while the method's object lives."""
     methods = _called_in_forks()
     methods.add(weakref.WeakMethod(method, methods.discard))
 
 
 @cache
 def _called_in_forks() -> set[weakref.WeakMethod[Callable[[], None]]]:
+    """Return the set of methods that forked children call; registered once, since that cannot be undone."""
     methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
     def after_fork() -> None:
@@ -70,32 +72,34 @@ def _called_in_forks() -> set[weakref.WeakMethod[Callable[[], None]]]:
             if living is not None:
                 living()
 
-    os.register_at_fork(after_in_child=after_fork)  # once: what is registered stays
+    os.register_at_fork(after_in_child=after_fork)
     return methods
 
 
 @cache
 def _word_of(pid: int) -> int:
+    """Return the word of a process that lives; cached, since a process never changes its word."""
     word = _read(pid)
     assert word is not None, f"/proc does not know process {pid}"
     return word
 
 
 def _read(pid: int) -> int | None:
+    """Return the word of the process that has a pid now; None if there is none, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name before it may hold anything
+            # The name before the last bracket may contain anything
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     if fields[0] in (b"Z", b"X"):
         return None
-    started = int(fields[19])  # field 22 of proc(5): clock ticks after boot
+    started = int(fields[19])  # field 22 of proc(5): clock ticks since boot
     return (started & ((1 << 40) - 1)) << _PID_BITS | pid
 
 
 class Waker:
-    """Ends the sleep of one thread or task at a time. `number` names it to all processes of the node and is never 0."""
+    """Ends the sleep of one thread or task at a time. `number` identifies it on the node and is never 0."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -106,8 +110,11 @@ class Waker:
         self.close = weakref.finalize(self, self._socket.close)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it was woken. A wake meant for an earlier sleeper may end the wait early."""
-        self._socket.settimeout(max(seconds, 1e-6))  # 0 would not wait
+        """Sleep until woken or for `seconds`; return whether it was woken.
+
+        A wake that was meant for an earlier sleeper may end the sleep early.
+        """
+        self._socket.settimeout(max(seconds, 1e-6))  # 0 would mean not to wait at all
         try:
             self._socket.recv(1)
         except TimeoutError:
@@ -115,7 +122,7 @@ class Waker:
         return True
 
     async def sleep(self, seconds: float) -> None:
-        """As `wait`, for a task."""
+        """Sleep as `wait`, for a task of asyncio."""
         self._socket.setblocking(False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -123,7 +130,7 @@ class Waker:
 
 
 class Wakers:
-    """The wakers of this process for one channel, and the socket that wakes those of others."""
+    """The wakers of this process for one channel, and a socket that wakes those of other processes."""
 
     def __init__(self) -> None:
         self._idle: list[Waker] = []
@@ -133,20 +140,25 @@ class Wakers:
         self._finalizer = weakref.finalize(self, self._socket.close)
 
     def take(self) -> Waker:
-        """One for a request that is about to wait."""
+        """Return a waker for a request that is about to wait."""
         try:
             return self._idle.pop()
         except IndexError:
             return Waker()
 
     def give_back(self, waker: Waker) -> None:
+        """Keep a waker for a later wait, or close it if enough are kept."""
         if len(self._idle) < _IDLE:
             self._idle.append(waker)
         else:
             waker.close()
 
     def wake(self, number: int) -> None:
-        """Never blocks: a waker that holds wakes already ends its owner's sleep anyway, one that is gone is dead."""
+        """Wake the owner of a waker, without blocking.
+
+        A full socket holds wakes already, which end its owner's sleep; a missing one belongs to a process that is
+        gone.
+        """
         with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
             self._socket.sendto(b"", b"\0%05x" % number)
 
@@ -158,13 +170,13 @@ class Wakers:
 
 
 class SharedLock:
-    """The lock at byte `at` of `mapped`, where `make` has put it."""
+    """The lock at byte `at` of `mapped`, which `make` has created."""
 
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
-        self._mapped = mapped  # as long as the lock is used
+        self._mapped = mapped  # kept alive as long as the lock is used
         self._mutex = ctypes.c_void_p(_address(mapped, at))
-        # PyDLL keeps the interpreter's lock: a busy thread of this process would else run for milliseconds at the very
-        # moment at which the mutex is taken.
+        # PyDLL keeps the interpreter's lock. Otherwise a busy thread of this process could run for milliseconds when
+        # the mutex has just been acquired.
         c = ctypes.PyDLL(None)
         self._try: Any = c.pthread_mutex_trylock
         self._unlock: Any = c.pthread_mutex_unlock
@@ -172,7 +184,7 @@ class SharedLock:
 
     @staticmethod
     def make(mapped: mmap.mmap, at: int) -> None:
-        """Put a free lock there. For the maker of the file, before another process sees it."""
+        """Create a free lock. Only the maker of the file calls this, before other processes see the file."""
         c = ctypes.CDLL(None)
         kind = ctypes.create_string_buffer(LOCK_BYTES)
         c.pthread_mutexattr_init(kind)
@@ -182,7 +194,7 @@ class SharedLock:
         c.pthread_mutexattr_destroy(kind)
 
     def acquire(self, *, timeout: float) -> bool:
-        """As of threading.Lock: False when it was not free in so many seconds."""
+        """As `threading.Lock.acquire`: return False if the lock was not free within `timeout` seconds."""
         code = self._try(self._mutex)
         return code == 0 or self._taken(code) or self._contend(timeout)
 
@@ -190,14 +202,16 @@ class SharedLock:
         self._unlock(self._mutex)
 
     def close(self) -> None:
-        """Never touch the memory again: any later call is a ValueError. Idempotent."""
+        """Make any later call raise ValueError, so that the memory is never touched again. Idempotent."""
         if self._unlock is not _closed:
-            # The C library would go on to refer to a mutex that this thread still holds
+            # The C library would keep a reference to a mutex that this thread still holds
             self._unlock(self._mutex)
-        self._try = self._unlock = _closed
+        self._try = _closed
+        self._unlock = _closed
 
     def _taken(self, code: int) -> bool:
-        # The last holder died; what it left is for the caller to see
+        """Return whether a try has acquired the mutex. Raises OSError for other codes than "busy"."""
+        # The last holder died; the caller checks what it left
         if code == errno.EOWNERDEAD:
             self._repair(self._mutex)
             return True
@@ -206,6 +220,7 @@ class SharedLock:
         return code == 0
 
     def _contend(self, timeout: float) -> bool:
+        """Try until the lock is acquired or `timeout` seconds are over: at once, then yielding, then sleeping."""
         deadline = time.monotonic() + timeout
         tries = 1
         nap_s = _NAPS_S[0]
@@ -222,8 +237,10 @@ class SharedLock:
 
 
 def _address(mapped: mmap.mmap, at: int) -> int:
+    """Return the address of byte `at` of a mapping."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped, at))
 
 
 def _closed(mutex: object) -> int:
+    """Take the place of the C functions of a closed lock."""
     raise ValueError("the lock was closed")

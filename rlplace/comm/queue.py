@@ -7,10 +7,10 @@
               ▼                                                        ▼
             putters wait in one line; woken, they try again ◀── wakes ── entry freed, credit is back
 
-A step never blocks. What cannot be done now joins a line of waiters with the number of its waker, and the same step is
-tried again when it is woken. An item stays in its line until a getter takes it, so nothing is lost with a process that
-dies while it waits. The first of a line goes first, unless it was woken and has not tried again for `STALLED_S`: a
-stopped process holds up no other.
+A step never blocks. A request that cannot be served now joins a line of waiters, with the number of its waker; when
+it is woken, the same step is tried again. An item stays in its line until a getter takes it, so a process that dies
+while it waits takes no item along. The first of a line is served first, unless it was woken and has not tried again
+for `STALLED_S`: a stopped process does not hold up the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rlplace.comm import channel_errors
 from rlplace.comm import table as t
@@ -31,22 +31,22 @@ Taken = tuple[Any, float, int]  # an item that left its line: payload, weight, v
 
 
 class Store(Protocol):
-    """Where the items of entries lie: one for each kind of memory. Called under the channel's lock."""
+    """The memory for the items of entries; one class per kind of memory. Called under the channel's lock."""
 
     def place(self, entry: int, payload: Any, /) -> None: ...
 
     def take(self, entry: int, /) -> Any:
-        """The payload of an entry that leaves its line; the caller's own from now on."""
+        """Return the payload of an entry that leaves its line; the caller owns it from now on."""
         ...
 
     def drop(self, entry: int, /) -> None:
-        """The channel breaks, perhaps with an item in this entry."""
+        """Free the payload of an entry, if there is one, because the channel breaks."""
         ...
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Put:
-    """One put: until it is done, `waiter` is its record while it waits."""
+    """One put. `waiter` is its record in the table while it waits."""
 
     owner_name: str
     key_name: str
@@ -62,7 +62,7 @@ class Put:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Get:
-    """One get of an item, or of a batch up to `limit` of weight; `taken` holds the items once it is done."""
+    """One get of an item, or of a batch up to `limit` of weight; `taken` holds the items once the get is done."""
 
     owner_name: str
     key_name: str
@@ -77,7 +77,10 @@ class Get:
 
 
 class QueueMachine:
-    """Every method is one step under the channel's lock; the numbers in `wakes` are woken after it. `now`: seconds."""
+    """The steps of a channel. Each method is one step under the channel's lock; `now`: seconds.
+
+    The caller wakes the wakers whose numbers a step has put into `wakes`.
+    """
 
     def __init__(self, table: Table, process: int, store: Store) -> None:
         self.table = table
@@ -97,7 +100,10 @@ class QueueMachine:
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, put: Put, waker: int, now: float) -> bool:
-        """Whether credit was granted. If not, it waits from now on, unless `waker` is 0."""
+        """Return whether credit was granted. If not, the put waits from now on, unless `waker` is 0.
+
+        Raises ChannelClosed, ChannelBroken.
+        """
         words = self.words
         waiter = put.waiter
         if self._lost(put):
@@ -133,7 +139,7 @@ class QueueMachine:
         return False
 
     def fill(self, put: Put, payload: Any, now: float) -> None:
-        """The item of a put that holds credit enters its line."""
+        """Append the item of a put that holds credit to the line of its key."""
         entry, put.entry = put.entry, 0
         if self._lost(put):
             raise self._broken(put)
@@ -141,7 +147,7 @@ class QueueMachine:
         self._append(entry, put.key, payload, now)
 
     def cancel(self, put: Put, now: float) -> None:
-        """The item of a put that holds credit will not come. Idempotent."""
+        """Give back the credit of a put whose item will not come. Idempotent."""
         entry, put.entry = put.entry, 0
         if entry and not self._lost(put):
             self._cancel(entry, now)
@@ -155,7 +161,11 @@ class QueueMachine:
             self._wake_all(key + t.K_GETTERS)
 
     def _credit(self) -> int:
-        """How many items may still be put. Entries for what may come back stay free; some are there to spare."""
+        """Return how many items may still be put.
+
+        Some entries are spare, for items that come back by `restore`. Unconfirmed items beyond their number reduce
+        the credit.
+        """
         unconfirmed = self.words[t.UNCONFIRMED]
         credit = self._capacity - self.words[t.ITEMS]
         if unconfirmed <= t.SPARE_ENTRIES:
@@ -163,7 +173,7 @@ class QueueMachine:
         return credit + t.SPARE_ENTRIES - unconfirmed
 
     def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
-        """A new entry, which is in no line yet."""
+        """Return a new entry, which is in no line yet."""
         words = self.words
         entry: int = words[t.FREE_ENTRY]
         if entry:
@@ -207,7 +217,10 @@ class QueueMachine:
     # ── getting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, get: Get, waker: int, now: float) -> bool:
-        """Whether items were taken. If not, it waits from now on, unless `waker` is 0."""
+        """Return whether items were taken. If not, the get waits from now on, unless `waker` is 0.
+
+        Raises EndOfStream, ChannelBroken.
+        """
         words = self.words
         waiter = get.waiter
         if self._lost(get):
@@ -250,13 +263,13 @@ class QueueMachine:
         return False
 
     def confirm(self, get: Get, now: float) -> None:
-        """A remote client has what was taken for it."""
+        """Note that a remote client has received the items that were taken for it."""
         if not self._lost(get):
             self._confirm(get)
             self._wake(t.PUTTERS, self._credit(), now)
 
     def restore(self, get: Get, now: float) -> None:
-        """Give what was taken back to the front of its line, even above the capacity: it could not be delivered."""
+        """Put items that could not be delivered back at the front of their line, even above the capacity."""
         words = self.words
         line = get.key + t.K_ITEMS
         if self._lost(get):
@@ -280,11 +293,11 @@ class QueueMachine:
         get.taken = []
 
     def _ended(self, key: int) -> bool:
-        """Whether nothing will be put at this key any more: the channel is closed, and no put holds credit."""
+        """Whether nothing more will be put at this key: the channel is closed, and no put holds credit."""
         return bool(self.words[t.CLOSED] and not self.words[key + t.K_RESERVED])
 
     def _count(self, key: int, limit: float, most: int) -> int:
-        """How many items of the line's head, `most` at most, weigh no more than `limit`; at least one."""
+        """Return how many items from the head of the line weigh at most `limit`, up to `most`; at least one."""
         total = 0.0
         count = 0
         entry = self.words[key + t.K_ITEMS + t.FIRST]
@@ -297,6 +310,7 @@ class QueueMachine:
         return count
 
     def _take(self, get: Get, key: int, count: int) -> None:
+        """Move the first `count` items of a key's line to `get.taken`."""
         words = self.words
         reals = self.reals
         line = key + t.K_ITEMS
@@ -304,14 +318,14 @@ class QueueMachine:
         for _ in range(count):
             entry = words[line + t.FIRST]
             version = words[entry + t.E_VERSION]
-            get.taken.append(
-                (self.store.take(entry), reals[entry + t.E_WEIGHT], version)
-            )
+            weight = reals[entry + t.E_WEIGHT]
+            get.taken.append((self.store.take(entry), weight, version))
             words[line + t.FIRST] = words[entry + t.E_NEXT]
             words[line + t.COUNT] -= 1
             self._free(entry)
             if version != NO_VERSION and newest - version > words[t.STALENESS_MAX]:
                 words[t.STALENESS_MAX] = newest - version
+        # Remote items count as unconfirmed until the client has received them
         words[t.GETS] += count
         if get.remote:
             words[t.UNCONFIRMED] += count
@@ -324,6 +338,7 @@ class QueueMachine:
         words = self.words
         name = (request.owner_name, request.key_name, side)
         entered = self._entered.get(name)
+        # A participant that died and acts again is looked up anew
         if entered is None or words[entered[0] + t.P_DEAD]:
             owner_name, key_name, _ = name
             owner = self.participants.find(owner_name, owner_name, self.process)
@@ -336,27 +351,30 @@ class QueueMachine:
         request.epoch = words[t.EPOCH]
 
     def withdraw(self, request: Put | Get, now: float) -> None:
-        """The request waits no longer. Idempotent."""
+        """Take the request out of its line, because it does not wait any more. Idempotent."""
         if request.waiter and not self._lost(request):
             self._leave(request.waiter, now)
         request.waiter = 0
 
     def _leave(self, waiter: int, now: float) -> None:
-        """It was not served: what it was woken for is for the next of its line."""
+        """Take a waiter out of its line that was not served; what it was woken for goes to the next in the line."""
         line = self.words[waiter + t.W_LINE]
         self._remove(waiter, now)
-        items = line - t.K_GETTERS + t.K_ITEMS
-        self._wake(
-            line,
-            self._credit() if line == t.PUTTERS else self.words[items + t.COUNT],
-            now,
-        )
+        if line == t.PUTTERS:
+            supply = self._credit()
+        else:
+            items = line - t.K_GETTERS + t.K_ITEMS
+            supply = self.words[items + t.COUNT]
+        self._wake(line, supply, now)
 
     def _depart(self, request: Put | Get, now: float) -> None:
-        waiter, request.waiter = request.waiter, 0
+        """Take a request out of its line that was served."""
+        waiter = request.waiter
+        request.waiter = 0
         self._remove(waiter, now)
 
     def _join(self, request: Put | Get, line: int, waker: int, now: float) -> None:
+        """Append a request to a line of waiters. Raises ChannelError if all records are in use."""
         words = self.words
         reals = self.reals
         waiter = words[t.FREE_WAITER]
@@ -368,6 +386,7 @@ class QueueMachine:
                 raise channel_errors.crowded(self.spec, request.owner_name, "waiters")
             words[t.WAITERS_USED] = used + 1
             waiter = self.table.waiters + used * t.WAITER_WORDS
+        # Fill the record, then link it to the end of the line
         before = words[line + t.LAST]
         words[waiter + t.W_LINE] = line
         words[waiter + t.W_OWNER] = request.owner
@@ -383,13 +402,13 @@ class QueueMachine:
         request.waiter = int(waiter)
 
     def _remove(self, waiter: int, now: float) -> None:
+        """Unlink a waiter, count its waiting time, and free its record."""
         words = self.words
         line = words[waiter + t.W_LINE]
         before = words[waiter + t.W_PREVIOUS]
         after = words[waiter + t.W_NEXT]
-        self.reals[t.PRODUCER_WAIT if line == t.PUTTERS else t.CONSUMER_WAIT] += (
-            now - self.reals[waiter + t.W_SINCE]
-        )
+        waited = t.PRODUCER_WAIT if line == t.PUTTERS else t.CONSUMER_WAIT
+        self.reals[waited] += now - self.reals[waiter + t.W_SINCE]
         words[before + t.W_NEXT if before else line + t.FIRST] = after
         words[after + t.W_PREVIOUS if after else line + t.LAST] = before
         words[line + t.COUNT] -= 1
@@ -398,7 +417,7 @@ class QueueMachine:
         words[t.FREE_WAITER] = waiter
 
     def _ahead(self, line: int, waiter: int, most: int, now: float) -> int:
-        """How many of a line go before `waiter` (0: all of them), counted up to `most`."""
+        """Return how many waiters of a line are served before `waiter` (0: count all), counting up to `most`."""
         words = self.words
         reals = self.reals
         count = 0
@@ -411,7 +430,10 @@ class QueueMachine:
         return count
 
     def _wake(self, line: int, supply: int, now: float) -> None:
-        """Wake as many of a line as there is something for; those that are awake already count, the stalled do not."""
+        """Wake waiters of a line, at most as many as there is `supply` for.
+
+        Waiters that are awake already use up supply too, but not stalled ones.
+        """
         words = self.words
         reals = self.reals
         waiter = words[line + t.FIRST]
@@ -425,16 +447,18 @@ class QueueMachine:
             waiter = words[waiter + t.W_NEXT]
 
     def _wake_all(self, line: int) -> None:
+        """Wake all waiters of a line."""
         self.wakes += [self.words[waiter + t.W_WAKER] for waiter in self._waiters(line)]
 
     def _waiters(self, line: int) -> Iterator[int]:
+        """Yield the waiters of a line, first come first."""
         waiter = self.words[line + t.FIRST]
         while waiter:
             yield waiter
             waiter = self.words[waiter + t.W_NEXT]
 
     def _waiting(self) -> list[int]:
-        """All records in use, even where the lines are damaged."""
+        """Return all waiters' records in use; works with damaged lines, too."""
         first = self.table.waiters
         words = self.words
         records = range(
@@ -445,10 +469,12 @@ class QueueMachine:
     # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
 
     def expired(self, request: Put | Get, now: float) -> Exception:
-        """The deadline passed: the request leaves its line, and this is why it was not served."""
-        waited_s = (
-            now - self.reals[request.waiter + t.W_SINCE] if request.waiter else 0.0
-        )
+        """Take a request whose deadline has passed out of its line; return the error that says why it was not
+        served.
+        """
+        waited_s = 0.0
+        if request.waiter:
+            waited_s = now - self.reals[request.waiter + t.W_SINCE]
         self.withdraw(request, now)
         owner = request.owner_name
         key = request.key_name
@@ -458,29 +484,35 @@ class QueueMachine:
         )
 
     def refused(self, request: Put | Get, now: float) -> Exception:
-        """It does not wait: ChannelFull or ChannelEmpty."""
+        """Return the error of a request that does not wait: ChannelFull or ChannelEmpty."""
         owner = request.owner_name
         key = request.key_name
         puts = isinstance(request, Put)
         return channel_errors.refused(self.spec, owner, key, self.stats(now), puts=puts)
 
     def _broken(self, request: Put | Get) -> Exception:
+        """Return the error of a request to a broken channel."""
         request.waiter = 0  # the lines of a broken channel may be damaged
         return channel_errors.broken(self.spec, request.owner_name, self.broken_why())
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
+        """Close the channel: no more puts; gets take the items that are left. Wakes all waiters. Idempotent."""
         words = self.words
         if not words[t.CLOSED] and not words[t.BROKEN]:
             words[t.CLOSED] = 1
             self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
 
     def break_(self, why: str) -> None:
-        """Trust no line and no state of an entry: a process may have died while changing one."""
+        """Break the channel: all requests fail from now on, and its items are lost. Idempotent.
+
+        No line and no state of an entry is trusted, as a process may have died while it changed them.
+        """
         words = self.words
         if words[t.BROKEN]:
             return
+        # The reason, as text in the table
         text = why.encode("utf-8", "replace")[: t.MAX_REASON_BYTES]
         at = 8 * (t.REASON + 1)
         words[t.REASON] = len(text)
@@ -488,11 +520,13 @@ class QueueMachine:
         words[t.ITEMS] = 0
         words[t.BROKEN] = 1
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
-        for entry in self._all_entries():  # last: it fails where the job folder is gone
+        # At the end, since it fails if the job folder is gone
+        for entry in self._all_entries():
             self.store.drop(entry)
 
     def reset(self) -> None:
-        """Serve again, empty, whether broken, closed or neither. What began before is as lost as if it stayed broken.
+        """Make the channel open and empty, whether it was broken, closed or neither. Requests from before fail as
+        broken.
 
         Names, counts and the newest version stay. As in `break_`, no line and no state of an entry is trusted.
         """
@@ -500,6 +534,7 @@ class QueueMachine:
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
         for entry in self._all_entries():
             self.store.drop(entry)
+        # All words about items and waits
         lines = range(t.PUTTERS, t.UNCONFIRMED)
         for word in (
             *lines,
@@ -515,6 +550,7 @@ class QueueMachine:
         for waiter in self._waiting():
             words[waiter + t.W_LINE] = 0
         words[t.WAITERS_USED] = 0
+        # Lines and reservations of each key
         for key in self.keys.all():
             for word in range(key + t.K_RESERVED, key + t.K_GETTERS + t.LINE_WORDS):
                 words[word] = 0
@@ -523,17 +559,22 @@ class QueueMachine:
         words[t.EPOCH] += 1
 
     def _lost(self, request: Put | Get) -> bool:
-        """Whether nothing can come of a request: the channel is broken, or was since it began."""
+        """Whether a request cannot be served any more: the channel is broken, or was reset since the request
+        began.
+        """
         return bool(self.words[t.BROKEN]) or (
             request.key != 0 and request.epoch != self.words[t.EPOCH]
         )
 
     def broken_why(self) -> str:
+        """Return the reason that `break_` was given."""
         at = 8 * (t.REASON + 1)
         return str(self.table.data[at : at + self.words[t.REASON]], "utf-8", "replace")
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
-        """These processes have ended: their waits and reservations vanish, and what they took does not come back."""
+        """Remove what processes that have ended leave behind: their waits and their reservations. Items they took
+        stay lost.
+        """
         words = self.words
         gone = set(dead)
         participants = {
@@ -545,6 +586,7 @@ class QueueMachine:
             words[participant + t.P_UNCONFIRMED] = 0
         if words[t.BROKEN]:
             return
+        # Their waits, then the credit of items that will never come
         for waiter in self._waiting():
             if words[waiter + t.W_OWNER] in participants:
                 self._leave(waiter, now)
@@ -556,10 +598,11 @@ class QueueMachine:
                 self._cancel(entry, now)
 
     def end_of_owner(self, owner: str) -> None:
-        """Mark `owner` as dead. Its waits were withdrawn by the process that acted for it, which lives."""
+        """Mark `owner` as dead. The process that acted for it lives, and has withdrawn its waits."""
         self.words[self.participants.find(owner, owner, self.process) + t.P_DEAD] = 1
 
     def _all_entries(self) -> range:
+        """Return all entries that were ever in use."""
         table = self.table
         return range(
             table.entries,
@@ -570,36 +613,39 @@ class QueueMachine:
     # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, now: float) -> ChannelStats:
+        """Return a snapshot of the channel: contents, counts, waits and users."""
         words = self.words
         reals = self.reals
         names = self.participants.all()
         keys = self.keys.all()
-        lines = (
-            [] if words[t.BROKEN] else [t.PUTTERS, *(key + t.K_GETTERS for key in keys)]
-        )
+        broken = bool(words[t.BROKEN])
+        # A broken channel's lines may be damaged
+        lines = []
+        if not broken:
+            lines = [t.PUTTERS, *(key + t.K_GETTERS for key in keys)]
         waits = []
+        producer_wait_s = reals[t.PRODUCER_WAIT]
+        consumer_wait_s = reals[t.CONSUMER_WAIT]
         for line in lines:
+            wants: Literal["credit", "item"]
+            wants = "credit" if line == t.PUTTERS else "item"
             for waiter in self._waiters(line):
                 # The clock was read before the lock was acquired
                 seconds = max(0.0, now - reals[waiter + t.W_SINCE])
                 owner = names[words[waiter + t.W_OWNER]]
                 key = keys[words[waiter + t.W_KEY]]
-                waits.append(
-                    Wait(
-                        owner=owner,
-                        key=key,
-                        wants="credit" if line == t.PUTTERS else "item",
-                        seconds=seconds,
-                    )
-                )
-        depths = (
-            {}
-            if words[t.BROKEN]
-            else {
-                k: words[k + t.K_ITEMS + t.COUNT] + words[k + t.K_RESERVED]
-                for k in keys
-            }
-        )
+                waits.append(Wait(owner=owner, key=key, wants=wants, seconds=seconds))
+                if line == t.PUTTERS:
+                    producer_wait_s += seconds
+                else:
+                    consumer_wait_s += seconds
+        # Items and reservations by key
+        depths: dict[int, int] = {}
+        if not broken:
+            for record in keys:
+                items = words[record + t.K_ITEMS + t.COUNT]
+                depths[record] = items + words[record + t.K_RESERVED]
+        # A name is dead if no living process has it
         living = {name for p, name in names.items() if not words[p + t.P_DEAD]}
         return ChannelStats(
             capacity_items=self._capacity,
@@ -608,10 +654,8 @@ class QueueMachine:
             puts=words[t.PUTS],
             gets=words[t.GETS],
             bytes=words[t.BYTES],
-            producer_wait_s=reals[t.PRODUCER_WAIT]
-            + sum(wait.seconds for wait in waits if wait.wants == "credit"),
-            consumer_wait_s=reals[t.CONSUMER_WAIT]
-            + sum(wait.seconds for wait in waits if wait.wants == "item"),
+            producer_wait_s=producer_wait_s,
+            consumer_wait_s=consumer_wait_s,
             waits=tuple(waits),
             depth_by_key={keys[key]: depth for key, depth in depths.items() if depth},
             producers=tuple(

@@ -1,14 +1,14 @@
-"""What each word of a channel's state means: the one place that knows where state lies.
+"""The meaning of each word of a channel's state: the only place that knows the layout.
 
 ::
 
     header │ reason │ participants │ keys │ waiters │ entries (record + room for a small item)
 
 All state is 8-byte words, read as integers or, where a name below says so, as reals. A pointer is the index of a
-record's first word; 0 points at nothing. Records have fixed places, so nothing is ever allocated: the table is bounded
-by the channel's spec. Between threads it is a bytearray, between processes a mapped file. Only the holder of the
-channel's lock writes; without the lock, a request that is about to wait looks at counts and endings for a moment, and
-statistics name the process that keeps the lock.
+record's first word; 0 points at nothing. Records have fixed places, so nothing is ever allocated: the table is
+bounded by the channel's spec. Between threads it is a bytearray, between processes a mapped file. Only the holder of
+the channel's lock writes. Two readers do without the lock: a request that is about to wait looks at counts and
+endings for a moment, and statistics name the process that holds the lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlplace.comm.channel import ChannelSpec
 LOCK = 0  # eight words, between processes
 (
     SPEC_BYTES,  # of the pickled spec at the end of the file
-    CHANGING,  # process in the middle of a change; 0: the state is whole
+    CHANGING,  # process in the middle of a change; 0: the state is consistent
     BROKEN,  # 1 once broken
     CLOSED,  # 1 once closed
     ITEMS,  # credit in use: items in lines and reservations
@@ -32,20 +32,20 @@ LOCK = 0  # eight words, between processes
     BYTES,  # of items that were placed in shared memory
     PRODUCER_WAIT,  # real, seconds
     CONSUMER_WAIT,  # real, seconds
-    FREE_ENTRY,  # freed records, last freed first: the memory in use stays small and warm
+    FREE_ENTRY,  # freed records, last freed first, so that the memory in use stays small and cached
     ENTRIES_USED,  # records that were ever in use
     FREE_WAITER,
     WAITERS_USED,
     PUTTERS,  # line of waiting puts over all keys: first, last, count
     _PUTTERS_LAST,
     _PUTTERS_COUNT,
-    UNCONFIRMED,  # items that were taken for clients on other nodes and may come back
+    UNCONFIRMED,  # items taken for clients on other nodes that may come back
     PARTICIPANTS,  # records in use
     KEYS,  # records in use
-    NEWEST_VERSION,  # 0 if none was given so far
+    NEWEST_VERSION,  # 0 if no version was given so far
     STALENESS_MAX,
     CHECKED,  # real: when a process last looked for dead processes
-    EPOCH,  # how often the channel was reset: what was granted before counts no more
+    EPOCH,  # number of resets: requests of an earlier epoch are lost
     REASON,  # bytes, then text: why the channel is broken
 ) = range(8, 34)
 FIRST, LAST, COUNT = range(3)  # words of a line
@@ -55,12 +55,12 @@ MAX_REASON_BYTES = 2048
 _FIRST_RECORD = REASON + 1 + MAX_REASON_BYTES // 8
 
 # ── a name under which a process puts or gets, and a key ─────────────────────────────────────────────────────────────
-_LENGTH = 0
-PROCESS = 1  # bytes of the name; PROCESS: 0 for a key
+_LENGTH = 0  # bytes of the name
+PROCESS = 1  # 0 for a key
 P_PRODUCED, P_CONSUMED, P_DEAD, P_UNCONFIRMED = range(2, 6)
-K_RESERVED = 2
-K_ITEMS = 3
-K_GETTERS = 6  # puts whose item is still to come; lines of entries and of waiting gets
+K_RESERVED = 2  # puts whose item is still to come
+K_ITEMS = 3  # line of entries
+K_GETTERS = 6  # line of waiting gets
 _NAME = 9
 MAX_NAME_BYTES = 256  # in UTF-8
 _NAMED_WORDS = _NAME + MAX_NAME_BYTES // 8
@@ -74,7 +74,7 @@ _NAMED_WORDS = _NAME + MAX_NAME_BYTES // 8
     W_KEY,
     W_SINCE,  # real, seconds
     W_WAKER,
-    W_WOKEN,  # real, seconds: when it was woken and has not looked since; 0: it was not
+    W_WOKEN,  # real, seconds: when it was woken, until it tries again; 0: it was not woken
     WAITER_WORDS,
 ) = range(9)
 
@@ -86,18 +86,20 @@ _NAMED_WORDS = _NAME + MAX_NAME_BYTES // 8
     E_OWNER,  # participant that put it
     E_WEIGHT,  # real
     E_VERSION,  # NO_VERSION: none was given
-    E_LENGTH,  # bytes of the item here
-    E_SEGMENT,  # where in shared memory it lies instead; 0: here
+    E_LENGTH,  # bytes of the item if it lies in this record
+    E_SEGMENT,  # address of its segment in shared memory; 0: it lies in this record
     E_DATA,
 ) = range(9)
 FREE, IN_LINE, AWAITED = range(3)
-SPARE_ENTRIES = 16  # beyond the capacity: for items that were taken and came back
-_INLINE_BYTES = (512, 16 << 10)  # least and most room for a small item
-_INLINE_BUDGET = 16 << 20  # between these, what all entries together may take
+SPARE_ENTRIES = 16  # beyond the capacity, for items that were taken and come back
+_INLINE_BYTES = (512, 16 << 10)  # least and most room for a small item in its entry
+_INLINE_BUDGET = 16 << 20  # between these limits, the room of all entries together
 
 
 class Table:
-    """The memory of a channel as integers, reals and bytes, and where its records begin, in words. New: only zeros."""
+    """The memory of a channel as integers, reals and bytes, and the first words of its records. A new table is all
+    zeros.
+    """
 
     def __init__(
         self,
@@ -106,17 +108,19 @@ class Table:
         *,
         inline: bool = True,
     ) -> None:
-        """`inline`: whether small items lie in their entries. `memory` None: only the sizes are asked for."""
+        """`inline`: whether small items lie in their entries. `memory` None: only the sizes are needed."""
         self.spec = spec
-        least, most = _INLINE_BYTES
-        self.inline_bytes = (
-            min(max(_INLINE_BUDGET // spec.capacity_items, least), most) // 64 * 64
-            if inline
-            else 0
-        )
-        self.key_count = (
-            spec.participants if spec.keys is None else max(len(spec.keys), 1)
-        )
+        # Room for a small item in each entry: the budget's share, within limits, in whole cache lines
+        self.inline_bytes = 0
+        if inline:
+            least, most = _INLINE_BYTES
+            share = _INLINE_BUDGET // spec.capacity_items
+            self.inline_bytes = min(max(share, least), most) // 64 * 64
+        # Places for undeclared keys
+        self.key_count = spec.participants
+        if spec.keys is not None:
+            self.key_count = max(len(spec.keys), 1)
+        # First words of the records
         self.keys = _FIRST_RECORD + spec.participants * _NAMED_WORDS
         self.waiters = self.keys + self.key_count * _NAMED_WORDS
         self.entries = self.waiters + spec.participants * WAITER_WORDS
@@ -128,7 +132,7 @@ class Table:
         self.reals: memoryview[float] = self.data.cast("d")
 
     def release(self) -> None:
-        """Let go of the memory. Any later access is a ValueError."""
+        """Release the memory. Any later access raises ValueError."""
         for view in (self.words, self.reals, self.data):
             view.release()
 
@@ -138,33 +142,40 @@ class Names:
 
     def __init__(self, table: Table, *, keys: bool) -> None:
         self._table = table
-        self._used, self._first = (
-            (KEYS, table.keys) if keys else (PARTICIPANTS, _FIRST_RECORD)
-        )
-        self._most, self._kind = (
-            (table.key_count, "keys") if keys else (table.spec.participants, "names")
-        )
-        self._names: dict[int, str] = {}  # by record, as far as they were read
+        # Word with the number of records in use, first record, most records, and the noun for errors
+        if keys:
+            self._used = KEYS
+            self._first = table.keys
+            self._most = table.key_count
+            self._kind = "keys"
+        else:
+            self._used = PARTICIPANTS
+            self._first = _FIRST_RECORD
+            self._most = table.spec.participants
+            self._kind = "names"
+        self._names: dict[int, str] = {}  # by record; those that this process has read
         self._records: dict[tuple[str, int], int] = {}  # by name and process
 
     def all(self) -> dict[int, str]:
-        """Every record and its name, in the order in which they came."""
+        """Return every record with its name, in the order in which they were added."""
         table = self._table
         words = self._table.words
+        # Read the records that were added since the last call
         first = self._first + len(self._names) * _NAMED_WORDS
-        for record in range(
-            first, self._first + words[self._used] * _NAMED_WORDS, _NAMED_WORDS
-        ):
+        end = self._first + words[self._used] * _NAMED_WORDS
+        for record in range(first, end, _NAMED_WORDS):
             at = 8 * (record + _NAME)
-            name = str(
-                table.data[at : at + words[record + _LENGTH]], "utf-8", "surrogatepass"
-            )
+            encoded = table.data[at : at + words[record + _LENGTH]]
+            name = str(encoded, "utf-8", "surrogatepass")
             self._names[record] = name
             self._records[name, words[record + PROCESS]] = record
         return self._names
 
     def find(self, name: str, owner: str, process: int = 0) -> int:
-        """The record of this name, and of this process for a participant; a new one if need be. `owner`: for errors."""
+        """Return the record of a name, for a participant also of its process; a new record if there is none.
+
+        `owner`: for errors. Raises ChannelMisuse for a name that is too long, ChannelError if all records are in use.
+        """
         found = self._records.get((name, process))
         if found is None:
             self.all()
@@ -183,20 +194,20 @@ class Names:
             found = self._first + table.words[self._used] * _NAMED_WORDS
             table.words[found + _LENGTH] = len(encoded)
             table.words[found + PROCESS] = process
-            table.data[8 * (found + _NAME) : 8 * (found + _NAME) + len(encoded)] = (
-                encoded
-            )
+            at = 8 * (found + _NAME)
+            table.data[at : at + len(encoded)] = encoded
             table.words[self._used] += 1
             self.all()
         return found
 
     def _left_by_dead(self, name: str, process: int) -> int | None:
-        """Give the record that a dead process had under this name to `process`, if there is one."""
+        """Give `process` the record that a dead process had under this name; return None if there is none."""
         words = self._table.words
-        named = (
-            record for record, known in self._names.items() if known == name and process
-        )
-        found = next((record for record in named if words[record + P_DEAD]), None)
+        found = None
+        for record, known in self._names.items():
+            if process and known == name and words[record + P_DEAD]:
+                found = record
+                break
         if found is not None:
             words[found + PROCESS] = process
             self._records[name, process] = found

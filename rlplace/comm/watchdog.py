@@ -1,4 +1,4 @@
-"""Watch the channels of a job, and report which workers wait for which when nothing moves.
+"""Watch the channels of a job, and report which workers wait for which others when nothing moves.
 
 ::
 
@@ -6,8 +6,8 @@
     env rank 0 ── an item of actions ──▶ rollout rank 0, which does not wait                          slow
     env rank 0 ── an item of actions ──▶ rollout rank 0, whose process has ended                      dead
 
-A get waits for any of the channel's producers, a put for any of its consumers: those that were seen so far, over all
-keys. A worker is stuck when all that it waits for are stuck or dead.
+A get waits for any producer of the channel, a put for any consumer: those that have used the channel so far, at any
+key. A worker is stuck when all workers that it waits for are stuck or dead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlplace.comm.channel_errors import holding, listed
 from rlplace.errors import ChannelError
 
 _WANTED = {"credit": "for credit", "item": "for an item"}
-_LOOKS = 4  # at the channels in the time of a stall
-_LOOK_S = 5.0  # at least this often
-_END_S = 5.0  # how long a look may take that the end of the watch finds under way
+_LOOKS = 4  # times that the channels are read during a stall
+_LOOK_S = 5.0  # longest time between two such readings
+_END_S = 5.0  # longest wait for a reading that is under way at the end of the watch
 
 
 def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
-    """A moment of each channel; one that is gone has no waiters and is left out."""
+    """Return a snapshot of each channel; a channel that is gone has no waiters and is left out."""
     views = {}
     for name, channel in channels.items():
         with contextlib.suppress(ChannelError):
@@ -39,7 +39,7 @@ def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
 
 
 class WaitForGraph:
-    """The waits of a moment: an owner's edges lead to the workers that could end them."""
+    """The waits at one moment as a graph: a worker's edges lead to the workers that could end its waits."""
 
     def __init__(self, views: Collection[ChannelStats]) -> None:
         self.dead = {name for stats in views for name in stats.dead}
@@ -48,10 +48,12 @@ class WaitForGraph:
         for stats in views:
             for wait in stats.waits:
                 self.waits.setdefault(wait.owner, []).append(stats.could_end(wait))
+        # Workers for which another one waits
         self.awaited = {
             name for waits in self.waits.values() for wait in waits for name in wait
         }
-        # Workers without a wait that can end: the largest set whose members wait only for each other and the dead.
+        # Stuck workers: the largest set whose members wait only for members and the dead. Start with all that wait, and
+        # remove workers until no further one has a wait that another worker could end.
         self.stuck = set(self.waits)
         before = -1
         while len(self.stuck) != before:
@@ -64,33 +66,33 @@ class WaitForGraph:
             }
 
     def cycle(self) -> tuple[str, ...]:
-        """Workers that wait for each other in a circle, the first again at the end; empty if they wait for the dead."""
+        """Return workers that wait for each other in a circle, with the first again at the end; empty if there is no
+        circle.
+        """
         stuck = sorted(self.stuck)
-        ahead = {
-            owner: [
-                name
-                for wait in self.waits[owner]
-                for name in wait
-                if name in self.stuck
-            ]
-            for owner in stuck
-        }
+        ahead: dict[str, list[str]] = {}
+        for owner in stuck:
+            named = [name for wait in self.waits[owner] for name in wait]
+            ahead[owner] = [name for name in named if name in self.stuck]
         try:
             graphlib.TopologicalSorter(ahead).prepare()
         except graphlib.CycleError as found:
-            # It names each behind the one that waits for it
+            # graphlib names each worker behind the one that waits for it
             circle: list[str] = found.args[1][:0:-1]
             first = circle.index(min(circle))
             return (*circle[first:], *circle[: first + 1])
         return ()
 
     def slow(self) -> list[str]:
-        """Living workers that others wait for and that do not wait themselves."""
+        """Return living workers that others wait for and that do not wait themselves."""
         return sorted(self.awaited - set(self.waits) - self.dead)
 
 
 def report(views: Mapping[str, ChannelStats]) -> str | None:
-    """Which workers wait for which, for what and how long, and what the channels hold; None if none waits."""
+    """Return a text: which workers wait for which others, for what and how long, and what the channels hold.
+
+    None if no worker waits.
+    """
     graph = WaitForGraph(views.values())
     if not graph.waits:
         return None
@@ -105,6 +107,7 @@ def report(views: Mapping[str, ChannelStats]) -> str | None:
 
 
 def _verdict(graph: WaitForGraph) -> Iterator[str]:
+    """Yield lines that name deadlocked, dead and slow workers."""
     cycle = graph.cycle()
     if cycle:
         yield f"deadlock: {' -> '.join(cycle)}"
@@ -118,7 +121,7 @@ def _verdict(graph: WaitForGraph) -> Iterator[str]:
 
 
 def _waits(stats: ChannelStats) -> Iterator[str]:
-    """A line for each kind of wait in a channel: thousands of ranks make two lines."""
+    """Yield a line for each kind of wait in a channel, so that thousands of ranks make two lines."""
     for wants, wanted in _WANTED.items():
         waits = [wait for wait in stats.waits if wait.wants == wants]
         if not waits:
@@ -135,16 +138,20 @@ def _waits(stats: ChannelStats) -> Iterator[str]:
 
 
 class Watchdog:
-    """Report each stall once: a channel with a wait where nothing was put or taken for `stall_s`, or workers that have
-    waited for each other as long. Looks from a thread of its own while it is entered; it stops nothing.
+    """Reports each stall once, from a thread of its own while the context is entered; it stops nothing.
+
+    A stall is a channel with a wait in which nothing was put or taken for `stall_s`, or workers that have waited for
+    each other that long.
     """
 
     def __init__(self, channels: Mapping[str, Channel], *, stall_s: float) -> None:
         self._channels = channels
         self._stall_s = stall_s
-        # Channel -> puts and gets, and since when there are no more
+        # Channel -> number of puts and gets, and the time since which it is unchanged
         self._moved: dict[str, tuple[int, float]] = {}
-        self._reported: set[str] = set()  # channels and workers
+        self._reported: set[str] = (
+            set()
+        )  # channels and workers whose stall was reported
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="watchdog", daemon=True
@@ -159,28 +166,31 @@ class Watchdog:
         self._thread.join(_END_S)
 
     def look(self, now: float) -> str | None:
-        """The report that is due at `now`, if any. Called with growing times."""
+        """Return the report that is due at `now`, or None. Call with increasing times."""
         views = view(self._channels)
-        still = {
-            f"channel {name}": self._still_s(name, stats, now)
-            for name, stats in views.items()
-        }
-        waited: dict[str, float] = {}  # owner -> its youngest wait
-        for wait in (wait for stats in views.values() for wait in stats.waits):
-            waited[wait.owner] = min(wait.seconds, waited.get(wait.owner, wait.seconds))
+        # Channels without movement, and workers with long waits
+        still: dict[str, float] = {}
+        waited: dict[str, float] = {}  # worker -> its youngest wait, in seconds
+        for name, stats in views.items():
+            still[f"channel {name}"] = self._still_s(name, stats, now)
+            for wait in stats.waits:
+                youngest = waited.get(wait.owner, wait.seconds)
+                waited[wait.owner] = min(wait.seconds, youngest)
         stalled = {name for name, seconds in still.items() if seconds >= self._stall_s}
         long = {owner for owner, seconds in waited.items() if seconds >= self._stall_s}
-        if long:  # only then: the graph of thousands of workers takes a while
+        # The graph of thousands of workers takes a while, so it is made only if needed
+        if long:
             stalled |= WaitForGraph(views.values()).stuck & long
+        # Report again only after a stall has ended in between
         waiting = {name for name, seconds in still.items() if seconds > 0} | set(waited)
         self._reported &= waiting
         if stalled <= self._reported:
             return None
-        self._reported = waiting  # the report names all of them
+        self._reported = waiting  # the report names all of these
         return f"nothing has moved for {self._stall_s:g} s or more where these wait\n{report(views)}"
 
     def _still_s(self, name: str, stats: ChannelStats, now: float) -> float:
-        """For how long there were waits in a channel, as far as looks tell, without anything put or taken."""
+        """Return for how many seconds a channel with waits has not moved, as far as the readings tell."""
         before, since = self._moved.get(name, (-1, now))
         moved = stats.puts + stats.gets
         if moved != before or not stats.waits:
@@ -189,6 +199,7 @@ class Watchdog:
         return now - since
 
     def _watch(self) -> None:
+        """Read the channels from time to time, and log each report."""
         while not self._over.wait(min(self._stall_s / _LOOKS, _LOOK_S)):
             due = self.look(time.monotonic())
             if due is not None:

@@ -1,4 +1,4 @@
-"""The transport between nodes: a channel server on each channel's node performs what the ends of other nodes ask of it.
+"""The transport between nodes: the channel server of a node performs requests of ends on other nodes.
 
 ::
 

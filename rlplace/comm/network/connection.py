@@ -1,13 +1,13 @@
-"""One process' connection to one channel server, and its ends: requests out, answers matched by serial.
+"""A process's connection to one channel server, and its ends: requests out, answers matched by serial number.
 
 ::
 
     caller ── send, under the lock ──▶ DEALER ══▶ server
     caller ◀── wakes ── reader thread ◀── DEALER
 
-A caller sends by itself; one thread reads. A connection that is lost is made again by ZeroMQ, and what is still
-unanswered is asked again; the server performs nothing twice. After `LOST_S` without a connection, or when the
-server has forgotten this process or was closed, the connection is broken for good and every wait ends with the reason.
+A caller sends by itself; one thread reads. ZeroMQ restores a lost connection, and requests without an answer are then
+sent again; the server performs nothing twice. The connection is broken for good after `LOST_S` without contact, or
+when the server has forgotten this process or was closed: then every wait ends with the reason.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rlplace.comm.channel import Channel, ChannelSpec, ChannelStats
 from rlplace.comm.network import wire
 from rlplace.comm.network.wire import LOST_S, Frame, Keys, Reply, Request
 
-CONNECT_S = 10.0  # how long the first connection may take
-GRACE_S = 3.0  # how much later than its deadline an answer may come before the server counts as silent
+CONNECT_S = 10.0  # longest time to the first connection
+GRACE_S = 3.0  # time after a request's deadline, until the server counts as silent
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -45,16 +45,19 @@ class Waiter:
     """A request until its caller has the answer. No caller waits for the answer to a "withdraw"."""
 
     request: Request
-    # Kept until the answer: it may have to be sent again
+    # Kept until the answer, since it may have to be sent again
     outgoing: Sequence[Frame] = ()
     reply: Reply = NO_REPLY
     frames: Sequence[zmq.Frame] = ()  # of the answer
-    # Released once, by who has `_lock`
+    # Released once, when the answer has arrived, by the thread that holds `_lock`
     arrived: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 class Connection:
-    """Owns the socket and its reader thread; thread-safe, not for a forked child. `patience_s`: to connect at first."""
+    """Owns the socket and its reader thread. Thread-safe; not for a forked child.
+
+    `patience_s`: longest time to the first connection.
+    """
 
     def __init__(
         self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S
@@ -62,13 +65,15 @@ class Connection:
         self.endpoint = endpoint
         self.keys = keys
         self._serials = itertools.count(1)
-        # Everything that is unanswered, or answered and not yet done
+        # Requests without an answer, and withdrawals that the server has not confirmed; by serial
         self._waiters: dict[int, Waiter] = {}
-        self._done: list[int] = []  # for the server with the next message
-        self._tell = False  # whether that cannot wait
-        self._welcomed = False
-        self._broken: str | None = None
-        # None while connected
+        self._done: list[
+            int
+        ] = []  # serials of received answers, sent to the server with the next message
+        self._tell = False  # whether these must be sent at once
+        self._welcomed = False  # whether the server knows this process
+        self._broken: str | None = None  # why, once broken
+        # When the connection was lost; None while connected
         self._lost_at: float | None = time.monotonic() + patience_s - LOST_S
         self._lock = threading.Lock()
         self._context = zmq.Context()
@@ -98,7 +103,11 @@ class Connection:
         outgoing: Sequence[Frame] = (),
         patience_s: float | None = None,
     ) -> Waiter:
-        """Block until the answer is there, or `GRACE_S` after the deadline. Raises the error that was answered."""
+        """Send a request; block until the answer, or until `GRACE_S` after the deadline. Raises the error that was
+        answered.
+
+        `outgoing`: frames behind the envelope. Raises ChannelBroken, ChannelTimeout for a silent server.
+        """
         spec = end.spec
         owner = end.owner
         limit_s = (patience_s or 0.0) + GRACE_S
@@ -132,57 +141,63 @@ class Connection:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """No caller waits for the answer any more; what was taken or reserved for it is given back."""
+        """Give up a request whose answer is not needed any more; the server gives back what was taken or reserved for
+        it.
+        """
         with self._lock:
             self._withdraw(waiter.request.serial)
 
     def close(self) -> None:
-        """Say goodbye and end the thread. Idempotent; a wait that goes on ends with ChannelBroken."""
+        """Say goodbye and end the thread. Idempotent; waits of other threads end with ChannelBroken."""
         with self._lock:
             self._send(Request(0, "bye"))
             self._break("this process closed its connection")
         self._reader.join()
 
     def _withdraw(self, serial: int) -> None:
+        """Send a withdrawal, with the lock held."""
         gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"))
         self._send(gone.request)  # kept until the server has confirmed it
 
     def _take_done(self) -> tuple[int, ...]:
+        """Return the serials of received answers that the server has not been told, with the lock held."""
         done = tuple(self._done)
         self._done = []
         return done
 
     def _send(self, request: Request, frames: Sequence[Frame] = ()) -> None:
-        """With the lock held. Without a connection nothing is sent: `_greet` sends what is unanswered by then."""
+        """Send a request, with the lock held.
+
+        Without a connection nothing is sent: `_greet` sends all requests without an answer when there is one again.
+        """
         if self._broken is not None or self._lost_at is not None:
             return
         self._socket.send_multipart(
             (wire.pack(request), *frames), zmq.NOBLOCK, copy=False
         )
-        # Sending may have taken in the signal of a message
+        # Sending may have consumed the signal of an incoming message
         if wire.has_message(self._socket):
             self._pump()
 
     def _read(self) -> None:
-        """The thread: wakes on messages, on changes of the connection, and when a lost one stays lost."""
+        """Run the reader thread: wake on messages, on changes of the connection, and when a lost connection stays
+        lost.
+        """
         poller = select.poll()
         for fd in (wire.fd_of(self._socket), wire.fd_of(self._monitor), self._stop):
             poller.register(fd, select.POLLIN)
         while self._broken is None:
             lost_at = self._lost_at
-            left_s = (
-                None
-                if lost_at is None
-                else max(0.0, lost_at + LOST_S - time.monotonic())
-            )
-            poller.poll(None if left_s is None else left_s * 1000 + 1)
+            wait_ms = None
+            if lost_at is not None:
+                left_s = max(0.0, lost_at + LOST_S - time.monotonic())
+                wait_ms = left_s * 1000 + 1
+            poller.poll(wait_ms)
             with self._lock:
                 self._pump()
                 self._notice()
-                if (
-                    self._lost_at is not None
-                    and time.monotonic() > self._lost_at + LOST_S
-                ):
+                lost_at = self._lost_at
+                if lost_at is not None and time.monotonic() > lost_at + LOST_S:
                     gone = f"the channel server {self.endpoint} is gone: no connection for {LOST_S:.0f} s"
                     never = (
                         f"no channel server of this job at {self.endpoint}: nothing answers "
@@ -190,7 +205,7 @@ class Connection:
                     )
                     self._break(gone if self._welcomed else never)
         with self._lock:
-            # For the goodbye
+            # Time for the goodbye to be sent
             linger_ms = 500 if self._welcomed and self._lost_at is None else 0
             self._socket.disable_monitor()
             self._monitor.close(0)
@@ -200,7 +215,7 @@ class Connection:
         os.close(self._stopped)
 
     def _pump(self) -> None:
-        """Take all messages that are there and report what is done, with the lock held."""
+        """Handle all messages that have arrived, and tell the server about received answers; with the lock held."""
         while self._broken is None:
             try:
                 envelope, frames = wire.receive(self._socket)
@@ -215,6 +230,7 @@ class Connection:
                 self._take_in(Reply(*pickle.loads(envelope)), frames)
 
     def _take_in(self, reply: Reply, frames: Sequence[zmq.Frame]) -> None:
+        """Handle one message of the server, with the lock held."""
         if reply.serial == wire.WELCOME:
             self._welcomed = True
         elif reply.serial == wire.HERE:
@@ -225,6 +241,7 @@ class Connection:
             )
         elif reply.serial == wire.CLOSED:
             self._break(f"the channel server {self.endpoint} was closed")
+        # An answer; a late one to a request that was withdrawn has no caller
         elif (waiter := self._waiters.get(reply.serial)) is not None:
             if waiter.request.method == "withdraw":
                 if reply.value == "withdrawn":
@@ -232,7 +249,7 @@ class Connection:
             else:
                 del self._waiters[reply.serial]
                 self._done.append(reply.serial)
-                # The server keeps items until their arrival is confirmed
+                # The server keeps items until it knows that they have arrived
                 self._tell |= bool(reply.marks)
                 waiter.reply = reply
                 waiter.frames = frames
@@ -240,7 +257,7 @@ class Connection:
                 waiter.arrived.release()
 
     def _notice(self) -> None:
-        """Follows the connection: made, lost, made again, refused."""
+        """Follow events of the connection: made, lost, made again, refused; with the lock held."""
         while self._broken is None:
             try:
                 event = parse_monitor_message(
@@ -259,7 +276,9 @@ class Connection:
                 self._lost_at = time.monotonic()
 
     def _greet(self) -> None:
-        """On every new connection: which process this is, what it still wants, and all of that again."""
+        """Introduce this process over a new connection, and send all requests without an answer again; with the lock
+        held.
+        """
         wanted = list(self._waiters.values())
         self._send(
             Request(0, "hello", arguments=(self._welcomed, tuple(self._waiters)))
@@ -269,6 +288,7 @@ class Connection:
                 self._send(waiter.request, waiter.outgoing)
 
     def _break(self, why: str) -> None:
+        """Break the connection for good and end all waits, with the lock held. Idempotent."""
         if self._broken is not None:
             return
         self._broken = why
@@ -282,19 +302,20 @@ class Connection:
 class RemoteChannel(Channel):
     """An end of a channel on another node: every call is one round trip to its server, a large put two.
 
-    The creator of the connection owns it. What `get` returns is the caller's own, writable.
+    The creator of the connection owns it. What `get` returns is writable and belongs to the caller.
 
-    What a death does:
+    The effect of a failure:
 
-    - The server: every end raises ChannelBroken, within seconds of it.
-    - This process: what it waited for is withdrawn within seconds. An item that was on its way to it goes back to the
-      front of its line; one that it had confirmed (received) is gone with it.
-    - The network: an interruption that both sides outlast (`wire.LOST_S` after TCP has given up) loses and doubles
-      nothing; a longer one is the death of the server to this end, and of this process to the server.
+    - The server ends: every end raises ChannelBroken within seconds.
+    - This process ends: its waits are withdrawn within seconds. An item on its way to it goes back to the front of
+      its line; an item that it has confirmed is lost.
+    - The network fails: an interruption that both sides outlast (`wire.LOST_S` after TCP has given up) neither loses
+      nor doubles an item. A longer one counts as the end of the server for this end, and as the end of this process
+      for the server.
     """
 
     def __init__(self, connection: Connection, spec: ChannelSpec) -> None:
-        """Does not wait: the first call raises a failure."""
+        """Does not wait for a connection: if there is none, the first call raises."""
         super().__init__(spec)
         self.connection = connection
         self._pack = codec.Packers(wire.INLINE_BYTES).pack
@@ -303,6 +324,7 @@ class RemoteChannel(Channel):
         return type(self), (self.connection, self.spec), {"owner": self.owner}
 
     def link(self, key: str) -> Connection:
+        """As Channel: the connection that all keys use."""
         return self.connection
 
     def _put(
@@ -318,6 +340,7 @@ class RemoteChannel(Channel):
         if isinstance(packed, bytes):
             self.connection.ask(self, "put", packed, *terms, patience_s=patience_s)
             return
+        # A large item: credit first, then its data
         marks, frames = wire.enclose((packed,), self.connection.keys.frame_bytes)
         credit = self.connection.ask(self, "put", None, *terms, patience_s=patience_s)
         serial = credit.request.serial

@@ -1,14 +1,14 @@
-"""The channel server of a node: performs what the ends of other nodes ask on the channels that live here.
+"""The channel server of a node: performs requests of ends on other nodes on the channels of its node.
 
 ::
 
     client ── request (serial) ──▶ server ── put, fill, get ──▶ Channel
            ◀─ answer (serial) ───       kept until the client sends `done`; undone when the client is gone
 
-One thread with one asyncio loop does all of it; waiting costs a task, not a thread. A client that cannot be reached for
-`LOST_S` is gone: its waits leave, its credit returns, items that it had not confirmed go back to the front of their
-line. One that comes back earlier, over a new connection, asks again for what it still waits for, and nothing is
-performed twice. The server never opens an item: one that cannot be unpickled harms its taker only.
+One thread with one asyncio loop does all of it; a wait costs a task, not a thread. A client that cannot be reached
+for `LOST_S` is gone: its waits end, its credit returns, and items that it had not confirmed go back to the front of
+their line. A client that comes back earlier, over a new connection, repeats its requests without an answer, and
+nothing is performed twice. The server never unpickles an item: a broken item harms its taker only.
 """
 
 from __future__ import annotations
@@ -30,34 +30,37 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
-_OPEN_FILES = 1 << 16  # as many as a server may want, where the hard limit allows it
+_OPEN_FILES = (
+    1 << 16
+)  # open files that a server may need, if the hard limit allows as many
 _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-# What a message may have beside one frame of data: envelopes, encryption
+# Largest message beside one frame of data: envelopes, encryption
 _BESIDE_BYTES = 1 << 20
-_HANDSHAKE_S = 5.0  # a connection that was not let in by then is cut
+_HANDSHAKE_S = 5.0  # a connection without a handshake is cut after this time
 
 Answer = Sequence[Frame]  # an envelope, and the frames behind it
 
 
 class Session:
-    """One client (a connected process). A request is under way, or answered, until the client sends `done`."""
+    """The state of one client, which is a connected process. A request stays here until the client sends `done`."""
 
     def __init__(self, client: bytes) -> None:
         self.client = client
-        # Since when it cannot be reached, on the loop's clock
+        # Time of the loop since which the client cannot be reached; None: it can
         self.lost_since: float | None = None
         self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
-        # Each until the client has it: sent again when it asks again
+        # Answers that the client may not have received; a repeated request gets the same answer
         self.answers: dict[int, Answer] = {}
-        # Credit that is neither filled nor withdrawn, items that have not arrived; by serial.
+        # By serial: credit that is neither filled nor withdrawn, and items that may not have arrived
         self.held: dict[int, tuple[SharedChannel, Put | Get]] = {}
         self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
 
     def done(self, serials: Iterable[int]) -> None:
+        """Drop answers that the client has received, and confirm the items in them."""
         for serial in serials:
             self.answers.pop(serial, None)
             end, request = self.held.get(serial, (None, None))
@@ -66,7 +69,7 @@ class Session:
                 _settle(end, end.confirm, request)
 
     def withdraw(self, serial: int) -> None:
-        """The client waits for this no longer: nothing stays taken or reserved for it."""
+        """Undo a request that the client has withdrawn: give back the items or the credit that it took."""
         task = self.performing.pop(serial, None)
         if task is not None:
             task.cancel()
@@ -76,23 +79,23 @@ class Session:
             _settle(end, end.give_back, request)
 
     def withdraw_all(self) -> None:
-        for serial in sorted(
-            {*self.performing, *self.held, *self.answers}, reverse=True
-        ):
-            # The last that was taken first, so that the front of a line is as it was
+        """Undo all requests, the latest first, so that the front of each line is as it was."""
+        serials = {*self.performing, *self.held, *self.answers}
+        for serial in sorted(serials, reverse=True):
             self.withdraw(serial)
 
     def died(self) -> None:
+        """Undo all requests of a client that is gone, and mark its owners as dead."""
         self.withdraw_all()
         for end in self.ends.values():
             _settle(end, end.died)
 
 
 def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) -> None:
-    """Do what a client left to do. A channel where that fails is broken; the others and the server go on."""
+    """Call a method of an end; if it fails, break the end's channel, so that the server and other channels go on."""
     try:
         act(*arguments)
-    except Exception as error:  # noqa: BLE001 -- the disk is full, the memory is gone, ...: the reason of the break
+    except Exception as error:  # noqa: BLE001 -- any failure, such as a full disk, becomes the reason of the break
         _LOG.warning(
             "channel %s: what a client on another node left could not be undone",
             end.spec.name,
@@ -104,13 +107,16 @@ def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) ->
 
 
 def _text(error: Exception) -> str:
+    """Return an error as text, with its type if it is not one of rlplace."""
     if isinstance(error, RlplaceError):
         return str(error)
     return repr(error)
 
 
 def _allow_open_files() -> None:
-    """Raise this process' soft limit: each client has a connection, and each of its waits a socket of a waker."""
+    """Raise the soft limit of open files: each client has a connection, and each of its waits has the socket of a
+    waker.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -118,28 +124,29 @@ def _allow_open_files() -> None:
 
 
 class Authenticator:
-    """Guards `server` from before it is bound: ZeroMQ asks here before a connection is let in (ZAP, RFC 27).
+    """Guards a listening socket: ZeroMQ asks here before it admits a connection (ZAP, RFC 27).
 
-    Its two sockets are read in the server's loop, by `answer` and `notice`. A connection without the job's keys, or
-    without a handshake at all, gets no further. The first is logged.
+    Must be created before the socket is bound; one per context. The server's loop reads the two sockets with `answer`
+    and `notice`. A connection without the job's keys, or without any handshake, is cut. The first such connection is
+    logged.
     """
 
     def __init__(self, context: zmq.Context, server: zmq.Socket, keys: Keys) -> None:
-        """One per context."""
+        """Set the job's keys and limits on `server`, and open the sockets that ZeroMQ asks through."""
         self._keys = keys
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
         keys.guard(server)
         server.zap_domain = b"rlplace"
-        # Also of strangers, before any key is shown
+        # A limit for strangers too, who have not shown any key
         server.maxmsgsize = keys.frame_bytes + _BESIDE_BYTES
         server.handshake_ivl = int(_HANDSHAKE_S * 1000)
         self.monitor = server.get_monitor_socket(_REFUSED)
         self._told = False
 
     def answer(self) -> None:
-        """Answer all connections that ask to be let in."""
+        """Admit or refuse all connections that have asked."""
         while True:
             try:
                 asked = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -153,7 +160,7 @@ class Authenticator:
             self.socket.send_multipart([version, request, *verdict, b"", b""])
 
     def notice(self, endpoint: str) -> None:
-        """Log the first that was refused. What speaks another protocol is cut without a word."""
+        """Log the first refused connection. A peer that speaks another protocol is cut without an event."""
         with contextlib.suppress(zmq.Again):
             while True:
                 self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -166,7 +173,10 @@ class Authenticator:
 
 
 class ChannelServer:
-    """Owns the sessions and the socket at address `host`; channels outlive it. Any thread may call `add`."""
+    """Performs requests on the channels of its node. Owns the sessions and the socket at address `host`.
+
+    Channels outlive it. Any thread may call `add`.
+    """
 
     def __init__(self, *, host: str, keys: Keys) -> None:
         self.endpoint = ""  # once it listens
@@ -182,20 +192,23 @@ class ChannelServer:
         )
 
     def add(self, name: str, channel: SharedChannel) -> None:
+        """Serve a channel under a name."""
         assert name not in self._channels, f"the server has a channel {name!r}"
         self._channels[name] = channel
 
     def start(self) -> str:
-        """Listen from now on; the endpoint to connect to. ClusterError where this machine has no such address."""
+        """Start to listen; return the endpoint for clients. Raises ClusterError if this machine does not have the
+        address.
+        """
         _allow_open_files()
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
             self._authenticator = Authenticator(self._context, self._socket, self._keys)
             wire.endure(self._socket)
-            # A client that cannot be reached is noticed
+            # Sending to a client that cannot be reached is an error
             self._socket.router_mandatory = True
-            # A client that comes back may still seem to be connected
+            # A client that comes back takes over from its old connection
             self._socket.router_handover = True
             self.endpoint = wire.listen(self._socket, self._host)
         except Exception:
@@ -206,7 +219,7 @@ class ChannelServer:
         return self.endpoint
 
     def close(self) -> None:
-        """Tell every client and stop. Idempotent; the channels stay as they are."""
+        """Tell every client and stop. Idempotent; the channels are not changed."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -214,6 +227,7 @@ class ChannelServer:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
+        """Run the loop in its thread."""
         try:
             with self._runner:
                 self._runner.run(self._serve())
@@ -221,6 +235,7 @@ class ChannelServer:
             self._context.destroy(linger=0)
 
     async def _serve(self) -> None:
+        """Serve until the server is closed."""
         self._loop.add_reader(wire.fd_of(self._socket), self._receive)
         self._loop.add_reader(
             wire.fd_of(self._authenticator.socket), self._authenticator.answer
@@ -236,17 +251,19 @@ class ChannelServer:
             self._end()
 
     async def _watch(self) -> None:
-        """Until the server closes: forget the clients that cannot be reached."""
+        """Until the server closes, look for clients that have been unreachable for too long, and undo their
+        requests.
+        """
         while not self._closing.is_set():
+            # Signals of sockets can be lost, so all are read
             self._receive()
             self._authenticator.answer()
             self._authenticator.notice(self.endpoint)
             for session in list(self._sessions.values()):
+                # A message to a client shows whether it can be reached
                 self._send(session, Reply(wire.HERE))
-                if (
-                    session.lost_since is not None
-                    and self._loop.time() - session.lost_since > LOST_S
-                ):
+                since = session.lost_since
+                if since is not None and self._loop.time() - since > LOST_S:
                     del self._sessions[session.client]
                     session.died()
             with contextlib.suppress(TimeoutError):
@@ -254,6 +271,7 @@ class ChannelServer:
                     await self._closing.wait()
 
     def _end(self) -> None:
+        """Tell all clients, undo their requests, and close the socket."""
         for session in self._sessions.values():
             self._send(session, Reply(wire.CLOSED))
             session.withdraw_all()
@@ -270,7 +288,7 @@ class ChannelServer:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _receive(self) -> None:
-        """Take all messages that are there. The socket signals only what is new, so none may be left behind."""
+        """Handle all messages that have arrived. The socket signals new messages only, so none may be left."""
         if self._receiving or self._socket.closed:
             return
         self._receiving = True
@@ -284,21 +302,22 @@ class ChannelServer:
             emptied = True
         finally:
             self._receiving = False
+            # After an error, go on with the messages that are left
             if not emptied:
                 self._loop.call_soon(self._receive)
 
     def _take_in(
         self, client: bytes, request: Request, frames: Sequence[zmq.Frame]
     ) -> None:
+        """Handle one message of a client."""
         session = self._sessions.get(client)
         if request.method == "hello":
-            # Welcomed before: it is known, or forgotten for good
             welcomed, wanted = request.arguments
             if session is not None:
-                # It has these, unsaid
-                session.done(
-                    [serial for serial in session.answers if serial not in wanted]
-                )
+                # The client has received the answers that it does not want any more
+                received = [s for s in session.answers if s not in wanted]
+                session.done(received)
+            # A client that was welcomed before and has no session was forgotten for good
             elif not welcomed:
                 session = self._sessions[client] = Session(client)
             if session is not None:
@@ -316,6 +335,7 @@ class ChannelServer:
         elif request.method == "withdraw":
             session.withdraw(request.serial)
             self._send(session, Reply(request.serial, value="withdrawn"))
+        # A repeated request gets its answer again, or waits for it
         elif (answer := session.answers.get(request.serial)) is not None:
             self._deliver(session, answer)
         elif request.serial not in session.performing:
@@ -323,10 +343,14 @@ class ChannelServer:
             session.performing[request.serial] = task
 
     def _send(self, session: Session, reply: Reply) -> None:
+        """Send a message without frames."""
         self._deliver(session, [wire.pack(reply)])
 
     def _deliver(self, session: Session, answer: Answer) -> None:
-        """Never waits: memory is bounded by what clients wait for. What cannot be delivered now is asked for again."""
+        """Send an answer without waiting. A client that cannot be reached now will repeat its request.
+
+        Memory is bounded, since clients have a bounded number of requests.
+        """
         try:
             self._socket.send_multipart(
                 (session.client, *answer), zmq.NOBLOCK, copy=False
@@ -336,7 +360,7 @@ class ChannelServer:
                 raise
             if session.lost_since is None:
                 session.lost_since = self._loop.time()
-        # Sending may have taken in the signal of a message
+        # Sending may have consumed the signal of an incoming message
         if not self._receiving and wire.has_message(self._socket):
             self._loop.call_soon(self._receive)
 
@@ -345,17 +369,16 @@ class ChannelServer:
     async def _perform(
         self, session: Session, request: Request, frames: Sequence[zmq.Frame]
     ) -> None:
+        """Perform a request and answer it, with an error if it fails."""
         try:
             answer = await self._do(session, request, frames)
         except ChannelError as refusal:
             answer = [wire.pack(Reply(request.serial, error=refusal))]
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             what = f"{request.method} of {request.owner} failed at its channel server {self.endpoint}"
-            why = (
-                f"no channel {request.channel!r} there"
-                if isinstance(error, KeyError)
-                else _text(error)
-            )
+            why = _text(error)
+            if isinstance(error, KeyError):
+                why = f"no channel {request.channel!r} there"
             broken = ChannelBroken.about(
                 "channel-broken", f"channel {request.channel}", what, why=why
             )
@@ -367,11 +390,13 @@ class ChannelServer:
     async def _do(
         self, session: Session, request: Request, frames: Sequence[zmq.Frame]
     ) -> Answer:
+        """Perform a request; return its answer. What the client must confirm stays in `session.held`."""
         user = (request.channel, request.owner)
         value = None
         if user not in session.ends:
             session.ends[user] = self._channels[request.channel].named(request.owner)
         end = session.ends[user]
+        # Credit for a large put is held until its data arrives
         if request.method == "put":
             put = await end.put_packed(*request.arguments)
             if put.entry:
@@ -383,12 +408,12 @@ class ChannelServer:
             holder, credit = session.held.pop(reserved)
             assert isinstance(credit, Put), "what a client fills is a put"
             holder.fill(credit, packed)
+        # Items are held until the client confirms them
         elif request.method == "get":
             get = await end.take(*request.arguments)
             try:
-                marks, taken = wire.enclose(
-                    (packed for packed, _, _ in get.taken), self._keys.frame_bytes
-                )
+                items = [packed for packed, _, _ in get.taken]
+                marks, taken = wire.enclose(items, self._keys.frame_bytes)
                 answer = [wire.pack(Reply(request.serial, marks=marks)), *taken]
             except Exception:
                 _settle(end, end.give_back, get)  # the client gets an error instead

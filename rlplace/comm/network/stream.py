@@ -1,4 +1,5 @@
-"""A stream between processes of two nodes: one makes items as the other asks for them, past the channel servers.
+"""A stream between processes of two nodes, without a channel server: the source makes items as the taker asks for
+them.
 
 ::
 
@@ -6,9 +7,8 @@
                    ◀── number of an item ──── DEALER          asks for the next while it uses the one before
                    ROUTER ── item ──▶                         and says when it needs no more
 
-The source has a socket for one stream, with keys that are made for it, and makes an item again where the connection was
-lost meanwhile: nothing is kept for that. As between a process and a channel server, an end without a connection for
-`wire.LOST_S` is gone to the other.
+The source has a socket for one stream, with keys of its own. It keeps no item: one that was lost with a connection is
+made again. As between a process and a channel server, an end without a connection for `wire.LOST_S` counts as gone.
 """
 
 from __future__ import annotations
@@ -32,32 +32,38 @@ from rlplace.comm.network.connection import CONNECT_S
 from rlplace.comm.network.server import Authenticator
 from rlplace.comm.network.wire import LOST_S, Keys
 
-TICK_S = 0.25  # a source looks this often whether its taker is gone, or its own work is cancelled
+TICK_S = 0.25  # time between two checks of a source for a lost taker or a cancelled run
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-_LAST_WORD_MS = 1000
-_NO_MORE = _HERE = -1  # instead of a number, from the taker and from the source
+_LAST_WORD_MS = 1000  # longest time that `close` takes to send
+_NO_MORE = -1  # from the taker, instead of a number: it needs no more items
+_HERE = -1  # from the source, instead of a number: a sign of life
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAddress:
+    """Endpoint and keys of a source, in the form in which they are sent to the taker."""
+
     endpoint: str
     keys: Keys = dataclasses.field(repr=False)  # secret
 
     def connect(self) -> StreamTaker:
+        """Return a taker of this source."""
         return StreamTaker(self)
 
 
 class StreamSource:
-    """Makes the items of one stream for one taker. Listens while it is open; used by one thread."""
+    """Makes the items of one stream for one taker. Listens while its context is entered; used by one thread."""
 
     def __init__(self, *, near: str, keys: Keys) -> None:
-        """Listen where this machine reaches the endpoint `near`."""
+        """Listen on the address of this machine from which it reaches the endpoint `near`."""
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
             self._authenticator = Authenticator(self._context, self._socket, keys)
             wire.endure(self._socket)
-            self._socket.router_mandatory = self._socket.router_handover = True
+            # An absent taker is an error of `send`; one that comes back replaces its old connection
+            self._socket.router_mandatory = True
+            self._socket.router_handover = True
             self.address = StreamAddress(
                 endpoint=wire.listen(self._socket, _address_towards(near)), keys=keys
             )
@@ -81,10 +87,11 @@ class StreamSource:
         timeout_s: float,
         check: Callable[[], None],
     ) -> str | None:
-        """Make the `count` items as the taker asks for them, until it needs no more. Return why it never said so.
+        """Make the `count` items as the taker asks for them. Return None when it needs no more, else why it never
+        said so.
 
-        One that is gone after the last item has most likely got it. `timeout_s`: longest wait for its next question.
-        `check` raises where this wait should end.
+        A taker that is lost after it asked for the last item counts as done, since it has most likely received it.
+        `timeout_s`: longest wait for its next request. `check`: called often; raises to end the wait.
         """
         poller = zmq.Poller()
         for watched in (self._socket, self._authenticator.socket):
@@ -98,6 +105,7 @@ class StreamSource:
             check()
             self._authenticator.answer()
             self._authenticator.notice(self.address.endpoint)
+            # Each request is the number of an item
             while wire.has_message(self._socket):
                 taker = self._socket.recv()
                 number = pickle.loads(self._socket.recv())
@@ -106,6 +114,7 @@ class StreamSource:
                 self._send(taker, number, make(number))
                 last = max(last, number)
                 until = time.monotonic() + timeout_s
+            # A sign of life also tells whether the taker is connected
             if taker is None or self._send(taker, _HERE):
                 lost_at = None
             elif now > (lost_at := lost_at or now) + LOST_S:
@@ -115,7 +124,7 @@ class StreamSource:
         return f"it asked for nothing for {timeout_s:.1f} s"
 
     def _send(self, taker: bytes, number: int, *items: Any) -> bool:
-        """Return whether there is a connection. A taker without one asks again over the next."""
+        """Send items; return whether the taker is connected. A lost taker asks again over its next connection."""
         marks, frames = wire.enclose(
             map(self._pack, items), self.address.keys.frame_bytes
         )
@@ -135,7 +144,8 @@ class StreamTaker:
 
     def __init__(self, address: StreamAddress) -> None:
         self.endpoint = address.endpoint
-        self.asked = self.taken = 0  # items
+        self.asked = 0  # items
+        self.taken = 0
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         wire.endure(self.socket)
@@ -144,23 +154,23 @@ class StreamTaker:
         self.socket.reconnect_ivl = 50  # ms
         address.keys.show(self.socket)
         self._monitor = self.socket.get_monitor_socket(_EVENTS)
-        # None while connected
+        # When the connection was lost; None while connected
         self._lost_at: float | None = time.monotonic() + CONNECT_S - LOST_S
-        self._connections = 0  # that were made
+        self._connections = 0  # number of connections so far
         self.socket.connect(address.endpoint)
 
     @property
     def due(self) -> int:
-        """Number of items that were asked for and have not been received."""
+        """Number of items that were requested and have not arrived."""
         return self.asked - self.taken
 
     def ask(self) -> None:
-        """Ask for one more."""
+        """Ask for one more item."""
         self._say(self.asked)
         self.asked += 1
 
     def receive(self) -> Any:
-        """Return the next item, None where it is not there yet. ConnectionError where the source is gone."""
+        """Return the next item, or None if it has not arrived. Raises ConnectionError if the source is gone."""
         self._notice()
         while True:
             try:
@@ -172,17 +182,18 @@ class StreamTaker:
                     ) from None
                 return None
             number, marks = pickle.loads(envelope)
-            # Else it only says that it is here, or comes twice
+            # Other numbers are signs of life, or an item that was sent twice
             if number == self.taken:
                 self.taken += 1
                 return codec.unpack(wire.disclose(marks, frames)[0])
 
     @property
     def _gone(self) -> bool:
+        """Whether there was no connection for too long."""
         return self._lost_at is not None and time.monotonic() > self._lost_at + LOST_S
 
     def _notice(self) -> None:
-        """Follow the connection: made, lost, made again; then what is due may have been lost and is asked for again."""
+        """Follow events of the connection; over a new one, ask again for the items that may have been lost."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event = parse_monitor_message(
@@ -192,34 +203,33 @@ class StreamTaker:
                     self._lost_at = self._lost_at or time.monotonic()
                     continue
                 self._lost_at = None
-                self._connections = self._connections + 1
-                for number in (
-                    range(self.taken, self.asked) if self._connections > 1 else ()
-                ):
-                    self._say(number)
+                self._connections += 1
+                if self._connections > 1:
+                    for number in range(self.taken, self.asked):
+                        self._say(number)
 
     @staticmethod
     def wait(takers: Iterable[StreamTaker], timeout_s: float) -> None:
-        """Wait until something comes for one of them."""
+        """Block until a message arrives for one of the takers, or `timeout_s` is over."""
         poller = zmq.Poller()
         for taker in takers:
             poller.register(taker.socket, zmq.POLLIN)
         poller.poll(int(1000 * timeout_s))
 
     def close(self) -> None:
-        """Say that no more is needed. Idempotent."""
+        """Tell the source that no more items are needed. Idempotent."""
         if not self._context.closed:
             self._say(_NO_MORE)
             self.socket.disable_monitor()
             self._context.destroy(linger=0 if self._gone else _LAST_WORD_MS)
 
     def _say(self, number: int) -> None:
-        with contextlib.suppress(zmq.Again):  # refused: there is nobody to say it to
+        with contextlib.suppress(zmq.Again):  # refused: there is no source
             self.socket.send(pickle.dumps(number), zmq.NOBLOCK)
 
 
 def _address_towards(endpoint: str) -> str:
-    """Return this machine's own address on its way to another; nothing is sent."""
+    """Return this machine's own address on the route to an endpoint; nothing is sent."""
     parts = urlsplit(endpoint)
     family, kind, _, _, address = socket.getaddrinfo(
         parts.hostname, parts.port, type=socket.SOCK_DGRAM

@@ -1,9 +1,9 @@
-"""What a connection and its channel server share: messages, the keys of a job, and how sockets are set up.
+"""What a connection and its channel server share: messages, the keys of a job, and socket options.
 
-A message is a small envelope, and large buffers behind it as frames. Both sides decode pickles, which runs code:
-nothing here may see a message of a peer that was not authenticated. Queues of sockets are unlimited, since credit
-bounds them. The kernel gives up a dead connection in seconds: heartbeats of ZeroMQ would wait behind a large message in
-the same stream and cut the connection in the middle of it.
+A message is a small envelope, with large buffers behind it as frames. Both sides decode pickles, which can run code,
+so messages of an unauthenticated peer must never get here. Socket queues are unlimited, since credit bounds them. The
+kernel gives up a dead connection within seconds. ZeroMQ's heartbeats are not used: they would wait behind a large
+message in the same stream, and cut the connection in the middle of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from zmq.utils import z85
 from rlplace.comm import codec
 from rlplace.errors import ClusterError
 
-# Above this, credit is granted before data moves, and buffers are sent without a copy
+# Larger items get credit before their data moves, and are sent without a copy
 INLINE_BYTES = 32 << 10
 
-# What a server sends without being asked, instead of a serial.
+# Messages that a server sends without a request, by their number in place of a serial
 WELCOME = -1
 HERE = -2
 FORGOTTEN = -3
@@ -39,7 +39,7 @@ Frame = bytes | memoryview
 
 
 class Request(NamedTuple):
-    """From a client. `serial` is its own count; a request that is sent again keeps it."""
+    """A message of a client. `serial`: number of the request at this client; a repeated request keeps it."""
 
     serial: int
     method: str
@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """From the server: a value, an error, or the marks of items."""
+    """A message of the server: a value, an error, or the marks of items."""
 
     serial: int
     value: Any = None
@@ -60,13 +60,16 @@ class Reply(NamedTuple):
 
 
 def pack(message: Request | Reply) -> bytes:
+    """Return the envelope of a message."""
     return pickle.dumps(tuple(message), 5)
 
 
 def enclose(
     items: Iterable[codec.Packed], frame_bytes: int
 ) -> tuple[tuple[Mark, ...], list[Frame]]:
-    """Marks for the envelope and the frames behind it, of at most `frame_bytes`, which alias the arrays of items."""
+    """Return marks for the envelope, and the frames behind it, of at most `frame_bytes` each; they alias the items'
+    arrays.
+    """
     marks: list[Mark] = []
     frames: list[Frame] = []
     for packed in items:
@@ -75,27 +78,29 @@ def enclose(
             continue
         pieces = [memoryview(piece) for piece in packed]
         marks.append(tuple(piece.nbytes for piece in pieces))
-        frames += (
-            piece[at : at + frame_bytes]
-            for piece in pieces
-            for at in range(0, piece.nbytes, frame_bytes)
-        )
+        for piece in pieces:
+            for at in range(0, piece.nbytes, frame_bytes):
+                frames.append(piece[at : at + frame_bytes])
     return tuple(marks), frames
 
 
 def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.Packed]:
-    """The items again, writable. Arrays of large ones live in the received frames; no other holds these."""
+    """Return the items of received marks and frames, writable. Arrays of large items live in the frames."""
     rest = iter(frames)
-    return [
-        mark
-        if isinstance(mark, bytes)
-        else tuple([_piece(size, rest) for size in mark])
-        for mark in marks
-    ]
+    items: list[codec.Packed] = []
+    for mark in marks:
+        if isinstance(mark, bytes):
+            items.append(mark)
+        else:
+            items.append(tuple([_piece(size, rest) for size in mark]))
+    return items
 
 
 def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
-    """What arrived in one frame is not copied if it is large: it has memory of its own, aligned to 8 bytes."""
+    """Return the next `size` bytes of the frames.
+
+    A large piece in one frame is not copied, since the frame has its own memory, aligned to 8 bytes.
+    """
     whole = np.empty(size, np.uint8)
     at = 0
     while at < size:
@@ -109,11 +114,13 @@ def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobKeys:
-    """CURVE: all is encrypted, and each side proves that it is of this job; costs most of a fast network's speed."""
+    """CURVE: everything is encrypted, and each side proves that it is of this job. Costs most of a fast network's
+    speed.
+    """
 
     mechanism: ClassVar[bytes] = b"CURVE"
-    # A larger buffer is cut into frames of so many bytes: while one is sent, the next is prepared. Encrypting takes
-    # longer than sending: both ends at work make half as much again.
+    # A larger buffer is cut into frames of this size, so that the next frame is encrypted while one is sent. Encrypting
+    # takes longer than sending; with both ends at work, throughput is half as much again.
     frame_bytes: ClassVar[int] = 1 << 20
 
     server_public: bytes
@@ -123,26 +130,25 @@ class JobKeys:
 
     @classmethod
     def create(cls) -> JobKeys:
-        (server_public, server_secret), (client_public, client_secret) = (
-            zmq.curve_keypair(),
-            zmq.curve_keypair(),
-        )
+        """Return new random keys."""
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
         return cls(server_public, server_secret, client_public, client_secret)
 
     def guard(self, server: zmq.Socket) -> None:
-        """Prepare the listening socket, before it binds."""
+        """Set the keys of a listening socket, before it binds."""
         server.curve_server = True
         server.curve_publickey = self.server_public
         server.curve_secretkey = self.server_secret
 
     def show(self, client: zmq.Socket) -> None:
-        """Prepare a connecting socket, before it connects."""
+        """Set the keys of a connecting socket, before it connects."""
         client.curve_serverkey = self.server_public
         client.curve_publickey = self.client_public
         client.curve_secretkey = self.client_secret
 
     def admits(self, credentials: list[bytes]) -> bool:
-        """Whether these are a client of this job."""
+        """Whether these are the credentials of a client of this job."""
         return len(credentials) == 1 and secrets.compare_digest(
             z85.encode(credentials[0]), self.client_public
         )
@@ -150,26 +156,32 @@ class JobKeys:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobPassword:
-    """PLAIN: keeps strangers and other jobs out, hides nothing. For an interface that only the cluster uses."""
+    """PLAIN: keeps strangers and other jobs out, but encrypts nothing. For an interface that only the cluster
+    uses.
+    """
 
     mechanism: ClassVar[bytes] = b"PLAIN"
-    # Large: there is nothing to prepare, and joining frames is a copy
+    # Large, since nothing is encrypted, and joining frames is a copy
     frame_bytes: ClassVar[int] = 32 << 20
 
     password: str = dataclasses.field(repr=False)
 
     @classmethod
     def create(cls) -> JobPassword:
+        """Return a new random password."""
         return cls(password=secrets.token_urlsafe(32))
 
     def guard(self, server: zmq.Socket) -> None:
+        """As JobKeys."""
         server.plain_server = True
 
     def show(self, client: zmq.Socket) -> None:
+        """As JobKeys."""
         client.plain_username = b"job"
         client.plain_password = self.password.encode()
 
     def admits(self, credentials: list[bytes]) -> bool:
+        """As JobKeys."""
         return len(credentials) == 2 and secrets.compare_digest(
             credentials[1], self.password.encode()
         )
@@ -178,13 +190,17 @@ class JobPassword:
 Keys = JobKeys | JobPassword
 
 
-PROBE_S = 1.0  # a channel server looks this often for clients that are gone
+PROBE_S = 1.0  # time between two checks of a channel server for lost clients
 LOST_S = 3.0  # how long either side waits for a lost connection to come back
-SILENT_S = 4.0  # after this long without a sign of the other machine, TCP gives up the connection
+SILENT_S = (
+    4.0  # time without a sign of the other machine, until TCP gives up the connection
+)
 
 
 def endure(socket: zmq.Socket) -> None:
-    """For both ends, before they bind or connect."""
+    """Set options of sockets of both ends, before they bind or connect: no limits of queues, quick detection of
+    failures.
+    """
     socket.set_hwm(0)  # credit bounds what is under way, not the socket
     socket.linger = 0
     socket.tcp_keepalive = 1
@@ -195,7 +211,11 @@ def endure(socket: zmq.Socket) -> None:
 
 
 def listen(socket: zmq.Socket, host: str) -> str:
-    """Binds to a free port of this one address; the endpoint for clients. Never all addresses of a machine."""
+    """Bind to a free port of one address; return the endpoint for clients. Never listens on all addresses of a
+    machine.
+
+    Raises ClusterError for an address that is not this machine's.
+    """
     with contextlib.suppress(ValueError):  # a name is no address
         if ipaddress.ip_address(host).is_unspecified:
             raise _refused(
@@ -213,26 +233,28 @@ def listen(socket: zmq.Socket, host: str) -> str:
 
 
 def fd_of(socket: zmq.Socket) -> int:
-    """File descriptor for an event loop. Edge-triggered: drain the socket before waiting again."""
+    """Return a file descriptor for an event loop. Edge-triggered: the socket must be drained before the next wait."""
     fd = socket.fd
     assert isinstance(fd, int)
     return fd
 
 
 def has_message(socket: zmq.Socket) -> bool:
-    """Whether a message is there. Also resets the signal of `fd_of`."""
+    """Whether a message has arrived. Also resets the signal of `fd_of`."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
-    """The envelope and the frames behind it, without waiting: zmq.Again when nothing is there."""
+    """Return envelope and frames of the next message, without waiting. Raises zmq.Again if there is none."""
     envelope = socket.recv(zmq.NOBLOCK)
-    return envelope, socket.recv_multipart(copy=False) if socket.getsockopt(
-        zmq.RCVMORE
-    ) else ()
+    frames: Sequence[zmq.Frame] = ()
+    if socket.getsockopt(zmq.RCVMORE):
+        frames = socket.recv_multipart(copy=False)
+    return envelope, frames
 
 
 def _refused(host: str, why: str) -> ClusterError:
+    """Return the error of an address to which a server cannot bind."""
     what = "cannot listen on this address"
     fix = "the address by which the other nodes reach this one, such as 10.0.0.1"
     return ClusterError.about(

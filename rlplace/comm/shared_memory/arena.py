@@ -5,11 +5,11 @@
     words of the file    header │ free lists by class │ segment │ segment │ segment │ ...  END        (sparse after END)
     a segment            SIZE HOLDER NEXT MEMORY SERIAL PIECES │ lengths of the pieces │ piece │ piece
 
-Free lists are shared: a segment that one process made and another freed is used again by whichever comes next. A
-segment that is too small or too large for what is needed gives its memory back to the kernel before new memory is
-taken, so the arena never holds more than the most that was in use at a time, and one segment. A segment has at every
-moment one holder: the process that writes it, the channel in which it lies, the process that takes it. What a dead
-process held is freed by the next that finds no room, and a change that it left half made is repaired.
+Free lists are shared: a segment that one process made and another one freed is reused by any process. Before new
+memory is taken, free segments of an unsuitable size give theirs back to the kernel, so the arena never holds more
+than the most that was in use at a time, plus one segment. A segment has one holder at every moment: the process that
+writes it, the channel in which it lies, or the process that takes it. Segments of a dead process are freed by the
+next process that finds no room, which also repairs a change that the dead process left unfinished.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ _LOG = logging.getLogger(__name__)
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
 LOCK = 0  # eight words
-CHANGING, END, LOOKED, WARM = range(8, 12)  # LOOKED: real
+CHANGING, END, LOOKED, WARM = range(
+    8, 12
+)  # LOOKED: real, the time of the last check for dead holders
 _CLASSES = 8 * 34
-# WARM, EMPTY: heads of the free lists with memory and without, by class
+# WARM, EMPTY: heads of the free lists of segments with memory and without, by class
 EMPTY = WARM + _CLASSES
 _FIRST_SEGMENT = 8192  # byte
 
 # ── a segment, in words after its first byte ─────────────────────────────────────────────────────────────────────────
-# SIZE: bytes with this header; MEMORY: whether it has any
+# SIZE: bytes, with this header; MEMORY: whether the segment has memory; SERIAL: number of its memory
 SIZE, HOLDER, NEXT, MEMORY, SERIAL, PIECES = range(6)
-FREE = 0  # instead of a process as HOLDER; a channel is minus its number
+FREE = 0  # as HOLDER; a process is its word, a channel is minus its number
 _HEADER_BYTES = 64
 _ALIGNMENT = 64  # bytes: a cache line
-_LARGE = 32 << 10  # bytes: pieces from here on are copied by numpy
+_LARGE = 32 << 10  # bytes from which on numpy copies a piece
 _PAGE = 4096
 
 SMALLEST = 16 << 10  # bytes
 _SMALLEST_BITS = 14
-_MOST_BYTES = 1 << 43  # addresses of an arena
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14: maps pages in one go; one by one costs more than copying
-_LOOK_S = 1.0  # how often the holders of all segments are looked at
-_PATIENCE_S = 10.0
+_MOST_BYTES = 1 << 43  # size of an arena's addresses
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14: maps all pages at once; one by one costs more than a copy
+_LOOK_S = 1.0  # time between two checks for dead holders
+_PATIENCE_S = 10.0  # longest wait for the lock
 
 
 class NoRoomError(Exception):
@@ -70,16 +72,26 @@ class NoRoomError(Exception):
 
 
 def segment_bytes(size_bytes: int) -> int:
-    """Eight sizes between a power of two and the next, so that at most an eighth is wasted."""
+    """Return the size of a segment for `size_bytes`.
+
+    There are eight sizes between a power of two and the next, so that at most an eighth is wasted.
+    """
     step = max(SMALLEST, 1 << max(0, (size_bytes - 1).bit_length() - 4))
     return max(1, -(-size_bytes // step)) * step
 
 
 class Arena:
-    """This process' hold on the arena. Thread-safe. An address may be odd: the last bit is its caller's."""
+    """The arena as this process sees it. Thread-safe.
+
+    An address may be odd: the caller uses its last bit for itself.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """NoRoomError when there is no memory for it, OutputError when this process may not have so many addresses."""
+        """Open the folder's arena, or make it.
+
+        Raises NoRoomError if there is no memory for it, OutputError if this process may not map as many addresses,
+        ChannelBroken if the folder is gone.
+        """
         self._folder = folder
         path = folder / "arena"
         try:
@@ -102,27 +114,33 @@ class Arena:
             ) from None
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
-        self._words, self._reals = self._data.cast("q"), self._data.cast("d")
-        # Segments to free with the next change, and their holders
+        self._words = self._data.cast("q")
+        self._reals = self._data.cast("d")
+        # Segments to free with the next change, with their holders
         self._late: deque[tuple[int, int]] = deque()
-        self._stuck = False  # the last wait for the lock was in vain
+        self._stuck = False  # whether the last wait for the lock was in vain
         self._me = processes.this_process()
-        # Segment: serial of its memory that is mapped here
+        # Segment -> serial of its memory that is mapped in this process
         self._populated: dict[int, int] = {}
         processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
+        """Adapt to being in a forked child."""
         self._me = processes.this_process()
         self._late.clear()  # the parent frees them
 
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, pieces: Sequence[Any]) -> int:
-        """Copy contiguous `pieces` into a segment that this process holds. NoRoomError when there is no memory."""
-        sizes = [
-            len(piece) if type(piece) is bytes else memoryview(piece).nbytes
-            for piece in pieces
-        ]
+        """Copy contiguous `pieces` into a segment that this process holds; return its address.
+
+        Raises NoRoomError if there is no memory.
+        """
+        # Header, table of lengths, aligned pieces
+        sizes: list[int] = []
+        for piece in pieces:
+            is_bytes = type(piece) is bytes
+            sizes.append(len(piece) if is_bytes else memoryview(piece).nbytes)
         table = array("q", sizes).tobytes()
         size = _HEADER_BYTES + _aligned(len(table)) + sum(map(_aligned, sizes))
         segment = self._allocate(segment_bytes(size))
@@ -135,7 +153,8 @@ class Arena:
             for piece, length in zip(pieces, sizes, strict=True):
                 if length < _LARGE:
                     self._map[at : at + length] = piece
-                else:  # numpy lets other threads run meanwhile, as mmap does not
+                else:
+                    # numpy lets other threads run meanwhile, unlike mmap
                     np.copyto(self._bytes(at, length), np.frombuffer(piece, np.uint8))
                 at += _aligned(length)
         except BaseException:
@@ -150,18 +169,22 @@ class Arena:
         return sum(self._words[at : at + self._words[segment // 8 + PIECES]])
 
     def pass_to(self, address: int, channel: int) -> None:
-        """Make a channel the holder, or this process for 0. Under the lock of the channel that it enters or leaves."""
+        """Make a channel the holder of a segment, or this process for channel 0.
+
+        Call under the lock of the channel that the segment enters or leaves.
+        """
         self._words[(address & -2) // 8 + HOLDER] = -channel or self._me
 
     def copy(self, address: int, own: Callable[[int], Bytes]) -> list[Any]:
-        """The pieces in memory of the caller's own, large ones in that of `own`; the segment goes back."""
+        """Return the pieces in memory of the caller, and free the segment. `own`: allocates memory for a large
+        piece.
+        """
         segment = address & -2
         try:
             self._populate(segment)
             at = segment + _HEADER_BYTES
-            sizes = self._words[
-                at // 8 : at // 8 + self._words[segment // 8 + PIECES]
-            ].tolist()
+            count = self._words[segment // 8 + PIECES]
+            sizes = self._words[at // 8 : at // 8 + count].tolist()
             at += _aligned(8 * len(sizes))
             pieces: list[Any] = []
             for length in sizes:
@@ -176,7 +199,10 @@ class Arena:
             self.free(segment)
 
     def free(self, address: int, channel: int = 0) -> None:
-        """Free what `channel` (0: this process) still holds; with the next change if a stopped process has the lock."""
+        """Free a segment if `channel` (0: this process) still holds it.
+
+        If a stopped process has the lock, the segment is freed with the next change.
+        """
         self._late.append((address & -2, -channel or self._me))
         try:
             with self._change(0.0 if self._stuck else _PATIENCE_S):
@@ -187,26 +213,30 @@ class Arena:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _bytes(self, at: int, length: int) -> Bytes:
+        """Return a view of the arena's bytes."""
         return np.frombuffer(self._map, np.uint8, length, at)
 
     def _populate(self, segment: int) -> None:
+        """Map the pages of a segment in this process at once, if its memory is new here."""
         first = segment // 8
         serial = self._words[first + SERIAL]
         if self._populated.get(segment) != serial:
-            # An older kernel maps the pages one by one
+            # Without it, as in an older kernel, pages are mapped one by one
             with contextlib.suppress(OSError):
                 self._map.madvise(_POPULATE_WRITE, segment, self._words[first + SIZE])
             self._populated[segment] = serial
 
     def _allocate(self, size: int) -> int:
-        """A segment of at least `size` bytes with memory, held by this process."""
+        """Return a segment of at least `size` bytes with memory, held by this process. Raises NoRoomError."""
         with self._change():
             self._free_late()
+            # A free segment with memory, also after segments of dead processes were freed
             segment = self._pop_warm(size)
             if not segment and self._free_of_dead(_LOOK_S):
                 segment = self._pop_warm(size)
             if segment:
                 return segment
+            # Else new memory, in place of as much idle memory
             self._drop_idle(size)
             segment = self._pop(EMPTY + _class_of(size)) or self._new(size)
         try:
@@ -220,12 +250,13 @@ class Arena:
         return segment
 
     def _take_memory(self, segment: int, size: int) -> None:
-        """Without the lock: the kernel clears the pages, which takes as long as a copy."""
+        """Give a segment memory, without the lock: the kernel clears the pages, which takes as long as a copy."""
         try:
             os.posix_fallocate(self._descriptor, segment, size)
         except OSError as full:
             if full.errno not in FULL:
                 raise
+            # Free all that can be freed, and try once more
             with self._change():
                 self._free_of_dead(0.0)
                 self._drop_idle(_MOST_BYTES)
@@ -234,7 +265,9 @@ class Arena:
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _pop(self, head: int) -> int:
-        """The first segment of a free list, the last freed, held by this process; 0 if there is none."""
+        """Remove the first segment of a free list, the last freed one, for this process; return 0 if the list is
+        empty.
+        """
         words = self._words
         segment: int = words[head]
         if segment:
@@ -243,30 +276,33 @@ class Arena:
         return segment
 
     def _push(self, segment: int) -> None:
+        """Put a segment first into the free list of its class."""
         words = self._words
         first = segment // 8
-        head = (WARM if words[first + MEMORY] else EMPTY) + _class_of(
-            words[first + SIZE]
-        )
+        lists = WARM if words[first + MEMORY] else EMPTY
+        head = lists + _class_of(words[first + SIZE])
         words[first + HOLDER] = FREE
         words[first + NEXT] = words[head]
         words[head] = segment
 
     def _pop_warm(self, size: int) -> int:
-        """A free segment with memory that is not much too large; 0 if there is none."""
+        """Remove a free segment with memory and at most twice the size for this process; return 0 if there is
+        none.
+        """
         for kind in range(_class_of(size), _class_of(2 * size) + 1):
             if self._words[WARM + kind]:
                 return self._pop(WARM + kind)
         return 0
 
     def _new(self, size: int) -> int:
-        """Addresses that were not used before, without memory."""
+        """Return a segment of addresses that were never used, without memory."""
         words = self._words
         segment: int = words[END]
         if segment + size > len(self._map):
             raise NoRoomError
         try:
-            os.posix_fallocate(self._descriptor, segment, _PAGE)  # for its header
+            # Memory for the page with its header only
+            os.posix_fallocate(self._descriptor, segment, _PAGE)
         except OSError as error:
             raise _no_room(error) from None
         words[segment // 8 + SIZE] = size
@@ -276,6 +312,7 @@ class Arena:
         return segment
 
     def _free_late(self) -> None:
+        """Free the segments that could not be freed without the lock."""
         self._stuck = False
         while self._late:
             segment, holder = self._late.popleft()
@@ -283,13 +320,13 @@ class Arena:
                 self._give_back(segment)
 
     def _give_back(self, segment: int) -> None:
-        """Free a segment, also one whose holder was still to get memory for it."""
+        """Free a segment, also one for which its holder had not taken all memory."""
         if not self._words[segment // 8 + MEMORY]:
             self._remove_memory(segment)
         self._push(segment)
 
     def _drop_idle(self, size: int) -> None:
-        """Give memory of free segments back to the kernel, the smallest first, until it was `size` bytes or all."""
+        """Give memory of free segments back to the kernel, smallest first, until it was `size` bytes or all of it."""
         for head in range(WARM, WARM + _CLASSES):
             while self._words[head] and size > 0:
                 segment = self._pop(head)
@@ -298,8 +335,8 @@ class Arena:
                 size -= self._words[segment // 8 + SIZE]
 
     def _remove_memory(self, segment: int) -> None:
-        """All but the page with the header."""
-        # A file system that cannot: the memory stays until it is used again
+        """Give all memory of a segment back to the kernel, except the page with the header."""
+        # On a file system that cannot do this, the memory stays until it is used again
         with contextlib.suppress(OSError):
             self._map.madvise(
                 mmap.MADV_REMOVE,
@@ -308,7 +345,9 @@ class Arena:
             )
 
     def _free_of_dead(self, pause_s: float) -> bool:
-        """Free what dead processes held, if none has looked for `pause_s`; whether there was any."""
+        """Free segments of dead processes, unless a process has looked within `pause_s`; return whether there were
+        any.
+        """
         words = self._words
         now = time.monotonic()
         if 0 <= now - self._reals[LOOKED] < pause_s:
@@ -324,13 +363,14 @@ class Arena:
         return bool(dead)
 
     def _segments(self) -> Iterator[int]:
+        """Yield all segments."""
         segment = _FIRST_SEGMENT
         while segment < self._words[END]:
             yield segment
             segment += self._words[segment // 8 + SIZE]
 
     def _repair(self) -> None:
-        """A process died in the middle of a change: make the lists anew from what the segments say."""
+        """Rebuild the free lists from the segments, since a process died in the middle of a change."""
         words = self._words
         words[CHANGING] = self._me
         for head in range(WARM, EMPTY + _CLASSES):
@@ -341,14 +381,16 @@ class Arena:
 
     @contextlib.contextmanager
     def _change(self, patience_s: float | None = None) -> Iterator[None]:
-        """The lock, for one change; a change that was broken off is repaired first. ChannelTimeout when it is kept."""
-        if not self._lock.acquire(
-            timeout=_PATIENCE_S if patience_s is None else patience_s
-        ):
+        """Hold the lock for one change; repair an unfinished change first.
+
+        Raises ChannelTimeout if the lock is not free within `patience_s`.
+        """
+        limit_s = _PATIENCE_S if patience_s is None else patience_s
+        if not self._lock.acquire(timeout=limit_s):
             holder = self._words[CHANGING]
-            name = (
-                f"process {processes.pid_of(holder)}" if holder else "another process"
-            )
+            name = "another process"
+            if holder:
+                name = f"process {processes.pid_of(holder)}"
             what = (
                 f"this process waited {_PATIENCE_S:.0f} s for the lock of large items"
             )
@@ -363,7 +405,7 @@ class Arena:
             self._words[CHANGING] = self._me
             try:
                 yield
-            except NoRoomError:  # raised before anything was changed
+            except NoRoomError:  # is raised before anything has changed
                 self._words[CHANGING] = 0
                 raise
             self._words[CHANGING] = 0
@@ -372,23 +414,26 @@ class Arena:
 
 
 def _key(folder: Path) -> str:
+    """Return the first words of an error."""
     return f"shared memory of this node, {folder}"
 
 
 def _lost(folder: Path) -> ChannelBroken:
+    """Return the error of a folder that was removed."""
     what = "the memory of the job is gone"
     why = "its folder was removed: the job has ended"
     return ChannelBroken.about("channel-broken", _key(folder), what, why=why)
 
 
 def _no_room(error: OSError) -> Exception:
+    """Return NoRoomError for the error of a full file system, other errors as they are."""
     if error.errno in FULL:
         return NoRoomError()
     return error
 
 
 def _class_of(size: int) -> int:
-    """The number of one of the sizes of `segment_bytes`, which grow with it."""
+    """Return the number of a segment size, which is one of `segment_bytes`; larger sizes have larger numbers."""
     bits = size.bit_length() - 1  # 2**bits <= size
     if bits <= _SMALLEST_BITS + 3:
         return size // SMALLEST - 1
@@ -396,11 +441,13 @@ def _class_of(size: int) -> int:
 
 
 def _aligned(length: int) -> int:
+    """Return the length rounded up to the alignment of pieces."""
     return (length + _ALIGNMENT - 1) & -_ALIGNMENT
 
 
 def _make(path: Path) -> None:
-    """An empty arena, if no other process was quicker."""
+    """Create an empty arena, unless another process is quicker."""
+    # A sparse file of many addresses, within the limit of this process
     new = path.with_name(f"{path.name}.{processes.this_process():x}")
     system = os.statvfs(path.parent)
     size = min(max(16 * system.f_blocks * system.f_frsize, 1 << 36), _MOST_BYTES)
@@ -424,41 +471,46 @@ def _make(path: Path) -> None:
 
 Bytes = NDArray[np.uint8]
 
-# Bytes; the C library gives larger blocks back to the kernel at once, and new pages
-# cost twice a copy
+# Bytes from which on a block is reused: the C library gives such blocks back to the kernel at once, and new pages cost
+# twice a copy
 LARGE = 32 << 20
 _IDLE = 2  # blocks kept: one is in use while the next item arrives
 
 
 class OwnedMemory:
-    """Thread-safe, and without a lock: blocks come back from finalizers."""
+    """Memory for large items that is reused when its last user is gone.
+
+    Thread-safe without a lock, since finalizers give blocks back.
+    """
 
     def __init__(self) -> None:
         self._idle: deque[Bytes] = deque(maxlen=_IDLE)
 
     def take(self, size_bytes: int) -> Bytes:
-        """Unwritten memory, the caller's own for as long as anything made of the array lives."""
+        """Return unwritten memory, which the caller owns as long as an object made of the array lives."""
         if size_bytes < LARGE:
             return np.empty(size_bytes, np.uint8)
         block = np.empty(0, np.uint8)
-        # What does not serve on the way to it is given up
+        # Kept blocks of an unsuitable size are dropped
         while not size_bytes <= block.nbytes <= 2 * size_bytes:
             try:
                 block = self._idle.pop()
             except IndexError:
                 block = np.empty(size_bytes, np.uint8)
-        # No view of `block`: all that is made of the piece refers to the piece
+        # Not a view of `block`: every object that is made of the piece must keep the piece alive
         memory = block.data[:size_bytes]
         piece = np.frombuffer(memory, np.uint8)
         weakref.finalize(piece, self._idle.append, block).atexit = False
         return piece
 
 
-_ON_DISK = 1  # added to the address of a segment that lies in the arena on disk
+_ON_DISK = 1  # added to the address of a segment in the arena on disk
 
 
 class Arenas:
-    """The arenas of a job folder in this process: in shared memory, and on disk for what does not fit there."""
+    """The arenas of a job folder in this process: one in shared memory, and one on disk for items that do not fit
+    there.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -469,7 +521,7 @@ class Arenas:
 
     @classmethod
     def of(cls, folder: Path) -> Arenas:
-        """The one of this process and folder, however many channels use it."""
+        """Return the arenas of a folder, which all channels of this process share."""
         opened, lock = _opened(processes.this_process())
         with lock:
             arenas = opened.get(folder)
@@ -478,7 +530,9 @@ class Arenas:
             return arenas
 
     def write(self, pieces: Sequence[Any]) -> int:
-        """The address of a copy in a segment. OutputError when neither shared memory nor the disk has room."""
+        """Copy pieces into a segment; return its address. Raises OutputError if neither shared memory nor the disk
+        has room.
+        """
         with contextlib.suppress(NoRoomError):
             return self._in_memory().write(pieces)
         with contextlib.suppress(NoRoomError):
@@ -491,23 +545,25 @@ class Arenas:
         raise OutputError.about("shm-full", _key(self._folder), what, why=why, fix=fix)
 
     def copy(self, address: int) -> tuple[Any, ...]:
-        """The pieces in memory of the caller's own; the segment goes back."""
+        """Return the pieces in memory of the caller, and free the segment."""
         return tuple(self.of_segment(address).copy(address, self._owned.take))
 
     def of_segment(self, address: int) -> Arena:
-        """The arena in which a segment lies."""
+        """Return the arena of a segment. Raises ChannelBroken if it is gone."""
         arena = self._on_disk() if address & _ON_DISK else self._in_memory()
         if arena is None:
             raise _lost(self._folder)
         return arena
 
     def _in_memory(self) -> Arena:
+        """Return the arena in shared memory; the first call opens it."""
         with self._lock:
             if self._memory is None:
                 self._memory = Arena(self._folder)
             return self._memory
 
     def _on_disk(self) -> Arena | None:
+        """Return the arena on disk; the first call opens it. None if there can be none."""
         with self._lock:
             place = spill_of(self._folder) if self._disk is None else None
             if place is not None:
@@ -523,4 +579,5 @@ class Arenas:
 def _opened(
     of_process: int,
 ) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
+    """Return the arenas of a process by folder, and their lock; a forked child has its own."""
     return weakref.WeakValueDictionary(), threading.Lock()

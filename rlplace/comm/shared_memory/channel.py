@@ -1,7 +1,7 @@
-"""The channel between processes of one node: its table is a file in shared memory, worked on by all, served by none.
+"""The channel between processes of one node: its table is a file in shared memory that all of them change directly.
 
-A put or get that need not wait is one change under the channel's lock, without a message to another process. One that
-must wait sleeps on its waker until the process that makes it possible wakes it.
+A put or get that need not wait is one change under the channel's lock, without a message to another process.
+Otherwise it sleeps on its waker until another process makes it possible and wakes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ItemStore:
     def __init__(
         self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int
     ) -> None:
-        """`channel`: its number, as holder of segments."""
+        """`channel`: the channel's number as holder of segments."""
         self._words = table.words
         self._mapped = mapped
         self._room = table.inline_bytes
@@ -49,12 +49,13 @@ class ItemStore:
         self.pack = codec.Packers(self._room).pack
 
     def inline(self, packed: codec.Packed | None) -> bytes | None:
-        """The item if it lies in its entry, else None: it follows by `fill`."""
+        """Return the item if it fits its entry; None: it needs a segment, and follows by `fill`."""
         if isinstance(packed, bytes) and len(packed) <= self._room:
             return packed
         return None
 
     def write(self, packed: codec.Packed) -> bytes | int:
+        """Return the payload of an item, copied to a segment if it does not fit its entry. Raises OutputError."""
         if isinstance(packed, bytes):
             if len(packed) <= self._room:
                 return packed
@@ -62,16 +63,18 @@ class ItemStore:
         return self.arenas.write(packed)
 
     def release(self, payload: bytes | int) -> None:
+        """Free a payload that never entered the channel."""
         if isinstance(payload, int):
             self.arenas.of_segment(payload).free(payload)
 
     def packed(self, payload: bytes | int) -> codec.Packed:
-        """What was taken, the caller's own from now on."""
+        """Return the item of a payload that was taken; the caller owns it from now on."""
         if isinstance(payload, bytes):
             return payload
         return self.arenas.copy(payload)
 
     def open(self, payload: bytes | int) -> Any:
+        """Return the value of a payload that was taken."""
         return codec.unpack(self.packed(payload))
 
     # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
@@ -106,12 +109,15 @@ class ItemStore:
 
 
 class FileAttachment(Attachment):
+    """A channel's file, mapped in this process."""
+
     store: ItemStore
     lock: SharedLock
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with open(path, "r+b") as file:
+            # The inode is the channel's number as holder of segments
             number = os.fstat(file.fileno()).st_ino
             self._mapped = mmap.mmap(file.fileno(), 0)
         with memoryview(self._mapped) as data, data.cast("q") as words:
@@ -121,7 +127,7 @@ class FileAttachment(Attachment):
         super().__init__(table, store, SharedLock(self._mapped, 8 * LOCK), spins=True)
 
     def detach(self) -> None:
-        """Give back the mapping and all descriptors; the attachment is not to be used again."""
+        """Release the mapping and all descriptors; the attachment cannot be used any more."""
         self.lock.close()
         self.wakers.close()
         self.table.release()
@@ -129,7 +135,10 @@ class FileAttachment(Attachment):
 
 
 def _make(path: Path, spec: ChannelSpec) -> None:
-    """A channel that is open and empty. ClusterError when the memory is full: later no access can fail for that."""
+    """Create the file of an open, empty channel. Raises ClusterError if memory is full; then later accesses cannot
+    fail.
+    """
+    # Table first, pickled spec at the end
     text = pickle.dumps(spec, 5)
     text += bytes(-len(text) % 8)
     size = Table(spec).size_bytes + len(text)
@@ -142,7 +151,7 @@ def _make(path: Path, spec: ChannelSpec) -> None:
                 8, "little"
             )
             SharedLock.make(mapped, 8 * LOCK)
-        # Unlike rename, refuses to replace another channel of this name
+        # Unlike a rename, a link never replaces another channel of this name
         os.link(new, path)
     except OSError as error:
         if error.errno in FULL:
@@ -153,36 +162,38 @@ def _make(path: Path, spec: ChannelSpec) -> None:
 
 
 class SharedChannel(QueueEnd):
-    """Ends of one process share its attachment; a pickled end attaches by the file's path."""
+    """A channel in a file. Ends of one process share its attachment; a pickled end attaches by the file's path."""
 
     _attachment: FileAttachment
 
     @classmethod
     def create(cls, folder: Path, spec: ChannelSpec) -> SharedChannel:
-        """A new channel in a job folder, as the file `<name>.channel`; its maker destroys it."""
+        """Create a channel in a job folder, as the file `<name>.channel`; the caller must destroy it."""
         path = folder / f"{urllib.parse.quote(spec.name, safe=' ')}.channel"
         _make(path, spec)
         return cls.attach(path)
 
     @classmethod
     def attach(cls, path: Path) -> SharedChannel:
+        """Return an end of the channel in a file."""
         return cls(FileAttachment(path))
 
     @property
     def path(self) -> Path:
+        """The channel's file."""
         return self._attachment.path
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).attach, (self.path,), {"owner": self.owner}
 
     def destroy(self) -> None:
-        """Break the channel for every end and remove its file; for its maker. Idempotent."""
-        with contextlib.suppress(ChannelError):  # a process holds the lock
+        """Break the channel for every end and remove its file; only for its creator. Idempotent."""
+        with contextlib.suppress(ChannelError):  # another process holds the lock
             self.break_("the channel was destroyed")
         self.path.unlink(missing_ok=True)
 
     def detach(self) -> None:
-        """Give back this process' mapping and descriptors. The ends that share them cannot be used any more."""
+        """Release this process's mapping and descriptors. The ends that share them cannot be used any more."""
         self._attachment.detach()
 
     def _put(
@@ -201,7 +212,7 @@ class SharedChannel(QueueEnd):
             self.fill(put, packed)
 
     def fill(self, put: Put, packed: codec.Packed) -> None:
-        """The item of a put that was granted credit."""
+        """Put the item of a put that holds credit."""
         attachment = self._attachment
         store = self._attachment.store
         try:
@@ -212,7 +223,7 @@ class SharedChannel(QueueEnd):
                 store.release(payload)
                 raise
         finally:
-            if put.entry:  # the data never came
+            if put.entry:  # the item could not be written
                 self.give_back(put)
 
     def _get(
@@ -237,7 +248,7 @@ class SharedChannel(QueueEnd):
         version: int | None,
         patience_s: float | None,
     ) -> Put:
-        """An item. None: credit for one whose data is still on its way: `fill` it or `give_back`."""
+        """Put an item, or, for None, get credit for an item that is still on its way: `fill` it or `give_back`."""
         attachment = self._attachment
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
         await attachment.attempt_async(attachment.queue.put, put, patience_s)
@@ -248,7 +259,7 @@ class SharedChannel(QueueEnd):
     async def take(
         self, limit: float | None, key: str, patience_s: float | None
     ) -> Get:
-        """Packed items for a client that may never receive them: `confirm` them or `give_back`."""
+        """Take packed items for a client that may never receive them: `confirm` them or `give_back`."""
         get = Get(self.owner, key, limit, remote=True)
         await self._attachment.attempt_async(
             self._attachment.queue.get, get, patience_s
@@ -259,15 +270,18 @@ class SharedChannel(QueueEnd):
                 for p, weight, version in get.taken
             ]
         except BaseException:
-            self.confirm(get)  # they are lost, the room that they had is not
+            self.confirm(get)  # the items are lost, but not their room
             raise
         return get
 
     def confirm(self, get: Get) -> None:
+        """Note that the client has received the items."""
         self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
 
     def give_back(self, request: Put | Get) -> None:
-        """The item that has credit will never come; no client received what was taken: it goes to the front again."""
+        """Undo a request: cancel a put that holds credit, or put the items of a get back at the front of their
+        line.
+        """
         attachment = self._attachment
         if isinstance(request, Put):
             attachment.undo(attachment.queue.cancel, request, time.monotonic())
@@ -279,5 +293,5 @@ class SharedChannel(QueueEnd):
         attachment.undo(attachment.queue.restore, request, time.monotonic())
 
     def died(self) -> None:
-        """The process of this end's owner has ended or cannot be reached any more."""
+        """Mark the owner of this end as dead: its process has ended or cannot be reached any more."""
         self._attachment.undo(self._attachment.queue.end_of_owner, self.owner)

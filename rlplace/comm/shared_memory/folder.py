@@ -1,12 +1,12 @@
-"""The folder in shared memory that holds everything of one job on one node, and its end when the owner ends.
+"""The folder in shared memory with everything of one job on one node. It is removed when its owner ends.
 
 ::
 
     /dev/shm/rlplace-1000-k3v9x2a1/       mode 0700; two jobs never share one
-        owner                             locked by the owner as long as it lives; the kernel lets go when it dies
+        owner                             locked by the owner as long as it lives; the kernel unlocks it when it dies
         spill ──▶ /tmp/rlplace-1000-...   a folder on disk for what does not fit, made when it is needed
         segments/psm_0f3a ...             empty files: names in /dev/shm that libraries have taken for the job
-        *.channel, arena, ...             of the packages that use the folder
+        *.channel, arena, ...             files of the packages that use the folder
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from rlplace.units import show_bytes
 SHARED_MEMORY = Path("/dev/shm")
 SPILL = "spill"
 SEGMENTS = "segments"
-# What vLLM's processes share with each other: by multiprocessing (memory, semaphores), and by sums on a CPU.
+# Shared memory of vLLM's processes: multiprocessing's (memory, semaphores), and that of sums on a CPU
 _TAKEN = re.compile(
     r" (?:/dev/shm/)((?:psm_|sem\.mp-|vllm_dist_)[^/\n ]*)$", re.MULTILINE
 )
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWNER = "owner"
-LONGEST_SOCKET = 107  # bytes of its path, on Linux
-_SOCKET = "12345678/calls-12345678"  # a socket of a worker, behind the beginning of a job folder's name
+LONGEST_SOCKET = 107  # bytes of a socket's path on Linux
+_SOCKET = "12345678/calls-12345678"  # path of a worker's socket, behind the prefix of a job folder's name
 _KEY = "cluster.comm.shm_folder"
 
 
 class JobFolder:
-    """Owns the folder: its maker removes it. Others get only its path."""
+    """Owns a job folder: its creator removes it. Other processes get only its path."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -48,7 +48,10 @@ class JobFolder:
 
     @classmethod
     def create(cls, parent: Path | None = None) -> JobFolder:
-        """Make a folder in `parent` (/dev/shm), after `sweep`. ClusterError: it is missing, not writable, too long."""
+        """Make a folder in `parent` (default: /dev/shm), after `sweep`.
+
+        Raises ClusterError if `parent` is missing, not writable, or too long a path for sockets in it.
+        """
         parent = parent or SHARED_MEMORY
         longest = LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
         if len(os.fsencode(parent)) > longest:
@@ -61,7 +64,7 @@ class JobFolder:
         try:
             sweep(parent)
             lock = None
-            # A sweep of another process may take a new folder for an abandoned one
+            # The sweep of another process may remove a folder before its owner has locked it
             while lock is None:
                 path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
                 lock = _lock_of(path)
@@ -79,10 +82,13 @@ class JobFolder:
         return cls(path, lock)
 
     def close(self) -> None:
-        """Remove the folder and all in it; memory that is still mapped goes when its process ends. Idempotent."""
+        """Remove the folder with its content; memory that is still mapped is freed when its process ends.
+        Idempotent.
+        """
         if self._lock is None:
             return
-        if os.getpid() == self._process:  # a forked child must not end its parent's job
+        # A forked child must not end its parent's job
+        if os.getpid() == self._process:
             _remove(self.path)
         os.close(self._lock)
         self._lock = None
@@ -95,7 +101,9 @@ class JobFolder:
 
 
 def spill_of(folder: Path) -> Path | None:
-    """The folder on disk that belongs to a job folder, made if need be; None if it cannot be made or is not ours."""
+    """Return the folder on disk that belongs to a job folder, made if need be; None if it cannot be made or is
+    another user's.
+    """
     link = folder / SPILL
     try:
         os.mkdir(os.readlink(link), 0o700)
@@ -103,24 +111,28 @@ def spill_of(folder: Path) -> Path | None:
         pass
     except OSError:
         return None
+    # Any user may make folders in /tmp
     if link.stat().st_uid == os.getuid():
         return link
-    return None  # any user may make folders in /tmp
+    return None
 
 
 def claim(folder: Path, pids: Iterable[int]) -> None:
-    """Have what these processes share in /dev/shm go with the job folder: killed ones leave it there."""
+    """Register what these processes share in /dev/shm, so that it is removed with the job folder.
+
+    Processes that are killed leave it there.
+    """
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            for name in _TAKEN.findall(
-                Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            ):
+            maps = Path(f"/proc/{pid}/maps")
+            text = maps.read_text(encoding="utf-8", errors="replace")
+            for name in _TAKEN.findall(text):
                 (folder / SEGMENTS).mkdir(mode=0o700, exist_ok=True)
                 (folder / SEGMENTS / name).touch()
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders of this user whose owner is dead."""
+    """Remove the job folders of this user whose owner is dead."""
     for path in parent.glob(f"{_prefix()}*"):
         lock = _lock_of(path)
         if lock is not None:
@@ -129,12 +141,15 @@ def sweep(parent: Path) -> None:
 
 
 def _lock_of(path: Path) -> int | None:
-    """The lock of a folder, taken; None while its owner lives, and for what is no folder of this user."""
+    """Return the acquired lock of a folder; None if its owner lives, or if it is not a folder of this user."""
     try:
         if path.is_symlink() or path.stat().st_uid != os.getuid():
             return None
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (FileNotFoundError, NotADirectoryError):  # it goes away at this moment
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # another process removes it at this moment
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,6 +160,7 @@ def _lock_of(path: Path) -> int | None:
 
 
 def _remove(path: Path) -> None:
+    """Remove a job folder, its folder on disk, and what libraries have left in shared memory."""
     link = path / SPILL
     with contextlib.suppress(OSError):  # never made, or on a disk that is gone
         spill = link.readlink()
@@ -156,11 +172,12 @@ def _remove(path: Path) -> None:
 
 
 def _prefix() -> str:
+    """Return how names of this user's job folders begin."""
     return f"rlplace-{os.getuid()}-"
 
 
 def allocate(path: Path, size_bytes: int) -> None:
-    """Make the file, for this user alone, with every block taken; OSError (ENOSPC) leaves no file."""
+    """Make a file of this user with all of its blocks allocated. An OSError, such as ENOSPC, leaves no file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
@@ -172,18 +189,19 @@ def allocate(path: Path, size_bytes: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still take in the file system of `folder`."""
+    """Return the bytes that this user may still allocate in the file system of `folder`."""
     system = os.statvfs(folder)
     return system.f_bavail * system.f_frsize
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
-    """ClusterError before anything starts, unless `needed_bytes` are free."""
+    """Raise ClusterError, before anything starts, unless `needed_bytes` are free."""
     if free_bytes(folder) < needed_bytes:
         raise too_small(folder, needed_bytes)
 
 
 def too_small(folder: Path, needed_bytes: int) -> ClusterError:
+    """Return the error of too little shared memory."""
     free = free_bytes(folder)
     mib = -(-needed_bytes // (1 << 20))
     what = f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free"

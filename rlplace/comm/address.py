@@ -51,6 +51,7 @@ class SpreadChannel(Channel):
         """Return this owner's end of the branch that has the key."""
         end = self._ends.get((self.owner, key))
         if end is None:
+            # Connect the branch of the key at its first use
             branch = self._branch_of.get(key)
             if branch is None:
                 raise channel_errors.unknown_key(self.spec, self.owner, key)
@@ -92,6 +93,7 @@ class SpreadChannel(Channel):
             try:
                 act(branch.connect().named(self.owner))
             except ChannelError as error:
+                # Keep the first error
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -174,6 +176,7 @@ class ProcessChannels:
             self._shared = {}
             connections = self._connections
             self._connections = {}
+        # Outside of the lock, since closing may wait
         for channel in shared.values():
             channel.detach()
         for connection in connections.values():

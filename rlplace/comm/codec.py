@@ -43,6 +43,7 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raise TypeError(
             f"only dense tensors travel, got layout {tensor.layout}, dtype {tensor.dtype}"
         )
+    # Conjugation and negation are lazy views in torch
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     # `reshape` keeps strides of dimensions of size 1, which `view` refuses
     flat = dense.as_strided((dense.numel(),), (1,))
@@ -54,6 +55,7 @@ def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.T
     import torch
 
     kind = getattr(torch, dtype)
+    # `frombuffer` refuses empty data
     if memoryview(data).nbytes == 0:
         return torch.empty(tuple(shape), dtype=kind)
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(tuple(shape))
@@ -145,6 +147,7 @@ class Packer(pickle.Pickler):
         chunks = self._chunks
         self.dump(value)
         self.clear_memo()  # the memo refers to the value's objects
+        # pickle may write the header in several chunks
         header = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         if not self._buffers and self._room == self._inline_bytes >= len(header):

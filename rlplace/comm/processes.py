@@ -103,6 +103,7 @@ class Waker:
 
     def __init__(self) -> None:
         self.number = 0
+        # The kernel may choose the name 00000, and 0 means no waker
         while not self.number:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.bind("")
@@ -225,6 +226,8 @@ class SharedLock:
         tries = 1
         nap_s = _NAPS_S[0]
         while not self._taken(self._try(self._mutex)):
+            # First tries at once, then with other processes allowed to run, then with sleeps in
+            # between
             tries += 1
             if tries > _TRIES + _OFFERS:
                 if time.monotonic() >= deadline:

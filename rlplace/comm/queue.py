@@ -106,6 +106,7 @@ class QueueMachine:
         """
         words = self.words
         waiter = put.waiter
+        # The channel must be whole and open, and the participant known
         if self._lost(put):
             raise self._broken(put)
         if not put.key:
@@ -115,16 +116,19 @@ class QueueMachine:
             raise channel_errors.closed(self.spec, put.owner_name, put.key_name)
         if waiter:
             self.reals[waiter + t.W_WOKEN] = 0.0
+        # Serve the put if there is credit that no waiter ahead needs
         credit = self._credit()
         if credit > 0 and (
             not words[t.PUTTERS + t.COUNT]
             or credit > self._ahead(t.PUTTERS, waiter, credit, now)
         ):
+            # The put takes its credit
             version = NO_VERSION if put.version is None else put.version
             entry = self._hold(put.owner, put.key, put.weight, version)
             if waiter:
                 self._depart(put, now)
                 self._wake(t.PUTTERS, credit - 1, now)
+            # Credit for an item that follows, or the item itself
             if put.payload is None:
                 put.entry = entry
                 words[entry + t.E_STATE] = t.AWAITED
@@ -153,6 +157,7 @@ class QueueMachine:
             self._cancel(entry, now)
 
     def _cancel(self, entry: int, now: float) -> None:
+        # After a close, the last reservation at a key ends the stream for its getters
         key = self.words[entry + t.E_KEY]
         self.words[key + t.K_RESERVED] -= 1
         self._free(entry)
@@ -175,12 +180,14 @@ class QueueMachine:
     def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
         """Return a new entry, which is in no line yet."""
         words = self.words
+        # A freed entry, or one that was never in use
         entry: int = words[t.FREE_ENTRY]
         if entry:
             words[t.FREE_ENTRY] = words[entry + t.E_NEXT]
         else:
             entry = self.table.entries + words[t.ENTRIES_USED] * self.table.entry_words
             words[t.ENTRIES_USED] += 1
+        # Count the credit, and the highest use so far
         items = words[t.ITEMS] = words[t.ITEMS] + 1
         if items > words[t.HIGH_ITEMS]:
             words[t.HIGH_ITEMS] = items
@@ -196,6 +203,7 @@ class QueueMachine:
         self.store.place(entry, payload)
         words[entry + t.E_STATE] = t.IN_LINE
         words[entry + t.E_NEXT] = 0
+        # Link the entry to the end of its line
         depth = words[line + t.COUNT] + 1
         words[words[line + t.LAST] + t.E_NEXT if depth > 1 else line + t.FIRST] = entry
         words[line + t.LAST] = entry
@@ -232,6 +240,7 @@ class QueueMachine:
         key = get.key
         depth = words[key + t.K_ITEMS + t.COUNT]
         getters = key + t.K_GETTERS
+        # Items that waiters ahead will take are not for this get
         if depth:
             ahead = (
                 self._ahead(getters, waiter, depth, now)
@@ -255,6 +264,7 @@ class QueueMachine:
                     self._wake(t.PUTTERS, self._credit(), now)
                 return True
             self._wake(getters, depth, now)  # as in `put`
+        # Closed and empty
         elif self._ended(key):
             self.withdraw(get, now)
             raise channel_errors.end_of_stream(self.spec, get.owner_name, get.key_name)
@@ -274,6 +284,7 @@ class QueueMachine:
         line = get.key + t.K_ITEMS
         if self._lost(get):
             return
+        # In reverse, so that the first item is the first in line again
         for payload, weight, version in reversed(get.taken):
             entry = self._hold(get.owner, get.key, weight, version)
             self.store.place(entry, payload)
@@ -316,6 +327,7 @@ class QueueMachine:
         line = key + t.K_ITEMS
         newest = words[t.NEWEST_VERSION]
         for _ in range(count):
+            # The first entry leaves the line
             entry = words[line + t.FIRST]
             version = words[entry + t.E_VERSION]
             weight = reals[entry + t.E_WEIGHT]
@@ -344,6 +356,7 @@ class QueueMachine:
             owner = self.participants.find(owner_name, owner_name, self.process)
             words[owner + side] = 1
             words[owner + t.P_DEAD] = 0
+            # After the participant was noted, so that statistics show it
             if self._declared is not None and key_name not in self._declared:
                 raise channel_errors.unknown_key(self.spec, owner_name, key_name)
             entered = self._entered[name] = owner, self.keys.find(key_name, owner_name)
@@ -381,6 +394,7 @@ class QueueMachine:
         if waiter:
             words[t.FREE_WAITER] = words[waiter + t.W_NEXT]
         else:
+            # A record that was never in use
             used = words[t.WAITERS_USED]
             if used == self.spec.participants:
                 raise channel_errors.crowded(self.spec, request.owner_name, "waiters")
@@ -405,6 +419,7 @@ class QueueMachine:
         """Unlink a waiter, count its waiting time, and free its record."""
         words = self.words
         line = words[waiter + t.W_LINE]
+        # Neighbours in the line; 0 at its ends
         before = words[waiter + t.W_PREVIOUS]
         after = words[waiter + t.W_NEXT]
         waited = t.PRODUCER_WAIT if line == t.PUTTERS else t.CONSUMER_WAIT
@@ -422,6 +437,7 @@ class QueueMachine:
         reals = self.reals
         count = 0
         other = words[line + t.FIRST]
+        # A stalled waiter has lost its precedence
         while other and other != waiter and count < most:
             woken = reals[other + t.W_WOKEN]
             if not woken or now - woken < STALLED_S:
@@ -437,6 +453,7 @@ class QueueMachine:
         words = self.words
         reals = self.reals
         waiter = words[line + t.FIRST]
+        # Each waiter that is not stalled uses up one unit of supply
         while waiter and supply > 0:
             woken = reals[waiter + t.W_WOKEN]
             if not woken:
@@ -459,6 +476,7 @@ class QueueMachine:
 
     def _waiting(self) -> list[int]:
         """Return all waiters' records in use; works with damaged lines, too."""
+        # By records, not by lines
         first = self.table.waiters
         words = self.words
         records = range(
@@ -556,6 +574,7 @@ class QueueMachine:
                 words[word] = 0
         for participant in self.participants.all():
             words[participant + t.P_UNCONFIRMED] = 0
+        # Requests that still refer to the old state are lost
         words[t.EPOCH] += 1
 
     def _lost(self, request: Put | Get) -> bool:
@@ -576,6 +595,7 @@ class QueueMachine:
         stay lost.
         """
         words = self.words
+        # The participants of these processes
         gone = set(dead)
         participants = {
             p for p in self.participants.all() if words[p + t.PROCESS] in gone

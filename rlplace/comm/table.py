@@ -176,6 +176,7 @@ class Names:
 
         `owner`: for errors. Raises ChannelMisuse for a name that is too long, ChannelError if all records are in use.
         """
+        # In this process's memory, then in the table, then among the dead
         found = self._records.get((name, process))
         if found is None:
             self.all()
@@ -185,6 +186,7 @@ class Names:
         if found is None:
             table = self._table
             encoded = name.encode("utf-8", "surrogatepass")
+            # Append a record
             if len(encoded) > MAX_NAME_BYTES:
                 raise channel_errors.name_too_long(
                     table.spec, owner, name, MAX_NAME_BYTES

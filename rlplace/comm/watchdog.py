@@ -108,6 +108,7 @@ def report(views: Mapping[str, ChannelStats]) -> str | None:
 
 def _verdict(graph: WaitForGraph) -> Iterator[str]:
     """Yield lines that name deadlocked, dead and slow workers."""
+    # The circle first, then the workers that wait for it
     cycle = graph.cycle()
     if cycle:
         yield f"deadlock: {' -> '.join(cycle)}"
@@ -126,6 +127,7 @@ def _waits(stats: ChannelStats) -> Iterator[str]:
         waits = [wait for wait in stats.waits if wait.wants == wants]
         if not waits:
             continue
+        # Each name once, in order
         owners = listed(dict.fromkeys(wait.owner for wait in waits))
         keys = listed(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
         names = dict.fromkeys(name for wait in waits for name in stats.could_end(wait))
@@ -171,6 +173,7 @@ class Watchdog:
         # Channels without movement, and workers with long waits
         still: dict[str, float] = {}
         waited: dict[str, float] = {}  # worker -> its youngest wait, in seconds
+        # Of the channels with waits, what they hold and who waits
         for name, stats in views.items():
             still[f"channel {name}"] = self._still_s(name, stats, now)
             for wait in stats.waits:
@@ -193,6 +196,7 @@ class Watchdog:
         """Return for how many seconds a channel with waits has not moved, as far as the readings tell."""
         before, since = self._moved.get(name, (-1, now))
         moved = stats.puts + stats.gets
+        # A movement, or no wait, starts the time anew
         if moved != before or not stats.waits:
             since = now
         self._moved[name] = (moved, since)

@@ -79,6 +79,7 @@ class Connection:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         wire.endure(self._socket)
+        # The same name over all connections, by which the server knows this client
         self._socket.routing_id = b"c" + os.urandom(15)
         self._socket.ipv6 = "[" in endpoint
         self._socket.reconnect_ivl = 50
@@ -123,14 +124,17 @@ class Connection:
                 arguments,
             )
             waiter = self._waiters[request.serial] = Waiter(request, outgoing)
+            # The reader releases it when the answer has arrived
             waiter.arrived.acquire()
             self._send(request, outgoing)
         try:
+            # Block outside of the lock
             waiter.arrived.acquire(timeout=limit_s)
         except BaseException:  # interrupted
             self.withdraw(waiter)
             raise
         with self._lock:
+            # No answer: the connection broke, or the server is silent
             if waiter.reply is NO_REPLY:
                 if self._broken is not None:
                     raise channel_errors.broken(spec, owner, self._broken)
@@ -244,6 +248,7 @@ class Connection:
         # An answer; a late one to a request that was withdrawn has no caller
         elif (waiter := self._waiters.get(reply.serial)) is not None:
             if waiter.request.method == "withdraw":
+                # Other answers were sent before the server knew of the withdrawal
                 if reply.value == "withdrawn":
                     del self._waiters[reply.serial]
             else:

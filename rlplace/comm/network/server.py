@@ -63,6 +63,7 @@ class Session:
         """Drop answers that the client has received, and confirm the items in them."""
         for serial in serials:
             self.answers.pop(serial, None)
+            # A credit stays held until it is filled; items are confirmed now
             end, request = self.held.get(serial, (None, None))
             if end is not None and isinstance(request, Get):
                 del self.held[serial]
@@ -117,6 +118,7 @@ def _allow_open_files() -> None:
     """Raise the soft limit of open files: each client has a connection, and each of its waits has the socket of a
     waker.
     """
+    # As many as wanted, within the hard limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -152,6 +154,7 @@ class Authenticator:
                 asked = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            # Fields of a request of ZAP
             version, request, _domain, _address, _identity, mechanism, *credentials = (
                 asked
             )
@@ -203,6 +206,7 @@ class ChannelServer:
         _allow_open_files()
         self._context = zmq.Context()
         try:
+            # Authentication must be in place before the socket is bound
             self._socket = self._context.socket(zmq.ROUTER)
             self._authenticator = Authenticator(self._context, self._socket, self._keys)
             wire.endure(self._socket)
@@ -236,6 +240,7 @@ class ChannelServer:
 
     async def _serve(self) -> None:
         """Serve until the server is closed."""
+        # The loop reads the socket and both sockets of the authenticator
         self._loop.add_reader(wire.fd_of(self._socket), self._receive)
         self._loop.add_reader(
             wire.fd_of(self._authenticator.socket), self._authenticator.answer
@@ -254,6 +259,7 @@ class ChannelServer:
         """Until the server closes, look for clients that have been unreachable for too long, and undo their
         requests.
         """
+        # Once in PROBE_S
         while not self._closing.is_set():
             # Signals of sockets can be lost, so all are read
             self._receive()
@@ -325,10 +331,12 @@ class ChannelServer:
         if session is None:
             self._send(Session(client), Reply(wire.FORGOTTEN))
             return
+        # A message shows that the client can be reached
         session.lost_since = None
         session.done(request.done)
         if request.method in ("hello", "done"):
             return
+        # The client closes, gives up a request, or asks for something
         if request.method == "bye":
             del self._sessions[client]
             session.withdraw_all()
@@ -383,6 +391,7 @@ class ChannelServer:
                 "channel-broken", f"channel {request.channel}", what, why=why
             )
             answer = [wire.pack(Reply(request.serial, error=broken))]
+        # The answer is kept, as the client may ask again
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer
         self._deliver(session, answer)
@@ -397,6 +406,7 @@ class ChannelServer:
             session.ends[user] = self._channels[request.channel].named(request.owner)
         end = session.ends[user]
         # Credit for a large put is held until its data arrives
+        # As `SharedChannel.put_packed`
         if request.method == "put":
             put = await end.put_packed(*request.arguments)
             if put.entry:

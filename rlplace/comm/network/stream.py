@@ -125,6 +125,7 @@ class StreamSource:
 
     def _send(self, taker: bytes, number: int, *items: Any) -> bool:
         """Send items; return whether the taker is connected. A lost taker asks again over its next connection."""
+        # Number and marks, then the data
         marks, frames = wire.enclose(
             map(self._pack, items), self.address.keys.frame_bytes
         )

@@ -76,6 +76,7 @@ def enclose(
         if isinstance(packed, bytes):
             marks.append(packed)
             continue
+        # Lengths go into the envelope, data into frames
         pieces = [memoryview(piece) for piece in packed]
         marks.append(tuple(piece.nbytes for piece in pieces))
         for piece in pieces:
@@ -107,6 +108,7 @@ def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
         frame = next(frames)
         if len(frame) == size > INLINE_BYTES:
             return frame.buffer
+        # Small pieces, and pieces in several frames, are joined in new memory
         whole[at : at + len(frame)] = frame.buffer
         at += len(frame)
     return whole
@@ -216,6 +218,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
 
     Raises ClusterError for an address that is not this machine's.
     """
+    # An unspecified address, such as 0.0.0.0
     with contextlib.suppress(ValueError):  # a name is no address
         if ipaddress.ip_address(host).is_unspecified:
             raise _refused(
@@ -226,6 +229,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
         socket.ipv6 = ":" in host
         socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:*")
     except zmq.ZMQError as error:
+        # These mean that the address is not of this machine
         if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL):
             raise
         raise _refused(host, f"no interface of this machine has it: {error}") from error

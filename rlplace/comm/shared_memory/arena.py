@@ -95,6 +95,7 @@ class Arena:
         self._folder = folder
         path = folder / "arena"
         try:
+            # The first process makes the file
             if not path.exists():
                 _make(path)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -104,6 +105,7 @@ class Arena:
             raise _no_room(error) from None
         weakref.finalize(self, os.close, self._descriptor)
         try:
+            # All addresses of the arena are mapped; its memory is taken segment by segment
             self._map = mmap.mmap(self._descriptor, 0)
         except OSError as error:
             size = show_bytes(os.fstat(self._descriptor).st_size)
@@ -147,6 +149,7 @@ class Arena:
         try:
             self._words[segment // 8 + PIECES] = len(sizes)
             self._populate(segment)
+            # Table of lengths, then the pieces
             at = segment + _HEADER_BYTES
             self._map[at : at + len(table)] = table
             at += _aligned(len(table))
@@ -220,6 +223,7 @@ class Arena:
         """Map the pages of a segment in this process at once, if its memory is new here."""
         first = segment // 8
         serial = self._words[first + SERIAL]
+        # Pages that were given back to the kernel and taken anew are not mapped
         if self._populated.get(segment) != serial:
             # Without it, as in an older kernel, pages are mapped one by one
             with contextlib.suppress(OSError):
@@ -305,6 +309,7 @@ class Arena:
             os.posix_fallocate(self._descriptor, segment, _PAGE)
         except OSError as error:
             raise _no_room(error) from None
+        # Fill the header, then count the segment as used
         words[segment // 8 + SIZE] = size
         words[segment // 8 + MEMORY] = 0
         words[segment // 8 + HOLDER] = self._me
@@ -353,6 +358,7 @@ class Arena:
         if 0 <= now - self._reals[LOOKED] < pause_s:
             return False
         self._reals[LOOKED] = now
+        # Each process is looked up once
         holders = {words[segment // 8 + HOLDER] for segment in self._segments()}
         dead = {
             holder for holder in holders if holder > 0 and not processes.alive(holder)
@@ -386,6 +392,7 @@ class Arena:
         Raises ChannelTimeout if the lock is not free within `patience_s`.
         """
         limit_s = _PATIENCE_S if patience_s is None else patience_s
+        # Name the process that keeps the lock
         if not self._lock.acquire(timeout=limit_s):
             holder = self._words[CHANGING]
             name = "another process"
@@ -400,8 +407,10 @@ class Arena:
                 "channel-timeout", _key(self._folder), what, why=why, fix=fix
             )
         try:
+            # The previous holder died in the middle of a change
             if self._words[CHANGING]:
                 self._repair()
+            # A mark for a repair, if this process dies before the end of the change
             self._words[CHANGING] = self._me
             try:
                 yield
@@ -434,6 +443,7 @@ def _no_room(error: OSError) -> Exception:
 
 def _class_of(size: int) -> int:
     """Return the number of a segment size, which is one of `segment_bytes`; larger sizes have larger numbers."""
+    # Below eight times the smallest size, sizes are its multiples; above, eight per power of two
     bits = size.bit_length() - 1  # 2**bits <= size
     if bits <= _SMALLEST_BITS + 3:
         return size // SMALLEST - 1
@@ -451,6 +461,7 @@ def _make(path: Path) -> None:
     new = path.with_name(f"{path.name}.{processes.this_process():x}")
     system = os.statvfs(path.parent)
     size = min(max(16 * system.f_blocks * system.f_frsize, 1 << 36), _MOST_BYTES)
+    # A larger file would end the process with SIGXFSZ
     largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest_file != resource.RLIM_INFINITY:
         size = min(size, largest_file // _PAGE * _PAGE)
@@ -463,6 +474,7 @@ def _make(path: Path) -> None:
             SharedLock.make(mapped, LOCK)
             mapped[8 * END : 8 * END + 8] = _FIRST_SEGMENT.to_bytes(8, "little")
             os.ftruncate(file.fileno(), size)
+        # A link never replaces the arena of a quicker process
         with contextlib.suppress(FileExistsError):
             os.link(new, path)
     finally:

@@ -89,12 +89,14 @@ class ItemStore:
             words[entry + E_SEGMENT] = 0
             words[BYTES] += length
         else:
+            # The channel becomes the holder of the segment
             words[entry + E_SEGMENT] = payload
             arena = self.arenas.of_segment(payload)
             words[BYTES] += arena.size(payload)
             arena.pass_to(payload, self._channel)
 
     def take(self, entry: int) -> bytes | int:
+        # This process becomes the holder
         address: int = self._words[entry + E_SEGMENT]
         if address:
             self.arenas.of_segment(address).pass_to(address, 0)
@@ -146,6 +148,7 @@ def _make(path: Path, spec: ChannelSpec) -> None:
     try:
         allocate(new, size)
         with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
+            # Readers find the spec's length in the header
             mapped[-len(text) :] = text
             mapped[8 * SPEC_BYTES : 8 * SPEC_BYTES + 8] = len(text).to_bytes(
                 8, "little"
@@ -265,6 +268,7 @@ class SharedChannel(QueueEnd):
             self._attachment.queue.get, get, patience_s
         )
         try:
+            # Copied now, so that the segment is free while the network is slow
             get.taken = [
                 (self._attachment.store.packed(p), weight, version)
                 for p, weight, version in get.taken

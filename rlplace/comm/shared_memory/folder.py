@@ -54,6 +54,7 @@ class JobFolder:
         """
         parent = parent or SHARED_MEMORY
         longest = LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
+        # Workers' sockets lie in the folder
         if len(os.fsencode(parent)) > longest:
             what = "is too long a path"
             why = f"sockets are made in it, whose paths have at most {LONGEST_SOCKET} bytes"
@@ -62,6 +63,7 @@ class JobFolder:
                 "long-folder", _KEY, what, got=str(parent), why=why, fix=fix
             )
         try:
+            # Folders of dead owners first, which may have filled the memory
             sweep(parent)
             lock = None
             # The sweep of another process may remove a folder before its owner has locked it
@@ -143,6 +145,7 @@ def sweep(parent: Path) -> None:
 def _lock_of(path: Path) -> int | None:
     """Return the acquired lock of a folder; None if its owner lives, or if it is not a folder of this user."""
     try:
+        # Any user may put folders of any name there
         if path.is_symlink() or path.stat().st_uid != os.getuid():
             return None
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -152,6 +155,7 @@ def _lock_of(path: Path) -> int | None:
     ):  # another process removes it at this moment
         return None
     try:
+        # A lock that is held means that the owner lives
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
@@ -163,6 +167,7 @@ def _remove(path: Path) -> None:
     """Remove a job folder, its folder on disk, and what libraries have left in shared memory."""
     link = path / SPILL
     with contextlib.suppress(OSError):  # never made, or on a disk that is gone
+        # Only a folder of the same name, so that a changed link removes nothing else
         spill = link.readlink()
         if spill.name == path.name and not spill.is_symlink():
             shutil.rmtree(spill, ignore_errors=True)

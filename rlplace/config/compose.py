@@ -912,6 +912,7 @@ def _not_resolved(
 
     `written`: the config before `${...}` was replaced.
     """
+    # What is said if nothing more is known
     key = str(error.full_key)
     message = str(error).partition("\n")[0]
     leaf = key.rpartition(".")[2]
@@ -919,6 +920,7 @@ def _not_resolved(
     what = message.rpartition("interpolation: ")[2]
     why = "${...} stands for the value of another key"
     fix = f"{leaf}: <a value>"
+    # A clearer text for each kind of error
     if isinstance(error, MissingMandatoryValue):
         what = "has no value yet"
         why = "??? stands for a value that is given elsewhere"

@@ -258,6 +258,7 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
             for i, item in enumerate(node.value):
                 yield from visit(item, f"{path}[{i}]")
 
+    # Only the first one is told
     found = next(visit(_composed(text), ""), None)
     if found is None:
         return None

@@ -295,6 +295,7 @@ def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name):
             known.append(n.target.id)
     for name in given:
+        # Unknown, or decided by other keys; known ones are fine
         what = "is no argument of vLLM's engine"
         why = "it has those of vllm.engine.arg_utils.EngineArgs"
         fix = did_you_mean(name, known)

@@ -305,6 +305,7 @@ class VllmEngine:
             raise AssertionError(
                 f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}"
             )
+        # Each version holds from its first token on
         versions = np.empty(len(answer.token_ids), np.int32)
         for first, version in asked.versions:
             assert version is not None, (

@@ -282,6 +282,7 @@ class VllmServer:
         room = self._settings.context - len(tokens)
         for sample in range(first, first + request.samples):
             own_seed = None if seed is None else answer_seed(seed, request, sample)
+            # The same parameters as of an engine in this process
             asked = {
                 "temperature": 0.0 if request.greedy else drawn.temperature,
                 "top_p": drawn.top_p,

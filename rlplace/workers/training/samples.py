@@ -269,6 +269,7 @@ def _arriving(
     Raises ChannelMisuse for scores of another sample, for a sample that is scored twice, and for a wrong number of
     scores.
     """
+    # Samples without scores, by group and number
     due = {(sample.group, sample.sample): sample for sample in samples}
     while due:
         item: Sequence[Scores] = channel.get(timeout_s=timeout_s)
@@ -284,6 +285,7 @@ def _arriving(
                     got=got,
                     expected=expected,
                 )
+            # A reward scores the sample, other components each of its response tokens
             number = 1 if role_of(giver) == "reward" else sample.response_tokens
             if scores.values.shape != (number,):
                 got = f"an array of shape {scores.values.shape}"

@@ -1,10 +1,10 @@
-"""Simulators that take several actions at once: one step is a chunk of steps, the reward their sum.
+"""Simulators whose policy decides several actions at once: one step is a chunk of steps, its reward their sum.
 
 ::
 
     actions of a row    a0   a1   a2   a3 │ a4   a5   a6   a7
-    simulator steps     ●────●────●────●  │ ●────●────✕            an episode ends with a5: a6 and a7 are thrown away,
-    observed            o0              o4                o8       and o8 is the first observation of the next one
+    simulator steps     ●────●────●────●  │ ●────●────✕            an episode ends with a5: a6 and a7 do not count,
+    observed            o0              o4                o8       and o8 is the first observation of the next episode
 
 Letters: B rows, n actions of a chunk, A shape of one of them.
 """
@@ -21,10 +21,10 @@ from rlplace.envs.contract import Rendering, Restorable, Simulator, StepResult
 
 
 class _Chunks:
-    """Owns the simulator. An episode that ends within a chunk is as long as it was: the rest is not counted.
+    """A simulator stepped in chunks; owns the simulator.
 
-    A row's simulator goes on with the rest of the chunk, and then begins anew: how it is stepped does not depend on the
-    rows beside it.
+    An episode that ends within a chunk keeps its length: later actions of the chunk do not count. They are still
+    taken, and then a new episode begins, so that the steps of a row do not depend on other rows.
     """
 
     def __init__(self, simulator: Simulator, chunk: int) -> None:
@@ -35,10 +35,13 @@ class _Chunks:
         self.close = simulator.close
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step by `actions` [B, n, *A]."""
+        """Step by the actions [B, n, *A] of one chunk."""
+        # Rows whose episode has not ended within this chunk
         going = np.ones(len(actions), np.bool_)
-        terminated, truncated = np.zeros((2, len(actions)), np.bool_)
+        terminated = np.zeros(len(actions), np.bool_)
+        truncated = np.zeros(len(actions), np.bool_)
         rewards = np.zeros(len(actions), np.float32)
+        # By row: the last observation if truncated; return and length of the ended episode
         finals = dict[int, NDArray[Any]]()
         played = dict[int, tuple[float, int]]()
         for at in range(self._chunk):
@@ -46,39 +49,39 @@ class _Chunks:
             result = self._inner.step(actions[:, at])
             rewards[before] += result.rewards[before]
             ended = result.terminated | result.truncated
+            # Only the first end of a row counts
             stories = zip(result.episode_returns, result.episode_lengths, strict=True)
-            played |= {
-                r: each
-                for r, each in zip(np.flatnonzero(ended), stories, strict=True)
-                if before[r]
-            }
-            cuts = zip(
-                np.flatnonzero(result.truncated), result.final_observations, strict=True
-            )
-            finals |= {row: final for row, final in cuts if before[row]}
+            for row, story in zip(np.flatnonzero(ended), stories, strict=True):
+                if before[row]:
+                    played[row] = story
+            cut = np.flatnonzero(result.truncated)
+            for row, final in zip(cut, result.final_observations, strict=True):
+                if before[row]:
+                    finals[row] = final
             terminated |= before & result.terminated
             truncated |= before & result.truncated
             going &= ~ended
+        # Rows that ended before the last step have begun another episode: begin anew
         observations = result.observations
         thrown = np.flatnonzero(~before)
         if len(thrown):
             observations[thrown] = self._inner.restart(thrown.tolist())
+        kept = [finals[row] for row in sorted(finals)]
         shape = (len(finals), *observations.shape[1:])
+        final_observations = np.array(kept, observations.dtype).reshape(shape)
         return StepResult(
             observations=observations,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
-            final_observations=np.array(
-                [finals[r] for r in sorted(finals)], observations.dtype
-            ).reshape(shape),
+            final_observations=final_observations,
             episode_returns=[played[row][0] for row in sorted(played)],
             episode_lengths=[played[row][1] for row in sorted(played)],
         )
 
 
 class _Restorable(_Chunks):
-    """Between two chunks."""
+    """Its state can be saved and restored between two chunks."""
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         return cast(Restorable, self._inner).row_states()
@@ -90,7 +93,7 @@ class _Restorable(_Chunks):
 
 
 class _Rendering(_Chunks):
-    """A picture after each chunk."""
+    """Draws a picture after each chunk."""
 
     @property
     def frames_per_s(self) -> float:
@@ -101,12 +104,17 @@ class _Rendering(_Chunks):
 
 
 class _Both(_Restorable, _Rendering):
-    pass
+    """Both restorable and drawn."""
 
 
 def in_chunks(simulator: Simulator, chunk: int) -> Simulator:
-    """Have a simulator take so many actions at once; it can be restored and drawn if it could before."""
-    kinds = (_Chunks, _Restorable, _Rendering, _Both)
-    return kinds[
-        isinstance(simulator, Restorable) + 2 * isinstance(simulator, Rendering)
-    ](simulator, chunk)
+    """Make a simulator take `chunk` actions at once. The result can be restored and drawn if the simulator can."""
+    restorable = isinstance(simulator, Restorable)
+    rendering = isinstance(simulator, Rendering)
+    if restorable and rendering:
+        return _Both(simulator, chunk)
+    if restorable:
+        return _Restorable(simulator, chunk)
+    if rendering:
+        return _Rendering(simulator, chunk)
+    return _Chunks(simulator, chunk)

@@ -1,6 +1,6 @@
-"""Contracts of simulators, as an env worker uses them, and of adapters to simulator libraries.
+"""Contracts of simulators, as env workers use them, and of the adapters to simulator libraries.
 
-Letters: B rows of one simulator, O observation shape, A action shape, K truncated rows, N episodes ended in the step.
+Letters: B rows of a simulator, O observation shape, A action shape, K truncated rows, N episodes that ended in a step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for that
+# The planner asks adapters about ids and has no numpy
+if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
@@ -20,22 +21,22 @@ if TYPE_CHECKING:  # the planner asks adapters about ids; it needs no numpy for 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DiscreteActions:
-    """A choice of 0..n-1, int64."""
+    """One choice of 0..n-1, int64."""
 
     n: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MultiDiscreteActions:
-    """For each element i of the action a choice of 0..n[i]-1, int64."""
+    """One choice of 0..n[i]-1 for each element i of the action, int64."""
 
-    n: tuple[int, ...]  # flattened
+    n: tuple[int, ...]  # choices of each element, flattened
     shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousActions:
-    """A float32 vector; the simulator gets it clipped to [low, high], the learner sees it unclipped."""
+    """A float32 vector. The simulator gets it clipped to [low, high]; the learner sees it unclipped."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]  # flattened, one bound per element
@@ -47,7 +48,7 @@ Actions = DiscreteActions | MultiDiscreteActions | ContinuousActions
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One entry of observations that are a Dict or a Tuple."""
+    """One entry of observations that are a Dict or a Tuple, such as a camera image."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,20 +56,21 @@ class Part:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """Observations and actions of every env of a job. An observation is one array, whatever the simulator shows.
+    """Observations and actions of all environments of a job. An observation is one array, whatever the simulator shows.
 
-    Entries of a Dict or a Tuple follow each other in a row of numbers. Where one of them is an image, it is a row of
-    bytes, in which float32 numbers come before images::
+    Entries of a Dict or Tuple are joined in a row of numbers. If one of them is an image, the row consists of bytes,
+    with all float32 numbers before the images::
 
         position [3] float32, speed [1] float32                      [4] float32
         position [3] float32, camera [64, 64, 3] uint8               [12 + 12288] uint8
 
-    An observation for a policy with memory is such a row too, which begins with what the policy remembers::
+    An observation for a policy with memory is such a row too; the policy's memory comes first::
 
         memory [64] float32, position [3] float32                    [67] float32
     """
@@ -77,38 +79,38 @@ class Spaces:
     actions: Actions
     # uint8: an image, or a row of bytes
     observation_dtype: Literal["float32", "uint8"] = "float32"
-    # In their order within a row; none: the observation is an array by itself
+    # Entries in their order within a row; empty: the observation is a single array
     parts: tuple[Part, ...] = ()
-    # float32 numbers that the policy remembers; the parts do not name them
+    # float32 numbers of the policy's memory; they are not among the parts
     memory: int = 0
-    # Actions decided at once; more than one are the first axis of `actions`
+    # Actions decided at once; if more than one, they are the first axis of `actions`
     chunk: int = 1
 
     @property
     def numbers(self) -> int:
-        """How many float32 numbers an observation begins with, those of the memory first."""
+        """Number of float32 values at the beginning of an observation, those of the memory included."""
         if self.parts:
-            return self.memory + sum(
-                part.size for part in self.parts if part.dtype == "float32"
-            )
+            sizes = [part.size for part in self.parts if part.dtype == "float32"]
+            return self.memory + sum(sizes)
         if self.observation_dtype == "float32":
             return math.prod(self.observation_shape)
         return 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """Return the float32 numbers [B, ...] of observations [B, *O]; of images alone, none."""
+        """Return the float32 numbers [B, ...] of observations [B, *O]; an empty axis if there are only images."""
         if self.observation_dtype == "float32":
             return observations
         import numpy as np
 
-        rows = observations.reshape(
-            len(observations), math.prod(self.observation_shape)
-        )[:, : 4 * self.numbers]
-        return np.ascontiguousarray(rows).view(np.float32)
+        # Bytes: 4 of them are a number
+        size = math.prod(self.observation_shape)
+        rows = observations.reshape(len(observations), size)
+        numbers = np.ascontiguousarray(rows[:, : 4 * self.numbers])
+        return numbers.view(np.float32)
 
     @property
     def entries(self) -> tuple[Part, ...]:
-        """The parts; of an observation that is an array by itself, this one under no name."""
+        """The parts; if the observation is a single array, one part without a name."""
         whole = Part(
             name="", shape=self.observation_shape, dtype=self.observation_dtype
         )
@@ -116,49 +118,54 @@ class Spaces:
 
     @property
     def shown(self) -> Spaces:
-        """The same of the simulator alone, without a memory."""
+        """The same spaces without the policy's memory, as the simulator shows them."""
         if not self.memory:
             return self
+        # A single array gets its own shape back
         if [part.name for part in self.parts] == [""]:
             (whole,) = self.parts
-            shape = whole.shape
-            dtype = whole.dtype
             return dataclasses.replace(
                 self,
-                observation_shape=shape,
-                observation_dtype=dtype,
+                observation_shape=whole.shape,
+                observation_dtype=whole.dtype,
                 parts=(),
                 memory=0,
             )
-        (size,), each = (
-            self.observation_shape,
-            4 if self.observation_dtype == "uint8" else 1,
-        )
-        return dataclasses.replace(
-            self, observation_shape=(size - each * self.memory,), memory=0
-        )
+        # A row becomes shorter, by 4 bytes or by one number for each number remembered
+        (size,) = self.observation_shape
+        each = 4 if self.observation_dtype == "uint8" else 1
+        shape = (size - each * self.memory,)
+        return dataclasses.replace(self, observation_shape=shape, memory=0)
 
     def remembering(self, memory: int) -> Spaces:
-        """The same with so many numbers of a memory before what the simulator shows."""
+        """Return these spaces with `memory` numbers of a policy's memory before each observation."""
         if not memory:
             return self
-        pictures = sum(part.size for part in self.entries if part.dtype == "uint8")
-        floats = memory + sum(
-            part.size for part in self.entries if part.dtype == "float32"
-        )
+        # A row of float32 numbers, or of bytes if there are images
+        pictures = 0
+        floats = memory
+        for part in self.entries:
+            if part.dtype == "uint8":
+                pictures += part.size
+            else:
+                floats += part.size
+        with_memory = dataclasses.replace(self, parts=self.entries, memory=memory)
+        if pictures:
+            shape = (4 * floats + pictures,)
+            return dataclasses.replace(
+                with_memory, observation_shape=shape, observation_dtype="uint8"
+            )
         return dataclasses.replace(
-            self,
-            observation_shape=(4 * floats + pictures if pictures else floats,),
-            observation_dtype="uint8" if pictures else "float32",
-            parts=self.entries,
-            memory=memory,
+            with_memory, observation_shape=(floats,), observation_dtype="float32"
         )
 
     def chunked(self, chunk: int) -> Spaces:
-        """The same with so many actions decided at once."""
+        """Return these spaces with `chunk` actions decided at once."""
         taken = self.actions
         if chunk == 1:
             return self
+        # A chunk of choices is a choice for each action; continuous actions get another
+        # axis
         actions: Actions
         if isinstance(taken, DiscreteActions):
             actions = MultiDiscreteActions(n=(taken.n,) * chunk, shape=(chunk,))
@@ -175,23 +182,32 @@ class Spaces:
 
     @property
     def images(self) -> tuple[Part, ...]:
-        """The entries that are images: those of bytes; where there are none, the arrays of two axes and more."""
+        """Entries that are images: those of bytes; without any, all arrays of two or more axes."""
         arrays = [entry for entry in self.entries if len(entry.shape) > 1]
-        return tuple([entry for entry in arrays if entry.dtype == "uint8"] or arrays)
+        of_bytes = [entry for entry in arrays if entry.dtype == "uint8"]
+        return tuple(of_bytes or arrays)
 
 
 def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return C, H and W of an image [H, W], [H, W, C] or [C, H, W]; of a stack of these, T x C are channels."""
+    """Return (C, H, W) of an image [H, W], [H, W, C] or [C, H, W].
+
+    In a stack of T images in time, T * C counts as channels.
+    """
     if len(shape) == 2:
         return 1, shape[0], shape[1]
-    stack, (first, middle, last) = math.prod(shape[:-3]), shape[-3:]
+    stack = math.prod(shape[:-3])
+    first, middle, last = shape[-3:]
     if channels_last(shape[-3:]):
         return (stack * last, first, middle)
     return (stack * first, middle, last)
 
 
 def channels_last(shape: Sequence[int]) -> bool:
-    """Whether an image is [H, W, C]: of a square one, C is the axis that differs; else the shorter, or the last."""
+    """Return whether an image is [H, W, C] rather than [C, H, W].
+
+    If two neighbouring axes are equal they are H and W. Else C is the shorter of the first and the last axis, and
+    the last if these are equal.
+    """
     first, middle, last = shape
     if first != last and middle in (first, last):
         return first == middle
@@ -200,75 +216,92 @@ def channels_last(shape: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step of B rows, in new arrays. Where an episode ended, `observations` has the first of the next."""
+    """The result of one step of B rows, in new arrays.
+
+    Where an episode ended, `observations` has the first observation of the next episode.
+    """
 
     observations: NDArray[Any]  # [B, *O], after autoreset
     rewards: NDArray[np.float32]  # [B]
     terminated: NDArray[np.bool_]  # [B]
-    truncated: NDArray[np.bool_]  # [B], never where terminated
-    # [K, *O], last observation of truncated rows, in row order
-    final_observations: NDArray[Any]
-    episode_returns: Sequence[float]  # N, undiscounted
-    episode_lengths: Sequence[int]  # N, steps
+    truncated: NDArray[np.bool_]  # [B], false where terminated
+    final_observations: NDArray[Any]  # [K, *O], last observations of truncated rows
+    episode_returns: Sequence[float]  # [N], undiscounted
+    episode_lengths: Sequence[int]  # [N], steps
 
 
 class Simulator(Protocol):
-    """A vector of B environments. Used by one thread."""
+    """A vector of B environments, used by one thread."""
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
-        """Begin all episodes; return [B, *O]. All randomness of row i, later episodes too, comes from seeds[i]."""
+        """Begin all episodes and return their first observations [B, *O].
+
+        All randomness of row i, in later episodes too, comes from seeds[i].
+        """
         ...
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """End the episodes of these rows uncounted and begin others; return [len(rows), *O]. For poisoned rows only."""
+        """Begin other episodes in these rows and return their first observations [len(rows), *O].
+
+        Used for rows with non-finite numbers; the episodes that they were in do not count.
+        """
         ...
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step by `actions` [B, *A] as sampled; the simulator clips them to its bounds."""
+        """Step by the actions [B, *A] as they were sampled; the simulator clips them to its bounds."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free everything the simulator holds."""
+        ...
 
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A simulator that can go on in another process, from a checkpoint. One that is not begins all episodes anew."""
+    """A simulator that can continue in another process from a checkpoint. Others begin all episodes anew."""
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
-        """Return for each row all that its next steps follow from: numbers or texts, no objects, in new arrays."""
+        """Return the state of each row that determines its next steps, as new arrays of numbers or texts, without
+        objects.
+        """
         ...
 
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
-        """Go on, after `reset`, from what `row_states` returned of each row, in whatever simulators they were.
+        """Continue from the states that `row_states` returned, one for each row; called after `reset`.
 
-        Return the first observations of rows that cannot, and began an episode instead.
+        The rows may have been in other simulators. Returns the first observations of rows that could not be
+        restored and began a new episode.
         """
         ...
 
 
 @runtime_checkable
 class Rendering(Protocol):
-    """A simulator that draws what it simulates, if its `env.kwargs` have render_mode: rgb_array."""
+    """A simulator that draws what it simulates, if `env.kwargs` has render_mode: rgb_array."""
 
     @property
-    def frames_per_s(self) -> float: ...
+    def frames_per_s(self) -> float:
+        """Pictures in a second of simulated time."""
+        ...
 
     def frame(self) -> NDArray[np.uint8]:
-        """Return a picture of the first row, [height, width, 3]."""
+        """Return a picture [height, width, 3] of the first row."""
         ...
 
 
 class Adapter(Protocol):
-    """One simulator library. Stateless; a class whose instances need no arguments."""
+    """One simulator library. Adapters have no state; their classes need no arguments."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Report what is wrong without building a simulator. Fast; nothing when the library is missing."""
+        """Return all problems that show without building a simulator; none if the library is missing. Fast."""
         ...
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Return the shapes, by building one simulator. Raises ConfigError."""
+        """Return the shapes of observations and actions, by building one simulator. Raises ConfigError."""
         ...
 
-    def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator: ...
+    def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator:
+        """Return a simulator of so many rows."""
+        ...

@@ -1,4 +1,4 @@
-"""EnvPool's simulators: finds one and tells its spaces, without numpy so that a planner can ask."""
+"""EnvPool's simulators: finds one and describes its spaces. Imports no numpy, since the planner asks too."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 
 class EnvPoolAdapter:
-    """The ids of `envpool.list_all_envs()`."""
+    """Adapter for the ids of `envpool.list_all_envs()`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Report nothing: only EnvPool knows its ids, and to import it takes seconds. `describe` asks it."""
+        """Return no problems: only EnvPool knows its ids, and importing it takes seconds.
+
+        `describe` finds them.
+        """
         return []
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
+        """Return the spaces, from a pool of one row. Raises ConfigError."""
         pool = make_pool(config, [0])
         try:
             return spaces_of(
@@ -34,15 +38,20 @@ class EnvPoolAdapter:
             pool.close()
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> EnvPoolVector:
+        """Return a simulator; its rows are made by `reset`."""
         from rlplace.envs.envpool_vector import EnvPoolVector
 
         return EnvPoolVector(lambda seeds: make_pool(config, seeds))
 
 
 def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
-    """Make a pool of one row per seed. Raises ConfigError: no EnvPool, an unknown id or argument."""
+    """Make a pool with one row for each seed.
+
+    Raises ConfigError: EnvPool is missing, or the id or an argument is unknown.
+    """
     with needs(got=config.id, extra="envpool", key="env.id", of="the simulator"):
         import envpool
+    # The id must be one of EnvPool's
     known = envpool.list_all_envs()
     if config.id not in known:
         near = did_you_mean(config.id, known)
@@ -56,13 +65,12 @@ def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
             why,
             f"id: {near or known[0]}",
         )
-    limit = (
-        {}
-        if config.max_episode_steps is None
-        else {"max_episode_steps": config.max_episode_steps}
-    )
+    # Arguments of ours and of the user; a name given twice is a TypeError
+    limit = {}
+    if config.max_episode_steps is not None:
+        limit["max_episode_steps"] = config.max_episode_steps
     kwargs = {"num_threads": 1, **config.kwargs}
-    try:  # kwargs that name one of ours are refused too: each is passed once
+    try:
         return envpool.make_gymnasium(
             config.id,
             num_envs=len(seeds),

@@ -1,7 +1,7 @@
-"""Steps EnvPool's simulators as one batch in C++, without Python per row.
+"""Steps EnvPool's simulators as one batch in C++, without Python code for each row.
 
-One thread steps all rows of a rank unless `env.kwargs.num_threads` says more. EnvPool does not give the state of an
-episode, so a resume begins all episodes anew.
+One thread steps all rows of a rank unless `env.kwargs.num_threads` sets more. EnvPool gives no access to the state of
+an episode, so all episodes begin anew after a resume.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from rlplace.envs.observations import encoding_of
 
 
 class EnvPoolVector:
-    """Steps a pool, which takes its seeds when it is made: `reset` makes a new one. Owns it and its episodes."""
+    """Steps a pool; owns it and its episodes.
+
+    A pool gets its seeds when it is made, so `reset` makes a new one.
+    """
 
     def __init__(self, make: Callable[[Sequence[int]], Any]) -> None:
-        """`make` returns a pool of one row per seed."""
+        """`make` returns a pool with one row for each seed."""
         self._make = make
         self._pool: Any = None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
+        """Make a new pool and begin all episodes."""
         self.close()
         self._pool = self._make(seeds)
         space: Any = self._pool.action_space
-        self._bounds: tuple[Any, Any] | None = (
-            (space.low, space.high) if hasattr(space, "low") else None
-        )
+        self._bounds: tuple[Any, Any] | None = None
+        if hasattr(space, "low"):
+            self._bounds = (space.low, space.high)
         self._kind = space.dtype
+        # Latest first observation of each row, and return and length of its present
+        # episode
         encoding = encoding_of(self._pool.observation_space)
         assert encoding is not None, "describe has refused it"
-        self._firsts = np.empty(
-            (len(seeds), *encoding.whole.shape), encoding.whole.dtype
-        )
-        self._returns, self._lengths = (
-            np.zeros(len(seeds)),
-            np.zeros(len(seeds), np.int64),
-        )
+        shape = (len(seeds), *encoding.whole.shape)
+        self._firsts = np.empty(shape, encoding.whole.dtype)
+        self._returns = np.zeros(len(seeds))
+        self._lengths = np.zeros(len(seeds), np.int64)
         return self._begun(np.arange(len(seeds)))
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
+        """Begin other episodes in these rows."""
         return self._begun(np.array(rows))
 
     def step(self, actions: NDArray[Any]) -> StepResult:
+        """Step all rows; rows whose episode ended begin another one."""
         if self._bounds is not None:
             actions = np.clip(actions, *self._bounds)
-        shown, rewards, terminated, truncated, _ = self._pool.step(
-            actions.astype(self._kind)
-        )
+        taken = actions.astype(self._kind)
+        shown, rewards, terminated, truncated, _ = self._pool.step(taken)
         observations = shown.astype(self._firsts.dtype)
         truncated = truncated & ~terminated
         self._returns += rewards
@@ -66,17 +70,19 @@ class EnvPoolVector:
             episode_returns=self._returns[ended].tolist(),
             episode_lengths=self._lengths[ended].tolist(),
         )
+        # Autoreset, after the last observations were copied
         if len(ended):
             observations[ended] = self._begun(ended)
         return result
 
     def close(self) -> None:
+        """Close the pool."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
     def _begun(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Begin episodes of these rows; return their first observations in the order of `rows`."""
+        """Begin episodes in these rows; return their first observations in the order of `rows`."""
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
         shown, info = self._pool.reset(rows)

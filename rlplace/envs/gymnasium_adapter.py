@@ -1,4 +1,4 @@
-"""Gymnasium and MuJoCo simulators: checks ids, arguments and spaces, without numpy so that a planner can ask."""
+"""Gymnasium and MuJoCo simulators: checks ids, arguments and spaces. Imports no numpy, since the planner asks too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.envs.gymnasium_vector import GymnasiumVector
 
-# Arguments of gymnasium.make that are not the simulator's own, and the config key for each.
+# Arguments of gymnasium.make that are not the simulator's, and the config key that sets each
 _RESERVED = {
     "id": "env.id",
     "max_episode_steps": "env.max_episode_steps",
@@ -42,19 +42,25 @@ _RESERVED = {
 
 
 class GymnasiumAdapter:
-    """The ids of `gymnasium.registry`; `package.module:Id-v0`, which it registers, or `package.module:function`."""
+    """Adapter for the ids of `gymnasium.registry`, for `package.module:Id-v0`, which the module registers, and for
+    `package.module:function`.
+    """
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        if (shipped := _registering()) is None:
+        """Return all problems that show without building a simulator; none without Gymnasium."""
+        shipped = _registering()
+        if shipped is None:
             return []
+        # Ids of Gymnasium and of libraries of our extras need no import; others are looked up
+        module = config.id.partition(":")[0]
         known = f'id="{config.id}"' in shipped
-        known |= (
-            module := config.id.partition(":")[0]
-        ) in EXTRAS and importlib.util.find_spec(module) is not None
-        problems = [
-            *([] if known else _id_problems(config.id)),
-            *_reserved_problems(config),
-        ]
+        if module in EXTRAS and importlib.util.find_spec(module) is not None:
+            known = True
+        problems: list[Problem] = []
+        if not known:
+            problems += _id_problems(config.id)
+        problems += _reserved_problems(config)
+        # Wrappers must be importable and callable
         for at, wrapper in enumerate(config.wrappers):
             key = f"env.wrappers[{at}].name"
             noun = "wrapper"
@@ -68,12 +74,14 @@ class GymnasiumAdapter:
         return problems
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
+        """Return the spaces, from one environment. Raises ConfigError."""
         try:
             with _library(config):
                 env = _make(config)
         except (TypeError, ValueError, OSError) as error:
+            # Without arguments it is a bug of the simulator
             if isinstance(error, ConfigError) or not config.kwargs:
-                raise  # without arguments it is the simulator's own bug
+                raise
             what = "the simulator does not take these arguments"
             why = f"{config.id}: {error}"
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
@@ -86,6 +94,7 @@ class GymnasiumAdapter:
             env.close()
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> GymnasiumVector:
+        """Return a simulator of `rows` environments. Raises ConfigError."""
         from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
@@ -95,7 +104,10 @@ class GymnasiumAdapter:
 
 
 def _registering() -> str | None:
-    """Return the text that registers Gymnasium's own ids, since a planner imports nothing; None without Gymnasium."""
+    """Return the source text that registers Gymnasium's own ids; None without Gymnasium.
+
+    The planner reads the text because importing Gymnasium is slow.
+    """
     library = importlib.util.find_spec("gymnasium")
     if library is None or library.origin is None:
         return None
@@ -106,7 +118,7 @@ def _registering() -> str | None:
 
 
 def made_with_extra(name: str) -> bool:
-    """Whether an id is Gymnasium's own and needs no library beside those of our extra."""
+    """Return whether an id is Gymnasium's own and needs only libraries of our extra `envs`."""
     own = re.search(
         rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)',
         _registering() or "",
@@ -116,7 +128,7 @@ def made_with_extra(name: str) -> bool:
 
 @contextmanager
 def _library(config: SimulatorEnvConfig) -> Iterator[None]:
-    """Make environments inside. Raises ConfigError: a library that is missing, an unknown id or argument."""
+    """Use Gymnasium inside. Raises ConfigError: a library is missing, or the id or an argument is unknown."""
     with _imports(config.id):
         import gymnasium
 
@@ -131,11 +143,14 @@ def _library(config: SimulatorEnvConfig) -> Iterator[None]:
 
 @contextmanager
 def _imports(got: str) -> Iterator[None]:
-    """Raise ConfigError for a module that is missing inside: of our extra, or one that the user's simulator imports."""
+    """Raise ConfigError for a module that is missing inside: one of an extra of ours, or one that the user's
+    simulator imports.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         why = f"there is no module {error.name}" if error.name else str(error)
+        # Without a name it is a library that Gymnasium reports by text
         if error.name is None or error.name in EXTRAS:
             extra = EXTRAS[error.name or "gymnasium"]
             raise missing_library(
@@ -149,16 +164,18 @@ def _imports(got: str) -> Iterator[None]:
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """Make one environment in its wrappers, without Gymnasium's time limit and passive checks.
+    """Make one environment in its wrappers, without Gymnasium's time limit and checks; the vector counts steps
+    itself.
 
-    The vector counts steps itself. Raises ConfigError for a wrapper.
+    Raises ConfigError for a wrapper that fails.
     """
     import gymnasium
 
+    # Make the environment: a registered id, or a function
     env: gymnasium.Env[Any, Any]
     module, _, name = config.id.rpartition(":")
     if name in gymnasium.registry:
-        # A wrapper that the library itself puts around it, such as ManiSkill's, may take -1 for the limit.
+        # Wrappers of the library itself, such as ManiSkill's, may take -1 literally: give them the limit
         limit = _limit(config) if gymnasium.registry[name].additional_wrappers else None
         env = gymnasium.make(
             config.id,
@@ -168,12 +185,13 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         )
     else:
         env = getattr(importlib.import_module(module), name)(**config.kwargs)
+    # Put it into its wrappers, the first one innermost
     for at, wrapper in enumerate(config.wrappers):
         key = f"env.wrappers[{at}]"
         wrap = named(
             wrapper.name, {}, key=f"{key}.name", code="unknown-wrapper", noun="wrapper"
         )
-        # YAML has none
+        # YAML has lists only; wrappers may want tuples
         kwargs = {
             name: tuple(v) if isinstance(v, list) else v
             for name, v in wrapper.kwargs.items()
@@ -183,10 +201,8 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         except (TypeError, ValueError, AssertionError) as error:
             what = "the wrapper does not take these arguments or this simulator"
             why = f"{wrapper.name}: {error}"
-            got = (
-                ", ".join(f"{name}: {value}" for name, value in wrapper.kwargs.items())
-                or "no arguments"
-            )
+            arguments = [f"{name}: {value}" for name, value in wrapper.kwargs.items()]
+            got = ", ".join(arguments) or "no arguments"
             raise ConfigError.of(
                 "bad-wrapper", key, what, got, why, "correct what it names"
             ) from error
@@ -194,17 +210,22 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
+    """Return the most steps of an episode: of the config, else of the registered id; None without a limit."""
     import gymnasium
 
     spec = gymnasium.registry.get(config.id.rpartition(":")[2])
-    return config.max_episode_steps or (
-        spec.max_episode_steps if spec is not None else None
-    )
+    if config.max_episode_steps:
+        return config.max_episode_steps
+    if spec is None:
+        return None
+    return spec.max_episode_steps
 
 
 def _id_problems(name: str) -> Sequence[Problem]:
+    """Return the problems of a simulator's id: its module cannot be imported, or there is no such id."""
     import gymnasium
 
+    # Import the user's module, which may register the id
     module_name, _, registered = name.rpartition(":")
     own: list[str] = []
     if module_name:
@@ -227,6 +248,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
             return not_imported(
                 error, name, key="env.id", code="unknown-simulator", noun="simulator"
             ).problems
+        # A function or class makes the environment itself
         if callable(getattr(module, registered, None)):
             return []
         own = [
@@ -236,26 +258,25 @@ def _id_problems(name: str) -> Sequence[Problem]:
         ]
     if registered in gymnasium.registry:
         return []
+    # Unknown: propose another version of the id, else a similar name
     base = re.sub(r"-v\d+$", "", registered).lower()
     versions = [
         known
         for known in gymnasium.registry
         if known.rpartition("-v")[0].lower() == base
     ]
-    near = (
-        versions[-1]
-        if versions
-        else did_you_mean(registered, [*own, *gymnasium.registry])
-    )
+    if versions:
+        near: str | None = versions[-1]
+    else:
+        near = did_you_mean(registered, [*own, *gymnasium.registry])
     prefix = f"{module_name}:" if module_name else ""
     what = "unknown simulator" + suggestion(near)
     why = f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}"
-    why += f", and module {module_name} has no {registered}" if module_name else ""
-    fix = (
-        f"id: {prefix}{near}"
-        if near
-        else "id: <package.module:Class, or package.module:Name-v0, which it registers>"
-    )
+    if module_name:
+        why += f", and module {module_name} has no {registered}"
+    fix = "id: <package.module:Class, or package.module:Name-v0, which it registers>"
+    if near:
+        fix = f"id: {prefix}{near}"
     span = (len(prefix), len(name))
     return ConfigError.of(
         "unknown-simulator", "env.id", what, name, why, fix, span=span
@@ -263,13 +284,19 @@ def _id_problems(name: str) -> Sequence[Problem]:
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
+    """Return the problems of arguments that `gymnasium.make` takes for itself."""
     problems: list[Problem] = []
-    for name in (name for name in _RESERVED if name in config.kwargs):
+    for name in _RESERVED:
+        if name not in config.kwargs:
+            continue
         key = _RESERVED[name]
         got = f"{name}: {config.kwargs[name]}"
         what = "is not an argument of the simulator"
-        why = f"{key} sets it" if key else "environments are always built unchecked"
-        fix = f"remove it here and set {key}" if key else "remove it"
+        why = "environments are always built unchecked"
+        fix = "remove it"
+        if key:
+            why = f"{key} sets it"
+            fix = f"remove it here and set {key}"
         where = f"env.kwargs.{name}"
         problems += ConfigError.of(
             "reserved-simulator-kwarg", where, what, got, why, fix, span=(0, len(name))
@@ -283,14 +310,17 @@ def spaces_of(
     *,
     arrays: str | None = None,
 ) -> Spaces:
-    """Describe observations and actions; raise ConfigError for those that no policy handles.
+    """Return the spaces of observations and actions as `Spaces`.
 
-    `arrays`: the fix where the library gives only observations that are arrays already.
+    Raises ConfigError for kinds that no policy handles.
+
+    `arrays`: the fix to propose if the library gives only observations that are single arrays.
     """
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
     from rlplace.envs.observations import encoding_of
 
+    # Observations must be numbers, in entries with different names
     problems: list[Problem] = []
     encoding = encoding_of(seen)
     if encoding is None or (arrays is not None and encoding.encode is not None):
@@ -299,12 +329,16 @@ def spaces_of(
         problems += _unsupported(
             what, seen, why, arrays or _wrap("an ObservationWrapper")
         )
-    names = [part.name for part in encoding.parts] if encoding is not None else []
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    names = []
+    if encoding is not None:
+        names = [part.name for part in encoding.parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
         why = f"two entries are called {twice}: the keys to an entry are joined by a point"
         problems += _unsupported(
             "shows entries of one name", seen, why, _wrap("an ObservationWrapper")
         )
+    # Actions must be choices or floating-point numbers
     choices = isinstance(taken, Discrete | MultiDiscrete | MultiBinary)
     if not (choices or (isinstance(taken, Box) and taken.dtype.kind == "f")):
         why = "policies give choices (Discrete, MultiDiscrete, MultiBinary) or floating-point numbers (Box)"
@@ -316,6 +350,7 @@ def spaces_of(
         )
     if problems:
         raise ConfigError(problems)
+    # Describe the actions
     assert encoding is not None
     actions: Actions
     if isinstance(taken, Discrete):
@@ -330,10 +365,8 @@ def spaces_of(
         )
     else:
         assert isinstance(taken, Box)
-        low, high = (
-            tuple(float(bound) for bound in side.ravel())
-            for side in (taken.low, taken.high)
-        )
+        low = tuple(float(bound) for bound in taken.low.ravel())
+        high = tuple(float(bound) for bound in taken.high.ravel())
         actions = ContinuousActions(shape=taken.shape, low=low, high=high)
     whole = encoding.whole
     return Spaces(
@@ -345,12 +378,14 @@ def spaces_of(
 
 
 def _wrap(wrapper: str) -> str:
+    """Return the fix to use a wrapper of this kind."""
     return f"wrap it with {wrapper} where you register it"
 
 
 def _unsupported(
     what: str, space: gymnasium.Space[Any], why: str, fix: str
 ) -> Sequence[Problem]:
+    """Return the problem of a space that is not supported."""
     return ConfigError.of(
         "unsupported-space", "env.id", f"the simulator {what}", str(space), why, fix
     ).problems

@@ -1,12 +1,12 @@
-"""The state of a Gymnasium environment in the middle of an episode, as named arrays, and back.
+"""Save and restore the state of a Gymnasium environment in the middle of an episode, as named arrays.
 
-Restored are MuJoCo's and classic control's, to the bit, and environments of your own with two methods::
+MuJoCo and classic control are restored bit for bit, and so are custom environments with two methods::
 
     def checkpoint_state(self) -> dict[str, NumPy array or number]: ...
     def restore_state(self, state: dict[str, NumPy array]) -> None: ...      # after a reset
 
-Their random numbers (`self.np_random`) are restored in any case. A wrapper that has a state needs these methods too,
-for itself and all that it wraps.
+Random numbers (`self.np_random`) are restored in any case. A wrapper with a state needs these methods too, for itself
+and for everything it wraps.
 """
 
 from __future__ import annotations
@@ -21,28 +21,25 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import gymnasium
 
+# Names of entries in a state: random numbers, and what custom environments return
 _RANDOM = "random"
 _OWN = "own."
-# Of MuJoCo: rewards take what these were before a step, and they lag behind the
-# positions
-_DERIVED = (
-    "xpos",
-    "xipos",
-)
+# Positions that MuJoCo computes in a step. Rewards read the values of the step before
+_DERIVED = ("xpos", "xipos")
 
 
 def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
-    """Return what its next steps follow from; where it is not known, its random numbers alone."""
+    """Return the state that determines the next steps; only the random numbers if the environment gives no more."""
+    # Gymnasium's own generator is a PCG64
     layer = _teller(env)
     state = dict[str, NDArray[Any]]()
     bits = env.unwrapped.np_random.bit_generator
-    if isinstance(bits, np.random.PCG64):  # as Gymnasium makes it
+    if isinstance(bits, np.random.PCG64):
         state[_RANDOM] = np.array(json.dumps(bits.state))
+    # The state of the simulation: by the custom method, or of a library known here
     if hasattr(layer, "checkpoint_state"):
-        state |= {
-            _OWN + name: np.array(value)
-            for name, value in layer.checkpoint_state().items()
-        }
+        for name, value in layer.checkpoint_state().items():
+            state[_OWN + name] = np.array(value)
     elif _shipped(layer, "mujoco"):
         import mujoco
 
@@ -51,17 +48,19 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         whole = np.empty(mujoco.mj_stateSize(model, kind))
         mujoco.mj_getState(model, data, whole, kind)
-        state |= {
-            "mujoco": whole,
-            **{name: getattr(data, name).copy() for name in _DERIVED},
-        }
+        state["mujoco"] = whole
+        for name in _DERIVED:
+            state[name] = getattr(data, name).copy()
     elif _shipped(layer, "classic_control"):
         state["classic_control"] = np.array(layer.state)
     return state
 
 
 def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> bool:
-    """Bring the environment, after a reset, to a state of `state_of`; False where all but its random numbers lacks."""
+    """Bring an environment, after a reset, to a state from `state_of`.
+
+    Returns False if there was nothing to restore but random numbers.
+    """
     layer = _teller(env)
     if _RANDOM in state:
         env.unwrapped.np_random.bit_generator.state = json.loads(state[_RANDOM].item())
@@ -75,12 +74,8 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
     elif _shipped(layer, "mujoco") and "mujoco" in state:
         import mujoco
 
-        mujoco.mj_setState(
-            layer.model,
-            layer.data,
-            state["mujoco"],
-            mujoco.mjtState.mjSTATE_INTEGRATION,
-        )
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        mujoco.mj_setState(layer.model, layer.data, state["mujoco"], kind)
         for name in _DERIVED:
             getattr(layer.data, name)[:] = state[name]
     elif _shipped(layer, "classic_control") and "classic_control" in state:
@@ -91,7 +86,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 
 
 def _teller(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return the outermost layer that may have a state."""
+    """Return the outermost layer that may have a state: wrappers that are known to have none are skipped."""
     from gymnasium import wrappers
 
     from rlplace.envs.wrappers import Shown
@@ -112,5 +107,5 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _shipped(layer: object, library: str) -> bool:
-    """Tell whether Gymnasium itself has this class: of a class of somebody else, not all of the state is known."""
+    """Return whether the class is Gymnasium's own; of a subclass in other packages, part of the state is unknown."""
     return type(layer).__module__.startswith(f"gymnasium.envs.{library}.")

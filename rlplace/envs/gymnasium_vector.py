@@ -1,4 +1,4 @@
-"""Steps a vector of Gymnasium environments in one lean loop, with time limit and autoreset in the same step."""
+"""Steps a vector of Gymnasium environments in one short loop, with time limit and autoreset in the same step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from rlplace.envs.observations import encoding_of
 if TYPE_CHECKING:
     import gymnasium
 
-_FRAMES_PER_S = 30.0  # of an environment that does not say
+# Pictures in a second, for environments that do not say
+_FRAMES_PER_S = 30.0
 
 
 class GymnasiumVector:
-    """Steps its environments one by one, which for cheap simulators beats processes. Owns them and their episodes."""
+    """Steps its environments one by one, which is faster than processes for cheap simulators.
+
+    Owns them and their episodes.
+    """
 
     def __init__(
         self, envs: Sequence[gymnasium.Env[Any, Any]], *, max_episode_steps: int | None
@@ -30,24 +34,24 @@ class GymnasiumVector:
         self._steps = [env.step for env in envs]
         encoding = encoding_of(envs[0].observation_space)
         assert encoding is not None, "describe has refused it"
-        self._shape, self._dtype = (
-            (len(envs), *encoding.whole.shape),
-            np.dtype(encoding.whole.dtype),
-        )
+        # Observations of a step: [B, *O]
+        self._shape = (len(envs), *encoding.whole.shape)
+        self._dtype = np.dtype(encoding.whole.dtype)
         self._encode = encoding.encode
-        self._limit = (
-            max_episode_steps if max_episode_steps is not None else sys.maxsize
-        )
+        self._limit = sys.maxsize
+        if max_episode_steps is not None:
+            self._limit = max_episode_steps
+        # Of the episodes in progress
         self._returns = [0.0] * len(envs)
         self._lengths = [0] * len(envs)
+        # How an environment takes an action: choices from `start` on, numbers within bounds
         space: Any = envs[0].action_space
-        self._first_action, self._alone = (
-            np.asarray(getattr(space, "start", 0)),
-            isinstance(space, Discrete),
-        )
+        self._first_action = np.asarray(getattr(space, "start", 0))
+        self._alone = isinstance(space, Discrete)
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
+        """Begin all episodes; row i gets seeds[i]."""
         observations = np.empty(self._shape, self._dtype)
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             observations[row] = self._shown(env.reset(seed=seed)[0])
@@ -56,17 +60,19 @@ class GymnasiumVector:
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
+        """Begin other episodes in these rows."""
         for row in rows:
             self._returns[row] = 0.0
             self._lengths[row] = 0
-        return np.array(
-            [self._shown(self._envs[row].reset()[0]) for row in rows], self._dtype
-        )
+        firsts = [self._shown(self._envs[row].reset()[0]) for row in rows]
+        return np.array(firsts, self._dtype)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        # The hot loop of a run: local names, Python numbers, one array write per row.
+        """Step all rows; rows whose episode ended begin another one."""
+        # The hot loop of a run: local names, Python numbers, one array write for each row
         observations = np.empty(self._shape, self._dtype)
-        terminations, truncations = np.zeros((2, len(self._envs)), np.bool_)
+        terminations = np.zeros(len(self._envs), np.bool_)
+        truncations = np.zeros(len(self._envs), np.bool_)
         rewards = []
         finals = []
         episode_returns: list[float] = []
@@ -75,6 +81,7 @@ class GymnasiumVector:
         lengths = self._lengths
         limit = self._limit
         encode = self._encode
+        # Actions as the environments take them
         if self._bounds is None:
             taken = actions + self._first_action
             taken = taken.tolist() if self._alone else list(taken)
@@ -89,7 +96,7 @@ class GymnasiumVector:
             returns[row] += float(reward)
             lengths[row] += 1
             if terminated or truncated or lengths[row] >= limit:
-                # Also if both at once: there is nothing to bootstrap from
+                # Terminated counts even at the time limit: there is no later value to estimate
                 if terminated:
                     terminations[row] = True
                 else:
@@ -102,19 +109,20 @@ class GymnasiumVector:
                 lengths[row] = 0
                 observation = self._shown(self._envs[row].reset()[0])
             observations[row] = observation
+        final_shape = (len(finals), *self._shape[1:])
+        final_observations = np.array(finals, self._dtype).reshape(final_shape)
         return StepResult(
             observations=observations,
             rewards=np.array(rewards, np.float32),
             terminated=terminations,
             truncated=truncations,
-            final_observations=np.array(finals, self._dtype).reshape(
-                len(finals), *self._shape[1:]
-            ),
+            final_observations=final_observations,
             episode_returns=episode_returns,
             episode_lengths=episode_lengths,
         )
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
+        """Return the state of each row, with return and length of its episode."""
         counted = zip(self._envs, self._returns, self._lengths, strict=True)
         return [
             {**state_of(env), "return": np.array(total), "length": np.array(steps)}
@@ -124,6 +132,7 @@ class GymnasiumVector:
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
+        """Restore each row; return the first observations of those that had to begin a new episode."""
         begun: dict[int, NDArray[Any]] = {}
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
@@ -137,9 +146,11 @@ class GymnasiumVector:
 
     @property
     def frames_per_s(self) -> float:
+        """Pictures in a second, as the environment declares it."""
         return float(self._envs[0].metadata.get("render_fps") or _FRAMES_PER_S)
 
     def frame(self) -> NDArray[np.uint8]:
+        """Return a picture of the first row. Raises ModuleNotFoundError without a library to draw."""
         from gymnasium.error import DependencyNotInstalled
 
         try:
@@ -148,10 +159,12 @@ class GymnasiumVector:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def _shown(self, observation: Any) -> Any:
+        """Return an observation as an array."""
         if self._encode is None:
             return observation
         return self._encode(observation)
 
     def close(self) -> None:
+        """Close all environments."""
         for env in self._envs:
             env.close()

@@ -1,4 +1,4 @@
-"""Observations of a Gymnasium space as one array each, as `Spaces` describes it, by Gymnasium's own flattening."""
+"""Turns observations of a Gymnasium space into one array each, as `Spaces` describes it, by Gymnasium's flattening."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from numpy.typing import NDArray
 
 from rlplace.envs.contract import Part
 
-_IMAGE_AXES = 2  # height and width at least
+# Axes of an image, at least: height and width
+_IMAGE_AXES = 2
 _Vector = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-# The keys to an entry, and its space
+# Keys that lead to an entry, and the entry's space
 _Place = tuple[tuple[Any, ...], gymnasium.Space[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What `whole` and `parts` of `Spaces` have, and how an observation becomes such an array."""
+    """The array that an observation becomes, and the function that makes it."""
 
     whole: Part
     parts: tuple[Part, ...] = ()
-    # None: what the simulator shows is the array
+    # None: the observation is such an array already
     encode: Callable[[Any], NDArray[Any]] | None = None
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
-    """Return how observations of a space become arrays; None where they do not, such as texts and graphs."""
+    """Return how observations of a space become arrays; None if they cannot, such as texts and graphs."""
     places = list(_places(space))
-    if not places or not all(
-        isinstance(entry, spaces.Box | _Vector) for _, entry in places
-    ):
+    plain = [isinstance(entry, spaces.Box | _Vector) for _, entry in places]
+    if not places or not all(plain):
         return None
+    # A space without entries is a single array
     if isinstance(space, spaces.Box):
         return Encoding(whole=_part("", space))
     if isinstance(space, _Vector):
         return Encoding(
             whole=_part("", space), encode=lambda shown: _flat(space, shown)
         )
+    # A Dict or Tuple becomes a row
     named = [
         (_part(".".join(map(str, keys)), entry), keys, entry) for keys, entry in places
     ]
-    # Stable: numbers first, else as they were
+    # Numbers first, then images; otherwise in their order
     named.sort(key=lambda place: place[0].dtype == "uint8")
     parts = tuple(part for part, _, _ in named)
     count = sum(part.dtype == "float32" for part in parts)
@@ -57,55 +59,51 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
             return np.concatenate([numbers.view(np.uint8), *found[count:]])
         return numbers
 
-    size = sum(part.size for part in parts)
-    whole = Part(name="", shape=(size,))
+    # With images it is a row of bytes, with 4 for each number
+    whole = Part(name="", shape=(sum(part.size for part in parts),))
     if count < len(parts):
-        whole = Part(
-            name="",
-            shape=(size + 3 * sum(part.size for part in parts[:count]),),
-            dtype="uint8",
-        )
+        number_bytes = 4 * sum(part.size for part in parts[:count])
+        image_bytes = sum(part.size for part in parts[count:])
+        whole = Part(name="", shape=(number_bytes + image_bytes,), dtype="uint8")
     return Encoding(whole=whole, parts=parts, encode=encode)
 
 
 def _places(
     space: gymnasium.Space[Any], keys: tuple[Any, ...] = ()
 ) -> Iterator[_Place]:
-    """Yield the entries of nested Dicts and Tuples."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        inside = (
-            space.spaces.items()
-            if isinstance(space, spaces.Dict)
-            else enumerate(space.spaces)
-        )
-        for key, entry in inside:
+    """Yield the entries of nested Dicts and Tuples, with the keys that lead to them."""
+    if isinstance(space, spaces.Dict):
+        for key, entry in space.spaces.items():
             yield from _places(entry, (*keys, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, entry in enumerate(space.spaces):
+            yield from _places(entry, (*keys, index))
     else:
         yield keys, space
 
 
 def _part(name: str, space: gymnasium.Space[Any]) -> Part:
+    """Return the part of a row that an entry becomes: bytes for an image, else float32 numbers."""
     if isinstance(space, spaces.Box):
         image = space.dtype == np.uint8 and len(space.shape) >= _IMAGE_AXES
-        return Part(
-            name=name, shape=tuple(space.shape), dtype="uint8" if image else "float32"
-        )
+        shape = tuple(space.shape)
+        return Part(name=name, shape=shape, dtype="uint8" if image else "float32")
     return Part(name=name, shape=(spaces.flatdim(space),))
 
 
 def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
+    """Return the entry that these keys lead to."""
     for key in keys:
         shown = shown[key]
     return shown
 
 
 def _flat(space: gymnasium.Space[Any], shown: Any) -> NDArray[Any]:
-    """Return an entry as a row: an image of bytes, all else of float32; a choice among n is n numbers, one is 1."""
-    row = (
-        np.ravel(shown)
-        if isinstance(space, spaces.Box)
-        else spaces.flatten(space, shown)
-    )
-    return np.asarray(
-        row, np.uint8 if _part("", space).dtype == "uint8" else np.float32
-    )
+    """Return an entry as a row: bytes for an image, else float32.
+
+    A choice among n becomes n numbers, one of them 1.
+    """
+    box = isinstance(space, spaces.Box)
+    row: Any = np.ravel(shown) if box else spaces.flatten(space, shown)
+    image = _part("", space).dtype == "uint8"
+    return np.asarray(row, np.uint8 if image else np.float32)

@@ -1,7 +1,7 @@
-"""Play whole episodes of a simulator by a policy, and film them; nothing is learned.
+"""Plays whole episodes of a simulator with a policy, and films them. Nothing is learned.
 
-How many episodes a row plays is fixed beforehand, and what it plays beyond that is not counted: the first episodes to
-end of all rows would be the short ones.
+The number of episodes of each row is fixed beforehand, and further ones do not count. Taking the first episodes to end
+in any row would prefer short ones.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from rlplace.envs.contract import Rendering, Simulator, Spaces
 from rlplace.envs.registry import make_simulator, missing_library, needs, row_seeds
 from rlplace.errors import ConfigError, OutputError, SimulatorError, one_of
 
-# Observations [B, *O], and [B] bool where an episode begins with them -> actions [B, *A].
+# Observations [B, *O], and [B] bool where an episode begins with them -> actions [B, *A]
 Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[Any]]
-_ROWS = 16  # most that are simulated side by side
-_EVALUATION = -1  # instead of an iteration: no episodes that a run has trained on
-# At most: each frame is a picture of its own, slow to make and large
+# Most rows that are simulated side by side
+_ROWS = 16
+# In the seeds, instead of an iteration: gives episodes that no run has trained on
+_EVALUATION = -1
+# Limit for animated images: each picture is stored whole, so they are slow to make and large
 _GIF_FRAMES_PER_S = 20.0
 _KEY = "video"
 
@@ -49,36 +51,37 @@ def play(
     longest: int,
     video: Path | None = None,
 ) -> list[Played]:
-    """Play that many episodes; the same seed and actions give the same ones. `video`: of those of the first row.
+    """Play so many episodes. Equal seeds and actions give equal episodes.
 
-    `longest`: steps of an episode at most. Raises ConfigError: no such simulator, or one that draws nothing;
-    SimulatorError: a number that is not finite, an episode that does not end; OutputError: the video cannot be written.
+    `longest`: most steps of an episode. `video`: a file for pictures of the first row. Raises ConfigError: there
+    is no such simulator, or it draws nothing; SimulatorError: a number is not finite, or an episode does not end;
+    OutputError: the video cannot be written.
     """
     rows = min(episodes, _ROWS)
-    due = [episodes // rows + (row < episodes % rows) for row in range(rows)]
+    # Episodes that each row has to play
+    due = [episodes // rows] * rows
+    for row in range(episodes % rows):
+        due[row] += 1
     played: list[list[Played]] = [[] for _ in range(rows)]
     with contextlib.ExitStack() as opened:
         simulator = _made(config, rows, spaces.chunk, drawn=video is not None)
         opened.callback(simulator.close)
         observations = simulator.reset(row_seeds(seed, 0, rows, _EVALUATION))
-        lengths = np.zeros(rows, np.int64)  # of the episodes under way
+        # Steps so far of the episodes in progress, and where episodes begin
+        lengths = np.zeros(rows, np.int64)
         begins = np.ones(rows, np.bool_)
-        film = (
-            None
-            if video is None
-            else opened.enter_context(
-                contextlib.closing(_Film(video, simulator, config))
-            )
-        )
+        film: _Film | None = None
+        if video is not None:
+            film = _Film(video, simulator, config)
+            opened.enter_context(contextlib.closing(film))
         while sum(map(len, played)) < episodes:
             if film is not None and len(played[0]) < due[0]:
                 film.add()
             result = simulator.step(act(observations, begins))
             observations = result.observations
-            if not (
-                np.isfinite(spaces.numbers_in(observations)).all()
-                and np.isfinite(result.rewards).all()
-            ):
+            # Returns of a simulator with non-finite numbers would mean nothing
+            finite = np.isfinite(spaces.numbers_in(observations)).all()
+            if not (finite and np.isfinite(result.rewards).all()):
                 what = "gave a number that is not finite"
                 why = "the mean of such episodes says nothing"
                 raise SimulatorError.about(
@@ -88,6 +91,7 @@ def play(
                     why=why,
                     fix="seed=<another>",
                 )
+            # Count the episodes that ended, as far as their rows need more
             begins = result.terminated | result.truncated
             ended = np.flatnonzero(begins)
             lengths += spaces.chunk
@@ -97,25 +101,23 @@ def play(
             ):
                 if len(played[row]) < due[row]:
                     played[row].append(Played(total, length))
-            if any(
-                lengths[row] >= longest and len(played[row]) < due[row]
-                for row in range(rows)
-            ):
-                raise _endless(config, longest, sum(map(len, played)), episodes)
+            # An episode that does not end would keep this loop running forever
+            for row in range(rows):
+                if lengths[row] >= longest and len(played[row]) < due[row]:
+                    raise _endless(config, longest, sum(map(len, played)), episodes)
     return [episode for each in played for episode in each]
 
 
 def _endless(
     config: SimulatorEnvConfig, longest: int, played: int, episodes: int
 ) -> SimulatorError:
+    """Return the error that an episode has not ended after `longest` steps."""
     what = f"an episode has not ended after {longest:,} steps"
     got = f"{played} of {episodes} episodes have ended"
     limit = config.max_episode_steps
-    why = (
-        "it has no time limit, and the policy does not bring it to an end"
-        if limit is None
-        else f"it may take {limit:,}"
-    )
+    why = "it has no time limit, and the policy does not bring it to an end"
+    if limit is not None:
+        why = f"it may take {limit:,}"
     fix = f"longest={10 * longest}        (or train with env.max_episode_steps: it is the limit here too)"
     return SimulatorError.about(
         "endless-episode", config.id or config.kind, what, got=got, why=why, fix=fix
@@ -125,9 +127,10 @@ def _endless(
 def _made(
     config: SimulatorEnvConfig, rows: int, chunk: int, *, drawn: bool
 ) -> Simulator:
+    """Make the simulator; one that is drawn gets render_mode. Raises ConfigError."""
     if not drawn:
         return make_simulator(config, rows, chunk)
-    # Pygame looks for a screen, and complains where there is none
+    # Without a screen, pygame complains unless it draws into memory
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     drawing = dataclasses.replace(
         config, kwargs={**config.kwargs, "render_mode": "rgb_array"}
@@ -139,7 +142,7 @@ def _made(
 
 
 class _Film:
-    """Writes pictures of a simulator's first row. Owns the file until `close`."""
+    """Writes pictures of a simulator's first row to a video. Owns the file until `close`."""
 
     def __init__(
         self, video: Path, simulator: Simulator, config: SimulatorEnvConfig
@@ -163,24 +166,27 @@ class _Film:
             import imageio.v2
 
             if film:
-                import imageio_ffmpeg  # noqa: F401  # which imageio looks for when it writes
-        self._frame()  # what draws nothing makes no file
+                import imageio_ffmpeg  # noqa: F401  # imageio needs it for writing
+        # A simulator that draws nothing must leave no file: try a picture first
+        self._frame()
+        # An animated image takes every n-th picture
         rate = simulator.frames_per_s
         self._every = 1 if film else math.ceil(rate / _GIF_FRAMES_PER_S)
         self._asked = 0
-        # Ms; plays for ever
+        # Milliseconds for each picture; loop 0 repeats for ever
         options: dict[str, Any] = {
             "duration": 1000 * self._every / rate,
             "loop": 0,
         }
+        # Video codecs want even sides
         if film:
-            options = {"fps": rate, "macro_block_size": 2}  # its sides are even
+            options = {"fps": rate, "macro_block_size": 2}
         with self._writing():
             video.parent.mkdir(parents=True, exist_ok=True)
             self._writer = imageio.v2.get_writer(video, **options)
 
     def add(self) -> None:
-        """Add the present picture; of an animated image every n-th."""
+        """Add the present picture; an animated image takes every n-th."""
         self._asked += 1
         if (self._asked - 1) % self._every:
             return
@@ -189,17 +195,20 @@ class _Film:
             self._writer.append_data(frame)
 
     def close(self) -> None:
+        """Finish the file."""
         with self._writing():
             self._writer.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
+        """Raise OutputError if writing inside fails."""
         try:
             yield
         except OSError as error:
             raise OutputError.of(self._video, error, _KEY, "a file") from error
 
     def _frame(self) -> NDArray[np.uint8]:
+        """Return the present picture. Raises ConfigError if there is none."""
         assert isinstance(self._simulator, Rendering)
         try:
             frame = self._simulator.frame()
@@ -208,21 +217,19 @@ class _Film:
                 str(error), got=self._config.id, extra="video", key=_KEY, of="videos"
             ) from error
         except Exception as error:
-            # Foreign renderers and drivers fail with errors of any kind
-            raise _not_drawn(
-                self._config, f"{type(error).__name__}: {error}"
-            ) from error
+            # Renderers and drivers of other packages raise errors of any kind
+            why = f"{type(error).__name__}: {error}"
+            raise _not_drawn(self._config, why) from error
         if frame.dtype != np.uint8 or frame.ndim != 3:
-            raise _not_drawn(
-                self._config,
-                f"its picture is no [height, width, 3] of bytes, but {frame.shape} of {frame.dtype}",
-            )
+            why = f"its picture is no [height, width, 3] of bytes, but {frame.shape} of {frame.dtype}"
+            raise _not_drawn(self._config, why)
         return frame
 
 
 def _not_drawn(config: SimulatorEnvConfig, why: str) -> ConfigError:
+    """Return the error that the simulator cannot be drawn, with fixes by its kind."""
     fix = f"leave out {_KEY}="
-    # Of the user's own, or of a library
+    # A custom class has to draw; for MuJoCo a library of the system may be missing
     if config.kind == "gymnasium" and ":" in config.id:
         own = "let the class take render_mode=None, and have render(self) return a picture: np.uint8 [height, width, 3]"
         own += "        (docs/own_environment.md has one)"

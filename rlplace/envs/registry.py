@@ -1,4 +1,4 @@
-"""Finds the simulator adapter or text task that a config names; the one place that knows which are shipped."""
+"""Finds the simulator adapter or text task that a config names. Only this module knows which are shipped."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlplace.envs.contract import Adapter, Simulator, Spaces
     from rlplace.envs.text.contract import Split, TextTask
 
+# Shipped simulator libraries, and text tasks, by the name in a config
 ADAPTERS: Mapping[str, str] = {
     "gymnasium": "rlplace.envs.gymnasium_adapter:GymnasiumAdapter",
     "envpool": "rlplace.envs.envpool_adapter:EnvPoolAdapter",
@@ -35,7 +36,8 @@ TASKS: Mapping[str, str] = {
     "text_arena": "rlplace.envs.text.tasks:TextArena",
     "agent": "rlplace.envs.text.agents:AgentTask",
 }
-EXTRAS: Mapping[str, str] = {  # module -> our extra that has it
+# Modules, and the extra of this package that installs each
+EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("numpy", "torch"), "run"),
     **dict.fromkeys(("gymnasium", "imageio", "mujoco"), "envs"),
     "transformers": "llm",
@@ -44,8 +46,9 @@ EXTRAS: Mapping[str, str] = {  # module -> our extra that has it
     "mani_skill": "maniskill",
 }
 _MISFIT = "model-misfit"
+# What the network `nature` needs
 _NATURE_LAYERS = 3
-_NATURE_PIXELS = 36
+_NATURE_PIXELS = 36  # sides of an image, at least
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,10 +56,14 @@ _NATURE_PIXELS = 36
 def named(
     name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: str
 ) -> Any:
-    """Return a shipped object, or the user's package.module:Name. Raises ConfigError.
+    """Return a shipped object by its short name, or the user's object `package.module:Name`.
 
-    Errors at the import of a shipped one pass through: of a library that is not installed.
+    Raises ConfigError.
+
+    `key`, `code` and `noun` are for the error. An import error in a shipped module passes through: its library is
+    missing.
     """
+    # A short name stands for a module and a name in it
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
         near = did_you_mean(name, shipped)
@@ -65,11 +72,13 @@ def named(
         raise ConfigError.of(
             code, key, f"unknown {noun}" + suggestion(near), name, why, fix
         )
+    # Import the module; a failure is told by what is missing
     try:
         module = importlib.import_module(module_name)
         why = f"module {module_name} has no {attribute}"
         near = did_you_mean(attribute, vars(module))
     except ModuleNotFoundError as error:
+        # Something that the module imports is missing, not the module itself
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             if name in shipped:
                 raise
@@ -86,8 +95,10 @@ def named(
             raise
         raise not_imported(error, name, key=key, code=code, noun=noun) from error
     if not hasattr(module, attribute):
+        leaf = key.rpartition(".")[2]
         fix = "put the folder of your package on PYTHONPATH, or correct the name"
-        fix = f"{key.rpartition('.')[2]}: {module_name}:{near}" if near else fix
+        if near:
+            fix = f"{leaf}: {module_name}:{near}"
         raise ConfigError.of(
             code,
             key,
@@ -107,7 +118,10 @@ def unknown_arguments(
     key: str,
     code: str,
 ) -> list[Problem]:
-    """Report what of `kwargs` the callable does not take; `given` are arguments it gets from elsewhere."""
+    """Return the problems of `kwargs` that the callable does not accept.
+
+    `given`: arguments that it gets from elsewhere. `key` is that of the kwargs.
+    """
     parameters = inspect.signature(call).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return []
@@ -139,7 +153,8 @@ def check_named(
     noun: str,
     methods: Sequence[str] = (),
 ) -> list[Problem]:
-    """Report a package.module:Name that cannot be imported, does not take `kwargs`, or has none of the `methods`.
+    """Return the problems of a `package.module:Name`: it cannot be imported, does not accept `kwargs`, or lacks
+    all `methods`.
 
     `key` is that of the name. `given`: what it is called with before `kwargs`.
     """
@@ -152,8 +167,9 @@ def check_named(
         what = f"is no class or function: {type(found).__name__}"
         fix = "name: <package.module:Class>"
         return list(ConfigError.of(code, key, what, name, why, fix).problems)
+    # The first arguments are passed by place and may have any name
     problems: list[Problem] = []
-    if kwargs:  # what it gets first may be called anything
+    if kwargs:
         first = tuple(inspect.signature(found).parameters)[: len(given)]
         problems = unknown_arguments(
             found,
@@ -164,23 +180,24 @@ def check_named(
         )
     if not methods or not isinstance(found, type):
         return problems
+    # A class needs at least one of the methods; similar names are misspelt
     own = [
         method
         for method in vars(found)
         if not method.startswith("_") and callable(getattr(found, method))
     ]
-    wrong = {
-        method: near
-        for method in own
-        if method not in methods and (near := did_you_mean(method, methods))
-    }
-    for method, near in wrong.items():
+    misspelt = {}
+    for method in own:
+        near = did_you_mean(method, methods)
+        if method not in methods and near:
+            misspelt[method] = near
+    for method, near in misspelt.items():
         what = f"has a method {method}" + suggestion(near)
         why = f"what is called are {', '.join(methods)}"
         problems += ConfigError.of(
             code, key, what, name, why, f"def {near}(self, ...)"
         ).problems
-    if not wrong and not any(hasattr(found, method) for method in methods):
+    if not misspelt and not any(hasattr(found, method) for method in methods):
         what = "has nothing that would be called"
         why = f"its methods are to be some of {', '.join(methods)}"
         problems += ConfigError.of(
@@ -192,7 +209,7 @@ def check_named(
 def not_imported(
     error: Exception, name: str, *, key: str, code: str, noun: str
 ) -> ConfigError:
-    """Explain what the module of the user's package.module:Name raises when it is imported."""
+    """Return the error that importing the user's module of `package.module:Name` has raised."""
     if (
         isinstance(error, ModuleNotFoundError)
         and (extra := _extra_of(error)) is not None
@@ -205,12 +222,14 @@ def not_imported(
 
 
 def _extra_of(error: ModuleNotFoundError) -> str | None:
-    """Return our extra that has the module which is missing; None for a module of others."""
+    """Return our extra that installs the missing module; None if no extra has it."""
     return EXTRAS.get(str(error.name).partition(".")[0])
 
 
 def place_of(error: BaseException, name: str) -> str:
-    """Return the last file and line of package.module:Name's own module in a traceback; without any, the name."""
+    """Return file:line of the last frame of a traceback in the module of `package.module:Name`; the name if there
+    is none.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     module = "/" + name.partition(":")[0].replace(".", "/")
@@ -225,6 +244,7 @@ def place_of(error: BaseException, name: str) -> str:
 
 
 def _module_path(file: str) -> str:
+    """Return the path of a module's file without its ending, also for a package."""
     return Path(file).with_suffix("").as_posix().removesuffix("/__init__")
 
 
@@ -236,7 +256,7 @@ def unknown_choice(
     why: str,
     example: str | None = None,
 ) -> ConfigError:
-    """Refuse an argument of a task that names none of the library's."""
+    """Return the error for an argument of a task that names nothing in the library."""
     known = list(known)
     near = did_you_mean(got, known)
     what = f"unknown {argument}" + suggestion(near)
@@ -249,10 +269,10 @@ def unknown_choice(
 def missing_library(
     why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> ConfigError:
-    """Name the extra of this package that installs a library."""
+    """Return the error that a library is missing; its fix is the extra of this package that installs it."""
     what = f"a library of {of} is not installed"
     fix = install_command(extra)
-    # As Gymnasium names what our extra does not have, such as Box2D
+    # Gymnasium names the command for libraries that our extras lack, such as Box2D
     theirs = re.findall(r"`(pip install [^`]+)`", why)
     if theirs and why.partition(" ")[0].lower() not in fix:
         fix = " && ".join(theirs)
@@ -263,12 +283,16 @@ def missing_library(
 def needs(
     *modules: str, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> Iterator[None]:
-    """Use a library inside; raises ConfigError where one of `modules` is not installed: any, where none is named."""
+    """Use a library inside.
+
+    Raises ConfigError if one of `modules` is not installed; if none is named, any missing module.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
+        # The library is there, but something that it imports is missing
         if modules and error.name not in modules:
-            raise  # it is there; something that it imports is not
+            raise
         why = f"there is no module {error.name}" if error.name else str(error)
         raise missing_library(why, got=got, extra=extra, key=key, of=of) from error
 
@@ -277,7 +301,10 @@ def needs(
 
 
 def find_adapter(name: str) -> Adapter:
-    """Return a shipped adapter or `package.module:Class`, without importing its library. Raises ConfigError."""
+    """Return a shipped adapter, or that of `package.module:Class`, without importing its library.
+
+    Raises ConfigError.
+    """
     kind = named(
         name, ADAPTERS, key="env.kind", code="unknown-adapter", noun="simulator library"
     )
@@ -285,7 +312,9 @@ def find_adapter(name: str) -> Adapter:
 
 
 def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
-    """Report what is wrong with `env` without a simulator; silent where its library is missing: a plan needs none."""
+    """Return the problems of `env` that show without building a simulator; none if its library is missing, which a
+    plan does not need.
+    """
     try:
         return find_adapter(config.kind).check(config)
     except ConfigError as error:
@@ -293,7 +322,7 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
 
 
 def surely_made(config: SimulatorEnvConfig) -> bool:
-    """Whether nothing can be wrong with a simulator that is not known already: one of Gymnasium's own, as it is."""
+    """Return whether the simulator cannot fail: one of Gymnasium's own, without arguments and wrappers."""
     from rlplace.envs.gymnasium_adapter import made_with_extra
 
     return (
@@ -310,7 +339,7 @@ def describe(config: SimulatorEnvConfig) -> Spaces:
 
 
 def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulator:
-    """Make a simulator that takes so many actions at once. Raises ConfigError."""
+    """Make a simulator that takes `chunk` actions at once. Raises ConfigError."""
     simulator = find_adapter(config.kind).make(config, rows)
     if chunk == 1:
         return simulator
@@ -320,8 +349,12 @@ def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulat
 
 
 def spaces_of_job(config: Config) -> Spaces:
-    """Return the shapes that the policy of a job has to do with. Raises ConfigError where its model takes others."""
+    """Return the spaces for the policy of a job, its memory and action chunks included.
+
+    Raises ConfigError if the job's model cannot take these observations.
+    """
     spaces = describe(config.simulator_env)
+    # An MLP takes numbers only
     pictures = [part for part in spaces.entries if part.dtype == "uint8"]
     model = config.actor.policy
     got = ", ".join(f"{part.name} {list(part.shape)}".strip() for part in pictures)
@@ -336,6 +369,7 @@ def spaces_of_job(config: Config) -> Spaces:
         raise ConfigError.of(
             _MISFIT, "actor.model.kind", "the simulator shows images", got, why, fix
         )
+    # A CNN takes images, with as many layers and pixels as its network needs
     if model.kind == "cnn" and not spaces.images:
         why = "its convolutions are for images, which the simulator shows none of"
         got = str(spaces.observation_shape)
@@ -371,6 +405,7 @@ def spaces_of_job(config: Config) -> Spaces:
             why,
             "network: impala",
         )
+    # A transformer splits tokens into heads and images into patches
     if model.kind == "transformer" and model.width % model.heads:
         got = f"width: {model.width}, heads: {model.heads}"
         why = "each head attends to its share of a token"
@@ -378,10 +413,8 @@ def spaces_of_job(config: Config) -> Spaces:
         raise ConfigError.of(
             _MISFIT, "actor.model.width", "no multiple of heads", got, why, fix
         )
-    narrow = min(
-        (size for part in spaces.images for size in image_size(part.shape)[1:]),
-        default=0,
-    )
+    sides = [size for part in spaces.images for size in image_size(part.shape)[1:]]
+    narrow = min(sides, default=0)
     if model.kind == "transformer" and 0 < narrow < model.patch:
         got = f"patch: {model.patch}"
         why = f"the image has {narrow} pixels one way"
@@ -393,50 +426,52 @@ def spaces_of_job(config: Config) -> Spaces:
             why,
             f"patch: {narrow}",
         )
-    return spaces.remembering(model.remembered).chunked(
-        config.torch_rollout.action_chunk
-    )
+    chunk = config.torch_rollout.action_chunk
+    return spaces.remembering(model.remembered).chunked(chunk)
 
 
 def row_seeds(
     seed: int, first_row: int, rows: int, iteration: int = 0
 ) -> Sequence[int]:
-    """Seeds of the simulators of global rows first_row..first_row + rows - 1: the same simulator in every placement.
+    """Return the seeds of the global rows first_row .. first_row + rows - 1.
 
-    `iteration`: in which their episodes begin; not again those with which the run began.
+    They do not depend on the placement.
+
+    `iteration`: the one in which the episodes begin; 0 gives the episodes at the start of a run.
     """
     begun = f"/{iteration}" if iteration else ""
-    return [
-        random.Random(f"{seed}/{row}{begun}").getrandbits(31)
-        for row in range(first_row, first_row + rows)
-    ]
+    seeds = []
+    for row in range(first_row, first_row + rows):
+        seeds.append(random.Random(f"{seed}/{row}{begun}").getrandbits(31))
+    return seeds
 
 
 # ── text tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def find_task(name: str) -> Callable[..., TextTask]:
-    """Return the class called `name`: a shipped one, or `package.module:Class` of your own. Raises ConfigError."""
-    return cast(
-        "Callable[..., TextTask]",
-        named(name, TASKS, key="env.task", code="unknown-task", noun="text task"),
-    )
+    """Return the class of the task `name`: a shipped one, or `package.module:Class`. Raises ConfigError."""
+    found = named(name, TASKS, key="env.task", code="unknown-task", noun="text task")
+    return cast("Callable[..., TextTask]", found)
 
 
 def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
-    """Make the task of one split. Raises ConfigError: unknown, wrong arguments, a broken or empty data set."""
+    """Make the task of one split.
+
+    Raises ConfigError: unknown name, wrong arguments, a damaged or empty data set.
+    """
     try:
         return _make_task(config, seed, split)
     except ConfigError as error:
         if split == "train" or not config.eval_kwargs:
             raise
-        raise ConfigError(
-            [_of_held_out(problem, config.eval_kwargs) for problem in error.problems]
-        ) from error
+        # The problem may be in what the held-out prompts have of their own
+        problems = [_of_held_out(p, config.eval_kwargs) for p in error.problems]
+        raise ConfigError(problems) from error
 
 
 def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
-    """Return the problem by the key of what held-out prompts have of their own."""
+    """Return the problem with the key env.eval_kwargs if that key gave the value; else unchanged."""
     leaf = problem.key.removeprefix("env.kwargs").removeprefix(".")
     if not problem.key.startswith("env.kwargs") or (
         leaf and leaf.partition(".")[0] not in given
@@ -448,10 +483,14 @@ def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
 
 
 def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
+    """Make the task of one split. Raises ConfigError, with keys below env.kwargs."""
     name = config.task
     assert name is not None, "a run has a task"
     kind = find_task(name)
-    kwargs = {**config.kwargs, **(config.eval_kwargs if split == "held_out" else {})}
+    # Held-out prompts may change some arguments
+    kwargs = dict(config.kwargs)
+    if split == "held_out":
+        kwargs |= config.eval_kwargs
     problems = unknown_arguments(
         kind, kwargs, given=("seed", "split"), key="env.kwargs", code="bad-task-kwargs"
     )
@@ -468,6 +507,7 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
         raise ConfigError.of(
             "bad-task-kwargs", "env.kwargs", what, shown, f"{name}: {error}", fix
         ) from error
+    # A task must have prompts, and other ones for evaluation than for training
     if task.size == 0:
         why = f"{name} has to ask something"
         fix = "path: <a file or folder with at least one row>"
@@ -485,7 +525,10 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
 
 
 def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> list[Problem]:
-    """Report what is wrong with the task and its rewards, by making them; `evaluated`: with held-out prompts."""
+    """Return the problems of the task and its rewards, found by making them.
+
+    `evaluated`: also the held-out prompts.
+    """
     from rlplace.envs.text.rewards import find_rewards
 
     problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""Wrappers of Gymnasium environments that Gymnasium itself does not have, for `env.wrappers`."""
+"""Wrappers of Gymnasium environments that Gymnasium itself lacks, for `env.wrappers`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 
 class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """Shows some numbers of an observation and hides the others, such as velocities, which memory has to replace.
+    """Shows the numbers at `indices` and hides all others, such as velocities, which a policy then has to
+    remember.
 
-    `indices` are those of the numbers that stay. Raises ValueError for an observation that is no row of numbers.
+    Raises ValueError for observations that are not a row of numbers.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
@@ -34,4 +35,5 @@ class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
         )
 
     def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers that are shown."""
         return np.asarray(observation)[self._indices]

@@ -1,4 +1,4 @@
-"""Text tasks: prompts, conversations and rewards for language models; importing this imports no library of theirs."""
+"""Text tasks: prompts, conversations and rewards for language models. Importing this imports no other library."""
 
 from rlplace.envs.text.contract import (
     Image,

@@ -1,4 +1,4 @@
-"""A task whose conversations a program leads: it calls an OpenAI-compatible endpoint before the run's engines.
+"""A task whose conversations are led by a program, which calls an OpenAI-compatible endpoint for the run's engines.
 
 ::
 
@@ -7,15 +7,14 @@
                               ◀────────────── answer ◀────────────────────────────────── completion
     returns ────────────────────────────────▶ score and other facts
 
-Each episode has a thread for its agent and a key, by which the endpoint knows it. What the policy wrote is learned as
-it was sampled: the agent's messages only say what comes next.
+Each episode has a thread for its agent, and a key by which the endpoint finds the episode. What the policy wrote is
+learned as it was sampled; the agent's messages only tell what comes next.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import http.server
-import itertools
 import json
 import queue
 import random
@@ -33,14 +32,19 @@ from rlplace.envs.text.contract import Message, NoPrompt, Split
 from rlplace.envs.text.rows import Row, mixed
 from rlplace.errors import ConfigError
 
-_HOST = "127.0.0.1"  # of this machine alone: who has no key of an episode is refused as well
+# Reachable from this machine only; requests without an episode's key are rejected as well
+_HOST = "127.0.0.1"
 _PATH = "/v1/chat/completions"
+# Bytes of a request with the key of an episode, and without, at most
 _MOST_BYTES = 64 << 20
-_MOST_UNKNOWN = 1 << 20  # of a request; of one without a key of an episode
-_SILENT_S = 120.0  # after which a connection is closed on which nothing comes
-_END_S = 10.0  # that an agent may take to return once nothing answers it any more
-_KEPT = 64  # first requests, to compare those of the samples of one prompt
-# That a request may not ask for
+_MOST_UNKNOWN = 1 << 20
+# Seconds without data after which a connection is closed
+_SILENT_S = 120.0
+# Seconds that an agent may take to return after its last answer
+_END_S = 10.0
+# First requests kept for comparing the samples of a prompt
+_KEPT = 64
+# Options that a request must not use
 _NOT_HERE = (
     "stream",
     "tools",
@@ -51,11 +55,11 @@ _NOT_HERE = (
 
 
 class Agent(Protocol):
-    """The user's function.
+    """The user's function that leads an episode.
 
-    `base_url` and `api_key` are for any client of the OpenAI API; `row` is a row of the data set, with the episode's
-    number as `number`, the `split`, and the run's `seed`. Returns the score, or facts for reward functions. Called in
-    threads, many at a time. Its first request follows from `row` alone.
+    `base_url` and `api_key` are for any client of the OpenAI API. `row` is a row of the data set, with the episode's
+    `number`, the `split` and the run's `seed`. Returns the score, or facts for reward functions. It is called in
+    threads, many at a time. Its first request must follow from `row` alone.
     """
 
     def __call__(
@@ -64,13 +68,13 @@ class Agent(Protocol):
 
 
 class AgentTask:
-    """Episodes of a program, by `agent: package.module:function`; with `path`, one for each row of a data set.
+    """Episodes led by `agent: package.module:function`; with `path`, one episode for each row of a data set.
 
-    An agent is asked for its first request wherever a prompt is needed, also to check a config.
+    The agent is started for its first request wherever a prompt is needed, also to check a config.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
-    # Rows are not asked for their prompts before they come: that would begin all agents
+    # Endless even with rows: asking each row for its prompt would start all agents at once
     size: int | None = None
 
     def __init__(
@@ -89,18 +93,19 @@ class AgentTask:
         self._seed = seed
         self._split = split
         self._first_request_s = first_request_s
+        # First requests by episode number, the oldest first
         self._first: dict[int, Sequence[Message]] = {}
         self._endpoint = _Endpoint()
 
     def episode(self, number: int) -> AgentEpisode:
-        """Begin an agent; see `episodes`."""
+        """Begin one agent; see `episodes`."""
         return self.episodes(number, 1)[0]
 
     def episodes(self, number: int, samples: int) -> list[AgentEpisode]:
-        """Begin the agents of a prompt together.
+        """Begin the agents of all samples of a prompt together.
 
-        One that does not make its first request fails with its first reply, as others make the prompt known. NoPrompt
-        where none does; ConfigError where one makes another than the others.
+        An agent that makes no first request fails at its first reply, since others give the prompt. Raises
+        NoPrompt if none makes a request; ConfigError if two make different ones.
         """
         row = {
             **self._row(number),
@@ -108,6 +113,7 @@ class AgentTask:
             "split": self._split,
             "seed": self._seed,
         }
+        # All agents start before the first is waited for
         begun = [AgentEpisode(self._agent, row, self._endpoint) for _ in range(samples)]
         deadline_s = time.monotonic() + self._first_request_s
         failed = [episode.begin(deadline_s) for episode in begun]
@@ -116,14 +122,13 @@ class AgentTask:
             for episode, error in zip(begun, failed, strict=True)
             if error is None
         ]
+        # The prompt is the first request of any sample, or of an earlier time
         if number not in self._first and not prompts:
-            assert failed[0] is not None, "one that does not fail has a prompt"
+            assert failed[0] is not None, "an agent without an error has a prompt"
             raise failed[0]
-        first = (
+        if prompts:
             self._first.setdefault(number, prompts[0])
-            if prompts
-            else self._first[number]
-        )
+        first = self._first[number]
         if others := [prompt for prompt in prompts if prompt != first]:
             why = (
                 "all samples of a prompt answer the same one; the engine reads it once"
@@ -135,15 +140,13 @@ class AgentTask:
             )
         for episode in begun:
             episode.prompt = first
-        self._first = dict(
-            itertools.islice(
-                self._first.items(), max(0, len(self._first) - _KEPT), None
-            )
-        )
+        # Forget the oldest
+        while len(self._first) > _KEPT:
+            del self._first[next(iter(self._first))]
         return begun
 
     def _row(self, number: int) -> Mapping[str, Any]:
-        """Return all rows in each epoch, each time in another order."""
+        """Return the row of an episode: all rows once in each epoch, each time in another order."""
         if not self._rows:
             return {}
         epoch, place = divmod(number, len(self._rows))
@@ -153,13 +156,14 @@ class AgentTask:
 
 
 class AgentEpisode:
-    """One agent at work. Nobody holds it but its user: once that lets go of it, the agent gets no more answers."""
+    """One agent at work. When its last user drops this object, the agent gets no more answers."""
 
     prompt: Sequence[Message] = ()
 
     def __init__(
         self, agent: Agent, row: Mapping[str, Any], endpoint: _Endpoint
     ) -> None:
+        # The thread and the endpoint hold `_line`, not this object, so that it can be collected
         self._line = _Line()
         self._row = row
         key = endpoint.open(self._line)
@@ -169,12 +173,16 @@ class AgentEpisode:
             target=self._line.run, args=work, name="agent", daemon=True
         )
         self._thread.start()
-        self._failed: NoPrompt | None = None  # why there was no first request
-        # How long the agent may take to return, once it is over
+        # Why there was no first request
+        self._failed: NoPrompt | None = None
+        # Deadline (monotonic clock) for the agent to return after its last answer
         self._until_s: float | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
-        """Wait for the first request, until a time of the monotonic clock; return why there is none."""
+        """Wait for the first request until `deadline_s` of the monotonic clock.
+
+        Return why there is none, or None.
+        """
         number = f"{self._row['number']}"
         try:
             asked = self._line.asked.get(
@@ -187,12 +195,11 @@ class AgentEpisode:
                 "it has made no request in time", number, why, fix
             )
             return self._failed
+        # It returned or raised instead
         if not isinstance(asked, list):
-            got = (
-                "it returned"
-                if asked.error is None
-                else f"{type(asked.error).__name__}: {asked.error}"
-            )
+            got = "it returned"
+            if asked.error is not None:
+                got = f"{type(asked.error).__name__}: {asked.error}"
             self._failed = _no_prompt(
                 "it ended without a request", got, "an episode begins with one"
             )
@@ -203,7 +210,13 @@ class AgentEpisode:
         return None
 
     def reply(self, answer: str) -> str | None:
-        """Hand the answer to the agent; return what its next request adds. ValueError: that is no single message."""
+        """Give the answer to the agent.
+
+        Return the message that its next request adds, or None if the agent has returned.
+
+        Raises ValueError if the next request is not the conversation so far with one message more; and what the
+        agent raises.
+        """
         if self._failed is not None:
             raise self._failed
         self._line.answers.put(answer)
@@ -212,6 +225,7 @@ class AgentEpisode:
             if asked.error is not None:
                 raise asked.error
             return None
+        # It must repeat the conversation and add one message of the user
         said = self._said
         expected = [*said, Message("assistant", answer)]
         before = asked[: len(expected)]
@@ -230,36 +244,43 @@ class AgentEpisode:
         return added[0].text
 
     def end(self) -> None:
-        """Tell the agent that it is over; several are told before their facts are asked for, and end together."""
+        """Tell the agent that the episode is over.
+
+        Several agents are told before their facts are asked for, so that they end at the same time.
+        """
         if self._until_s is None:
             self._line.close()
             self._until_s = time.monotonic() + _END_S
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the row with what the agent returned; one that has asked once more, and gets no answer, scores 0."""
+        """Return the row with what the agent returned.
+
+        An agent that waits for one more answer gets none and scores 0.
+        """
         self.end()
-        assert self._until_s is not None, "it is told"
+        assert self._until_s is not None, "`end` has set it"
         self._thread.join(max(0.0, self._until_s - time.monotonic()))
         result = self._line.result
-        found = (
-            {"score": 0.0}
-            if result is None
-            else result
-            if isinstance(result, Mapping)
-            else {"score": float(result)}
-        )
+        if result is None:
+            found: Mapping[str, Any] = {"score": 0.0}
+        elif isinstance(result, Mapping):
+            found = result
+        else:
+            found = {"score": float(result)}
         return {**self._row, **found}
 
 
 def _no_prompt(
     what: str, got: str, why: str, fix: str = "correct the agent"
 ) -> NoPrompt:
+    """Return the error that an agent gave no prompt."""
     return NoPrompt.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
 
 
 def _refused(
     what: str, got: str, why: str, fix: str = "correct the agent"
 ) -> ConfigError:
+    """Return the error of an agent's request."""
     return ConfigError.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
 
 
@@ -268,28 +289,30 @@ def _refused(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _End:
-    """The agent has returned, or raised."""
+    """The agent has returned or raised."""
 
     error: Exception | None = None
 
 
 class _Line:
-    """What the agent's thread, the endpoint and the episode share; it does not hold the episode."""
+    """The queues that the agent's thread, the endpoint and the episode share. It does not refer to the episode."""
 
     def __init__(self) -> None:
+        # Requests of the agent, then its end
         self.asked: queue.SimpleQueue[list[Message] | _End] = queue.SimpleQueue()
-        # None: there will be no more
+        # Answers to it; None: there are no more
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.result: float | Mapping[str, Any] | None = None
         self.closed = False
+        # Held by the request that waits for an answer
         self._asking = threading.Lock()
 
     def run(self, agent: Agent, url: str, key: str, row: Mapping[str, Any]) -> None:
-        """Run the agent, in a thread of its own."""
+        """Run the agent, in a thread of its own; put its result and its end."""
         try:
             self.result = agent(url, key, row)
             self.asked.put(_End())
-        except Exception as error:  # noqa: BLE001  # raised by the reply that waits for the agent
+        except Exception as error:  # noqa: BLE001  # the waiting `reply` raises it again
             self.asked.put(_End(error))
         except BaseException as error:  # noqa: BLE001  # sys.exit, or a task that asyncio has cancelled
             ended = RuntimeError(
@@ -299,7 +322,10 @@ class _Line:
             self.asked.put(_End(ended))
 
     def ask(self, messages: list[Message]) -> str | None:
-        """Wait for the answer; None where there are no more. ValueError beside another request of the agent."""
+        """Wait for the answer to a request; None if there are no more.
+
+        Raises ValueError if another request of the agent waits already.
+        """
         if not self._asking.acquire(blocking=False):
             raise ValueError(
                 "the request before has no answer yet: an episode is one conversation"
@@ -313,66 +339,77 @@ class _Line:
             self._asking.release()
 
     def close(self) -> None:
+        """Give no more answers."""
         self.closed = True
         self.answers.put(None)
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Takes the requests of many agents at once: one that finds no place in the queue tries again after a second."""
+    """A server with a queue for the requests of many agents.
+
+    A connection that finds no place would try again after a second.
+    """
 
     request_queue_size = 1024
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Be silent where a client has gone."""
+        """Print nothing when a client has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Endpoint:
-    """An HTTP server of this machine for all episodes of a task, from the first to the last."""
+    """An HTTP server on this machine for all episodes of a task."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}  # by key
+        # Open episodes by key
+        self._lines: dict[str, _Line] = {}
         self._server: _Server | None = None
         self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
+        """Base URL for clients of the OpenAI API."""
         assert self._server is not None, "an episode is open"
         return f"http://{_HOST}:{self._server.server_port}/v1"
 
     def open(self, line: _Line) -> str:
-        """Return the key of a new episode."""
+        """Return the key for a new episode; start the server for the first one."""
         with self._lock:
             if self._server is None:
                 self._server = _Server((_HOST, 0), _requests_of(self._lines.get))
                 # Its threads end with the process
                 weakref.finalize(self, _end, self._server).atexit = False
-                threading.Thread(
+                serving = threading.Thread(
                     target=_serve, args=(self._server,), name="agents", daemon=True
-                ).start()
+                )
+                serving.start()
             key = secrets.token_urlsafe(24)
             self._lines[key] = line
         return key
 
     def shut(self, key: str) -> None:
+        """End the episode with this key: its agent gets no more answers."""
         self._lines.pop(key).close()
 
 
 def _serve(server: _Server) -> None:
+    """Serve requests until `shutdown`."""
     with server:
         server.serve_forever()
 
 
 def _end(server: _Server) -> None:
-    """End it, from any thread: its own would wait for itself."""
+    """Shut a server down from any thread, by another thread: `shutdown` waits for the serving one."""
     threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
 
 
 def _requests_of(
     find: Callable[[str], _Line | None],
 ) -> type[http.server.BaseHTTPRequestHandler]:
+    """Return the handler class of requests; `find` returns the episode with a key."""
+
     class Requests(http.server.BaseHTTPRequestHandler):
         """Answers the requests of agents."""
 
@@ -382,87 +419,68 @@ def _requests_of(
         timeout = _SILENT_S
 
         def do_GET(self) -> None:  # named by http.server
+            """Answer a request for the list of models."""
             if self.path == "/v1/models":
-                self._send(
-                    200,
-                    {
-                        "object": "list",
-                        "data": [
-                            {"id": "policy", "object": "model", "owned_by": "rlplace"}
-                        ],
-                    },
-                )
+                model = {"id": "policy", "object": "model", "owned_by": "rlplace"}
+                self._send(200, {"object": "list", "data": [model]})
             else:
                 self._refuse(404, f"there is {_PATH}")
 
         def do_POST(self) -> None:
-            line = find(
-                self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-            )
+            """Answer a request of an agent, after waiting for the policy."""
+            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            line = find(token.strip())
+            # Read the body, if its size is given and allowed
             size = self.headers.get("Content-Length", "")
             whole = int(size) if re.fullmatch(r"[0-9]{1,18}", size) else None
-            if whole is None or whole > (
-                most := _MOST_UNKNOWN if line is None else _MOST_BYTES
-            ):
-                self.close_connection = True  # the body stays unread: where the next request begins is not known
+            most = _MOST_UNKNOWN if line is None else _MOST_BYTES
+            if whole is None or whole > most:
+                # The body stays unread, so the next request cannot be found in the stream
+                self.close_connection = True
                 if whole is None:
-                    return self._refuse(
-                        411,
-                        "a request has a Content-Length: bodies in chunks are not read",
+                    why = (
+                        "a request has a Content-Length: bodies in chunks are not read"
                     )
-                return self._refuse(
-                    413, f"a request has at most {most} bytes, this one {whole}"
-                )
+                    return self._refuse(411, why)
+                why = f"a request has at most {most} bytes, this one {whole}"
+                return self._refuse(413, why)
             body = self.rfile.read(whole)
             if self.path != _PATH:
                 return self._refuse(404, f"there is {_PATH}")
             if line is None:
-                return self._refuse(
-                    401, "the key is of no episode, or of one that is over"
-                )
+                why = "the key is of no episode, or of one that is over"
+                return self._refuse(401, why)
             try:
                 answer = line.ask(_messages(body))
             except ValueError as error:
                 return self._refuse(400, str(error))
             if answer is None:
-                return self._refuse(
-                    410, "the episode is over: as many turns, or tokens, as it may have"
-                )
-            message = {"role": "assistant", "content": answer}
+                why = "the episode is over: as many turns, or tokens, as it may have"
+                return self._refuse(410, why)
+            # An answer in the form of the OpenAI API
             choice = {
                 "index": 0,
-                "message": message,
+                "message": {"role": "assistant", "content": answer},
                 "finish_reason": "stop",
                 "logprobs": None,
             }
-            which = {
+            completion = {
                 "id": f"chatcmpl-{secrets.token_hex(8)}",
                 "object": "chat.completion",
                 "model": "policy",
+                "created": int(time.time()),
+                "choices": [choice],
+                "usage": None,
             }
-            return self._send(
-                200,
-                {
-                    **which,
-                    "created": int(time.time()),
-                    "choices": [choice],
-                    "usage": None,
-                },
-            )
+            return self._send(200, completion)
 
         def _refuse(self, status: int, why: str) -> None:
-            self._send(
-                status,
-                {
-                    "error": {
-                        "message": why,
-                        "type": "invalid_request_error",
-                        "code": status,
-                    }
-                },
-            )
+            """Answer with an error."""
+            error = {"message": why, "type": "invalid_request_error", "code": status}
+            self._send(status, {"error": error})
 
         def _send(self, status: int, content: object) -> None:
+            """Send `content` as JSON."""
             body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -473,26 +491,27 @@ def _requests_of(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Be silent: the run has a log of its own."""
+            """Print nothing: the run has its own log."""
 
     return Requests
 
 
 def _messages(body: bytes) -> list[Message]:
-    """Read a request. ValueError says what is wrong with it, or not offered here."""
+    """Return the messages of a request. Raises ValueError for a request that is wrong or not supported."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the request is no JSON: {error}") from None
-    if (
-        not isinstance(asked, dict)
-        or not isinstance(asked.get("messages"), list)
-        or not asked["messages"]
-    ):
+    if not isinstance(asked, dict):
         raise ValueError("a request is an object with a list of messages")
-    if odd := [name for name in _NOT_HERE if asked.get(name)] + ["n"] * (
-        asked.get("n") not in (None, 1)
-    ):
+    messages = asked.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("a request is an object with a list of messages")
+    # Options that the run's config decides, or that are not supported
+    odd = [name for name in _NOT_HERE if asked.get(name)]
+    if asked.get("n") not in (None, 1):
+        odd.append("n")
+    if odd:
         raise ValueError(
             f"not offered here: {', '.join(odd)}; how answers are drawn is decided by the run's config"
         )
@@ -500,15 +519,17 @@ def _messages(body: bytes) -> list[Message]:
 
 
 def _message(message: Any) -> Message:
-    role, content = (
-        (message.get("role"), message.get("content"))
-        if isinstance(message, dict)
-        else (None, None)
-    )
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
-        content = "".join(str(part.get("text", "")) for part in content)
+    """Return one message of a request. Raises ValueError if it is not text of a known role."""
+    role = None
+    content = None
+    if isinstance(message, dict):
+        role = message.get("role")
+        content = message.get("content")
+    # A list of text parts is one text
+    if isinstance(content, list):
+        plain = [isinstance(p, dict) and p.get("type") == "text" for p in content]
+        if all(plain):
+            content = "".join(str(part.get("text", "")) for part in content)
     if role not in ("system", "user", "assistant") or not isinstance(content, str):
         raise ValueError(
             "a message has a role (system, user, assistant) and a text as its content"

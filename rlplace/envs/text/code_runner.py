@@ -1,9 +1,9 @@
-"""Runs code that a model wrote against unit tests, in a process apart with limits of time, memory and processes.
+"""Runs code that a model wrote against unit tests, in a separate process with limits of time, memory and processes.
 
-The limits keep mistakes and runaways from hurting the run. They are no wall against malicious code: it may read what
-its user may read and reach the network where the machine does. Put env ranks that score code into a container.
+The limits keep mistakes and endless loops from hurting the run. They do not stop malicious code: it can read what its
+user can read, and reach the network of the machine. Put env ranks that score code into a container.
 
-The process runs this file isolated from everything installed, so it imports the standard library alone.
+The process runs this file isolated from all installed packages, so the file imports the standard library only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# Constants of the kernel: a signal at the parent's death, and linux/capability.h
 _PR_SET_PDEATHSIG = 1
-_CAPABILITIES_V3 = 0x20080522  # linux/capability.h
+_CAPABILITIES_V3 = 0x20080522
 _NOBODY = 65534
-_FILE_BYTES = 16 << 20  # of each file that the code may write
+# Bytes of each file that the code may write
+_FILE_BYTES = 16 << 20
 _CHUNK = 1 << 16
-_LONGEST_REPORT = 1 << 20  # bytes; one line per test
+# Bytes of the report, which has one line for each test
+_LONGEST_REPORT = 1 << 20
 
 
 def run_tests(
@@ -39,12 +42,15 @@ def run_tests(
     timeout_s: float = 10.0,
     memory_bytes: int = 512 << 20,
 ) -> int:
-    """Run `code`, then each test in its namespace; return how many passed, none where the code itself raised.
+    """Run `code`, then each test in its namespace.
 
-    Block until all is over, at most `timeout_s` and a moment; a test that was not reached has not passed. The process
-    is dead when this returns. It can start no processes or threads of its own.
+    Return the number of tests that passed; 0 if the code itself raised.
+
+    Blocks until everything is over, slightly more than `timeout_s` at most. A test that was not reached has not
+    passed. When this returns the process is dead. It cannot start processes or threads.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
+        # The job is a file in a folder of its own, the report comes through a pipe
         job = {
             "code": code,
             "tests": list(tests),
@@ -55,6 +61,8 @@ def run_tests(
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0) as reports:
             try:
+                # Only this file and the standard library; output of the code goes
+                # nowhere
                 process = subprocess.Popen(
                     [sys.executable, "-I", __file__, str(writer)],
                     stdin=subprocess.DEVNULL,
@@ -68,7 +76,8 @@ def run_tests(
                         "OPENBLAS_NUM_THREADS": "1",
                     },
                     pass_fds=(writer,),
-                    start_new_session=True,  # so that all it starts can be killed at once
+                    # All that it starts is in its session, and can be killed at once
+                    start_new_session=True,
                 )
             finally:
                 os.close(writer)
@@ -80,7 +89,7 @@ def run_tests(
 
 
 def _read(fd: int, timeout_s: float) -> bytes:
-    """Return all that is written until the other end closes, or time is up."""
+    """Return everything written to the pipe until its other end closes or the time is up."""
     deadline = time.monotonic() + timeout_s
     text = b""
     while len(text) < _LONGEST_REPORT:
@@ -95,16 +104,17 @@ def _read(fd: int, timeout_s: float) -> bytes:
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """End a process that began a session, and all that it started there."""
-    with contextlib.suppress(ProcessLookupError):  # all of them have ended
-        # The session's first process: its number is the group's
+    """Kill a process that began a session, and all processes in that session."""
+    # All of them may have ended already
+    with contextlib.suppress(ProcessLookupError):
+        # The number of the session's first process is also that of its group
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _passed(text: bytes, tests: int) -> int:
-    """Count in whole lines only: one that was cut off by death or deadline does not count."""
-    # By the number of the test; the code may have written lines of its own before them
+    """Return how many tests passed. Only whole lines count; the last one may have been cut off by a kill."""
+    # Later lines replace earlier ones: the code may have written such lines before the tests
     results: dict[str, str] = {}
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
         number, _, result = line.partition(" ")
@@ -112,14 +122,14 @@ def _passed(text: bytes, tests: int) -> int:
     return sum(results.get(str(number)) == "passed" for number in range(tests))
 
 
-# ── in the process apart ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── in the separate process ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def limit(memory_bytes: int, cpu_s: float) -> None:
-    """Limit this process, for good."""
+    """Limit this process; the limits cannot be lifted again."""
     if sys.platform == "linux":
         _bind_root()
-        # Dies with its parent, should that be killed before it kills this.
+        # If the parent is killed first, this process dies with it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     seconds = int(cpu_s) + 1
     for what, most in (
@@ -128,15 +138,15 @@ def limit(memory_bytes: int, cpu_s: float) -> None:
         (resource.RLIMIT_FSIZE, _FILE_BYTES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_NPROC, 1),  # this one: no further process or thread
+        (resource.RLIMIT_NPROC, 1),  # no further process or thread
     ):
         resource.setrlimit(what, (most, most))
 
 
 def _bind_root() -> None:
-    """As root, take another real user and give up every capability: the limit of processes does not bind root.
+    """As root: take another real user and drop all capabilities, since root is exempt from the limit of processes.
 
-    The effective user stays, so that an interpreter in root's own folders can still be read.
+    The effective user stays, so that an interpreter in root's folders can still be read.
     """
     if os.geteuid() != 0:
         return
@@ -148,20 +158,24 @@ def _bind_root() -> None:
 
 
 def main(report_fd: int) -> None:
+    """Run the job of the present folder; write a line for each test to `report_fd`."""
     job = json.loads(Path("job.json").read_text(encoding="utf-8"))
     limit(job["memory_bytes"], job["cpu_s"])
 
+    # The tests see the names that the code has defined
     names: dict[str, Any] = {"__name__": "__main__"}
     if succeeds(job["code"], names):
         for number, test in enumerate(job["tests"]):
             result = "passed" if succeeds(test, names) else "failed"
             os.write(report_fd, f"{number} {result}\n".encode())
-    os._exit(0)  # nothing that the code left behind runs any more
+    # Without running exit handlers of the code
+    os._exit(0)
 
 
 def succeeds(code: str, names: dict[str, Any]) -> bool:
+    """Run `code` with these global names; return whether it raised nothing."""
     try:
-        # Running it is the purpose of this process
+        # Executing untrusted code is the purpose of this process
         exec(compile(code, "<answer>", "exec"), names)
     except BaseException:  # noqa: BLE001  # whatever it raises, SystemExit too, is the answer's own failure
         return False

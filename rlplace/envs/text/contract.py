@@ -1,4 +1,4 @@
-"""Contracts of text tasks, as an env worker uses them, and the transcript that reward functions read.
+"""Contracts of text tasks, as env workers use them, and the transcript that reward functions read.
 
 ::
 
@@ -19,17 +19,17 @@ Split = Literal["train", "held_out"]
 
 
 class NoPrompt(ConfigError):
-    """An episode could not begin; where a config is checked that refuses it, in a run another prompt may be asked."""
+    """An episode could not begin. A check of a config reports it; a run may take another prompt instead."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """A PNG or JPEG, as a file that every env rank can read, or as the bytes of one."""
+    """A PNG or JPEG: the path of a file that every env rank can read, or the bytes of such a file."""
 
     source: str | bytes
 
     def read(self) -> bytes:
-        """Raises OSError."""
+        """Return the bytes of the file. Raises OSError."""
         if isinstance(self.source, bytes):
             return self.source
         return Path(self.source).read_bytes()
@@ -37,58 +37,69 @@ class Image:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
+    """One message of a conversation."""
+
     role: Literal["system", "user", "assistant"]
-    # Parts where a model sees images, in the order in which it reads them
+    # Text; or, for models that read images, texts and images in their order
     content: str | tuple[str | Image, ...]
 
     @property
     def text(self) -> str:
+        """All text of the message, without images."""
         parts = (self.content,) if isinstance(self.content, str) else self.content
         return "".join(part for part in parts if isinstance(part, str))
 
     @property
     def images(self) -> tuple[Image, ...]:
+        """The images of the message, in their order."""
         return tuple(part for part in self.content if isinstance(part, Image))
 
 
-# A text is one message of the user where the model chats
+# A plain text becomes one user message for models that chat
 Prompt = str | Sequence[Message]
 
 
 class TextEpisode(Protocol):
-    """One conversation. Used by one thread."""
+    """One conversation, used by one thread."""
 
     @property
-    def prompt(self) -> Prompt: ...
+    def prompt(self) -> Prompt:
+        """The text or messages that the first answer follows."""
+        ...
 
     def reply(self, answer: str) -> str | None:
-        """Return the environment's reply to an answer; None when the episode is over. Not called again after None."""
+        """Return the environment's reply to an answer, or None when the episode is over.
+
+        Not called again after None.
+        """
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what reward functions compare answers with, such as the right one. Called once, at the end."""
+        """Return what reward functions compare answers with, such as the right answer. Called once, at the end."""
         ...
 
 
 class TextTask(Protocol):
-    """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`; a ValueError refuses the arguments.
+    """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`. A ValueError rejects the arguments.
 
-    One whose episodes take long to begin has `episodes(number, samples)`, too, which begins those of a prompt together.
+    A task whose episodes take long to begin also has `episodes(number, samples)`, which begins all samples of a
+    prompt together.
 
-    Cheap enough to be made on the driver too, which so finds mistakes before anything is launched. Replies to different
-    episodes are made in threads, at the same time; with `replies_alone = True`, one by one in the rank's own.
+    The driver makes the task too, to find mistakes before workers start: so making it has to be cheap. Replies to
+    different episodes are made in threads, at the same time; with `replies_alone = True` one by one in the rank's
+    main thread.
     """
 
-    # Names of the reward functions that count where the config names none
+    # Reward functions to use if the config names none
     rewards: ClassVar[Sequence[str]]
 
     @property
     def size(self) -> int | None:
-        """Number of different episodes; None: endless."""
+        """Number of different episodes; None if there is no end."""
         ...
 
     def episode(self, number: int) -> TextEpisode:
-        """Return a new episode, the same for the same number (0 <= number < `size`), in every process."""
+        """Return a new episode; equal numbers (0 <= number < `size`) give equal episodes in every process."""
         ...
 
 
@@ -97,12 +108,15 @@ class OneTurn:
     """An episode that ends with the first answer."""
 
     prompt: Prompt
+    # What `facts` returns
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def reply(self, answer: str) -> str | None:
+        """Return None: the episode is over."""
         return None
 
     def facts(self) -> Mapping[str, Any]:
+        """Return the facts that the episode was made with."""
         return self.known
 
 
@@ -111,15 +125,15 @@ class Transcript:
     """A finished episode, as reward functions read it."""
 
     prompt: Prompt
-    answers: tuple[str, ...]  # without special tokens
-    replies: tuple[str, ...]  # the environment's, between the answers
-    facts: Mapping[str, Any]
-    tokens: int  # that the policy wrote
-    truncated: bool  # the last answer was cut by a length
+    answers: tuple[str, ...]  # of the policy, without special tokens
+    replies: tuple[str, ...]  # of the environment, between the answers
+    facts: Mapping[str, Any]  # of the task, such as the right answer
+    tokens: int  # number of tokens that the policy sampled
+    truncated: bool  # the last answer was cut off by a length limit
 
     @property
     def answer(self) -> str:
-        """The last one."""
+        """The last answer; empty if there is none."""
         if self.answers:
             return self.answers[-1]
         return ""

@@ -1,4 +1,4 @@
-"""What a rank does about a reward, a reply or an endpoint that fails: stop, leave the episode out, try again."""
+"""What a rank does if a reward, a reply or an endpoint fails: stop, leave out the episode, or try again."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from rlplace.config.schema import FaultsConfig
 from rlplace.metrics import Metric, Metrics
 
 _LOG = logging.getLogger(__name__)
-_RETRIES = 2  # of `faults.on_error: retry`, before the episode is left out
-NO_USE = _RETRIES  # tries of what fails the next time as well
+# With `faults.on_error: retry`: repetitions before an episode is left out
+_RETRIES = 2
+# As a number of tries: for failures that another try would repeat
+NO_USE = _RETRIES
 
 
 class Failures:
-    """Counts the failures of an iteration. `Failures()` stops at the first."""
+    """Counts the failures of an iteration. With default settings, the first one stops the run."""
 
     def __init__(self, faults: FaultsConfig | None = None) -> None:
         self._faults = faults or FaultsConfig()
-        self._failed = self._left_out = 0
+        self._failed = 0
+        self._left_out = 0
 
     def begin(self) -> None:
-        self._failed = self._left_out = 0
+        """Begin the count of an iteration."""
+        self._failed = 0
+        self._left_out = 0
 
     def again(self, error: Exception, tries: int, episodes: int = 1) -> bool:
-        """Return whether to try once more after `tries` repetitions; else the `episodes` are to be left out.
+        """Return whether to try again after `tries` repetitions. If not, the `episodes` are to be left out.
 
-        Raises `error` where that may not be, or more are left out than `faults.error_budget` allows.
+        Raises `error` if faults.on_error is stop, or if more episodes are left out than `faults.error_budget`.
         """
-        what = ", ".join(
-            [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-        )
+        notes = getattr(error, "__notes__", ())
+        what = ", ".join([f"{type(error).__name__}: {error}", *notes])
         self._failed += 1
         if self._faults.on_error == "stop":
             raise error
@@ -46,7 +50,7 @@ class Failures:
         return False
 
     def metrics(self, component: str) -> Metrics:
-        """Count the failures of the iteration, where they do not stop the run."""
+        """Return the number of failures of the iteration; empty if the first one stops the run."""
         if self._faults.on_error == "stop":
             return {}
         return {f"{component}/failures": Metric(self._failed, "sum")}

@@ -1,11 +1,11 @@
-"""Runs reward functions over finished episodes: shipped ones here, all others in processes with limits.
+"""Runs reward functions over finished episodes: quick shipped ones here, all others in processes with limits.
 
 ::
 
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
 
-Run as a module, with the number of its end of a pipe, this is such a process.
+Run as a module, with the number of a pipe's file descriptor, this file is such a process.
 """
 
 from __future__ import annotations
@@ -31,15 +31,20 @@ from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.rewards import Case, Reward, number_of, reward_failed
 from rlplace.errors import RewardError
 
-Graded = tuple[Case, dict[str, float]]  # each reward function's own number, by its name
-_START_S = 120.0  # longest that a process may take to import the user's functions
-_ENDING_S = 1.0  # longest that a process may take to end whose pipe is closed
-_SHOWN = 2_000  # characters of an error or of a value that is no number
-_PATIENCE = 2  # times the deadline: the parent that keeps it may have been killed
+# Each reward function's number, by its name
+Graded = tuple[Case, dict[str, float]]
+# Seconds that a process may take to import the user's functions
+_START_S = 120.0
+# Seconds that a process with a closed pipe may take to end
+_ENDING_S = 1.0
+# Characters shown of an error, or of a value that is not a number
+_SHOWN = 2_000
+# A process ends itself after so many deadlines, in case its parent was killed
+_PATIENCE = 2
 
 
 class InlineGrader:
-    """Grades quick shipped functions at once, in the caller's thread."""
+    """Grades with quick shipped functions, in the caller's thread."""
 
     def __init__(
         self,
@@ -53,7 +58,7 @@ class InlineGrader:
         self._done: list[Graded] = []
 
     def submit(self, case: Case) -> None:
-        """Grade, or start grading; blocks no longer than a shipped function takes."""
+        """Grade an episode. Blocks as long as the shipped functions take."""
         try:
             values = self._grade(case)
         except RewardError as error:
@@ -62,12 +67,13 @@ class InlineGrader:
         self._done.append((case, values))
 
     def _grade(self, case: Case) -> dict[str, float]:
+        """Return the number of each reward function. Raises RewardError."""
         values: dict[str, float] = {}
         for reward, function in self._functions:
             try:
                 value = function(case.transcript)
             except ValueError as error:
-                # A fact that the task does not give, an argument out of range
+                # The task does not give a fact, or an argument is out of range
                 raise reward_failed(
                     reward, case, "reward-raised", "refused", str(error)
                 ) from error
@@ -75,23 +81,27 @@ class InlineGrader:
         return values
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return what is newly graded; with `wait`, block for one in flight. RewardError: the first that failed."""
+        """Return what was graded since the last call; with `wait`, wait for one that is being graded.
+
+        Raises the first RewardError.
+        """
         done = self._done
         self._done = []
         return done
 
     def close(self) -> None:
-        """Drop what is graded."""
+        """Drop all results."""
         self._done = []
 
 
 class _GraderProcess:
-    """One process, and the case that it works on."""
+    """One grading process, and the case that it works on."""
 
     def __init__(
         self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float
     ) -> None:
         self.pipe, other = multiprocessing.connection.Pipe()
+        # The process imports from the same places as this one
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             self.popen = subprocess.Popen(
@@ -103,24 +113,28 @@ class _GraderProcess:
                 ],
                 env={**os.environ, "PYTHONPATH": paths},
                 pass_fds=(other.fileno(),),
-                start_new_session=True,  # so that what it starts can be killed with it
+                # Everything that it starts is in its session, and is killed with it
+                start_new_session=True,
             )
         finally:
             other.close()
         self.pipe.send((memory_bytes, timeout_s, list(rewards)))
+        # The case in work, how often it was tried before, and its numbers so far
         self.case: Case | None = None
-        self.tries = 0  # of this case before
+        self.tries = 0
         self.values: dict[str, float] = {}
+        # Whether the functions are imported; and when to give up waiting
         self.ready = False
         self.deadline = time.monotonic() + _START_S
 
     def close(self) -> None:
+        """Kill the process."""
         kill_session(self.popen)
         self.pipe.close()
 
 
 class ProcessGrader:
-    """Grades in `processes` processes, which it owns; each starts with the first case that finds none free."""
+    """Grades in up to `processes` processes, which it owns. A process is started when a case finds none free."""
 
     def __init__(
         self,
@@ -138,17 +152,20 @@ class ProcessGrader:
         self._most = processes
         self._on_poison = on_poison
         self._failures = failures or Failures()
-        self._waiting: deque[tuple[Case, int]] = deque()  # and how often it was tried
+        # Cases, and how often each was tried
+        self._waiting: deque[tuple[Case, int]] = deque()
         self._processes: list[_GraderProcess] = []
 
     def submit(self, case: Case) -> None:
+        """Queue a case, and give it to a free process."""
         self._waiting.append((case, 0))
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """As InlineGrader's."""
+        """Return what was graded, as in `InlineGrader.done`."""
         done: list[Graded] = []
         while busy := [worker for worker in self._processes if worker.case is not None]:
+            # Wait for a message, no longer than the next deadline
             until = min(worker.deadline for worker in busy)
             pause = max(0.0, until - time.monotonic()) if wait and not done else 0.0
             heard: Sequence[object] = multiprocessing.connection.wait(
@@ -160,72 +177,73 @@ class ProcessGrader:
                 elif worker.deadline <= time.monotonic():
                     limit_s = self._timeout_s if worker.ready else _START_S
                     what = f"did not end within {limit_s:g} s"
-                    done += self._failed(
-                        worker,
-                        self._ended(
-                            worker, "reward-timeout", what, "its process was killed"
-                        ),
-                    )
+                    why = "its process was killed"
+                    error = self._ended(worker, "reward-timeout", what, why)
+                    done += self._failed(worker, error)
             if not heard and (done or not wait):
                 break
         return done
 
     def _assign(self) -> None:
+        """Give waiting cases to free processes; start processes up to the limit."""
         while self._waiting:
-            for dead in [
-                w
-                for w in self._processes
-                if w.case is None and w.popen.poll() is not None
-            ]:
-                dead.close()  # it was killed while it had nothing to do: no function is to blame
-                self._processes.remove(dead)
-            worker = next(
-                (worker for worker in self._processes if worker.case is None), None
-            )
-            if worker is None:
-                if len(self._processes) == self._most:
-                    return
-                self._processes.append(
-                    worker := _GraderProcess(
-                        self._rewards, self._memory_bytes, self._timeout_s
-                    )
+            # Remove processes that died while they had no case: no function is to blame
+            for worker in list(self._processes):
+                if worker.case is None and worker.popen.poll() is not None:
+                    worker.close()
+                    self._processes.remove(worker)
+            # Take a free process, or start one
+            free = [worker for worker in self._processes if worker.case is None]
+            if free:
+                worker = free[0]
+            elif len(self._processes) == self._most:
+                return
+            else:
+                worker = _GraderProcess(
+                    self._rewards, self._memory_bytes, self._timeout_s
                 )
-            (worker.case, worker.tries), worker.values = self._waiting.popleft(), {}
+                self._processes.append(worker)
+            worker.case, worker.tries = self._waiting.popleft()
+            worker.values = {}
             if worker.ready:
                 self._show(worker)
 
     def _show(self, worker: _GraderProcess) -> None:
-        """Send the transcript; the process waits for it, so a long one does not block either."""
+        """Send the transcript. The process waits for it, so a long transcript does not block either."""
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        # It has died, as is heard next
+        # If the process has died, the next message tells it
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(worker.case.transcript)
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
-        """Take one message: the process is ready, or one function's result."""
+        """Handle one message of a process: it is ready, or a function has ended."""
         assert worker.case is not None
         case = worker.case
         reward = self._rewards[len(worker.values)]
         try:
             failure, value = worker.pipe.recv()
-        except (EOFError, OSError):  # at the end of a message, or within one
+        except (EOFError, OSError):  # the pipe ended, perhaps within a message
             return self._failed(worker, self._died(worker))
+        # First message: the functions are imported
         if not worker.ready:
             worker.ready = True
             self._show(worker)
             return []
         worker.deadline = time.monotonic() + self._timeout_s
-        if failure is not None:  # which ends the case there
+        # A function that raised ends the case
+        if failure is not None:
             return self._failed(
                 worker, reward_failed(reward, case, "reward-raised", "raised", failure)
             )
         try:
             worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
         except RewardError as error:
-            worker.close()  # it goes on with the next function
+            # It already runs the next function
+            worker.close()
             self._processes.remove(worker)
             return self._failed(worker, error)
+        # More functions to come, or the case is graded
         if len(worker.values) < len(self._rewards):
             return []
         values = worker.values
@@ -234,8 +252,12 @@ class ProcessGrader:
         return [(case, values)]
 
     def _failed(self, worker: _GraderProcess, error: RewardError) -> list[Graded]:
-        """Try the case once more, or leave it out; raise the error where it is to stop the run."""
-        case, worker.case = worker.case, None
+        """Queue the case again, or leave it out with nan for all rewards.
+
+        Raises `error` if it has to stop the run.
+        """
+        case = worker.case
+        worker.case = None
         assert case is not None
         again = self._failures.again(error, worker.tries)
         if again:
@@ -248,7 +270,7 @@ class ProcessGrader:
     def _ended(
         self, worker: _GraderProcess, code: str, what: str, why: str
     ) -> RewardError:
-        """End a process; return the error that names what it was doing: it goes through the functions in order."""
+        """Kill a process. Return the error of the function that it was running; functions run in order."""
         assert worker.case is not None
         worker.close()
         self._processes.remove(worker)
@@ -257,15 +279,17 @@ class ProcessGrader:
         )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
-        # It ends by itself, unless it only closed its pipe
+        """Return the error of a process that has died."""
+        # Wait for its exit code; it may only have closed the pipe
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.popen.wait(_ENDING_S)
-        worker.close()  # now its exit code is known
+        # Now its exit code is known
+        worker.close()
         why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
         return self._ended(worker, "reward-died", "died", why)
 
     def close(self) -> None:
-        """Drop all cases and end the processes; a case that is submitted later starts others."""
+        """Drop all cases and end the processes. A case that is submitted later starts other processes."""
         self._waiting.clear()
         for worker in self._processes:
             worker.close()
@@ -284,7 +308,7 @@ def grader_of(
     on_poison: OnPoison = "stop",
     failures: Failures | None = None,
 ) -> Grader:
-    """Return a grader in this thread for quick shipped functions, in processes if there is any other."""
+    """Return a grader: in this thread if all functions are quick and shipped, else in processes."""
     if all(reward.trusted for reward in rewards):
         return InlineGrader(rewards, on_poison, failures)
     return ProcessGrader(
@@ -297,20 +321,22 @@ def grader_of(
     )
 
 
-# ── in a process apart ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── in a grading process ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def main(pipe: Connection) -> None:
+    """Serve a grader: import the functions, then grade transcripts until the pipe closes."""
     memory_bytes, timeout_s, rewards = pipe.recv()
     functions = [(reward, reward.function()) for reward in rewards]
-    # Data, not address space: libraries map far more than they use.
+    # Limit data, not address space: libraries map far more than they use
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     pipe.send((None, "ready"))
     while True:
         try:
             transcript = pipe.recv()
         except EOFError:
-            return  # the grader is closed
+            # The grader was closed
+            return
         grade(pipe, functions, transcript, timeout_s)
 
 
@@ -320,22 +346,17 @@ def grade(
     transcript: object,
     timeout_s: float,
 ) -> None:
-    """Send (error, None) or (None, number) for each function; stop after the first that raised."""
+    """Send (error, None) or (None, number) for each function, and stop after the first that raised."""
     for _, function in functions:
-        # Unhandled, its signal ends even code in C
+        # Without a handler this signal ends the process, even in C code
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)
         try:
             value = function(transcript)
         except BaseException as error:  # noqa: BLE001  # any error of a user's function, and its exit, names the sample
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"\n{last.filename}:{last.lineno}, in {last.name}: {last.line}"
-            pipe.send(
-                (
-                    _short("".join(traceback.format_exception_only(error)).strip())
-                    + where,
-                    None,
-                )
-            )
+            message = "".join(traceback.format_exception_only(error)).strip()
+            pipe.send((_short(message) + where, None))
             return
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -343,18 +364,19 @@ def grade(
 
 
 def _number(value: Any) -> float | str:
-    """Return a number, else what it is as text: reading it must not need the user's libraries."""
+    """Return a value as a number, else as text: unpickling the value itself would need the user's libraries."""
     try:
         return float(value)
-    except Exception:  # noqa: BLE001  # whatever the type of the user's value raises
+    except Exception:  # noqa: BLE001  # the type of a user's value may raise anything
         pass
     try:
         return _short(repr(value))
-    except Exception as error:  # noqa: BLE001  # and int has one of more than 4,300 digits
+    except Exception as error:  # noqa: BLE001  # repr may raise too, as of an int with more than 4,300 digits
         return f"a {type(value).__name__}, whose repr() raises {type(error).__name__}"
 
 
 def _short(text: str) -> str:
+    """Return the text, cut to `_SHOWN` characters."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]} ... ({len(text)} characters)"

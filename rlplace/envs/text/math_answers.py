@@ -1,4 +1,4 @@
-"""Rewards of mathematical answers: read by rules of our own, or by the library math-verify (extra `math`)."""
+"""Rewards for mathematical answers: compared by rules here, or by the library math-verify (extra `math`)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from rlplace.envs.text.contract import Transcript
 from rlplace.envs.text.rewards import fact
 
 _NUMBER = r"[-+]?(?:\d(?:[\d,]|\{,\})*)?\.?\d+(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?"
-_NAMED = r"[A-Za-z]\^\{?\d+\}?"  # as in cm^2: says nothing of the answer
-# is no number as it stands
+# Powers of a letter, such as the unit cm^2: skipped, they are not part of the answer
+_NAMED = r"[A-Za-z]\^\{?\d+\}?"
+# Roots, indexed letters and powers: the answer is not a plain number
 _OTHER = r"\\sqrt\s*(?:\[[^\]]*\])?\s*(?:\{[^{}]*\}|\d)|[A-Za-z]_\{?\w+\}?|\d\s*\^\{?-?\d+\}?"
 _LAST = re.compile(f"{_NAMED}|(?P<other>{_OTHER})|(?P<number>{_NUMBER})")
+# Spacing and dollar signs of LaTeX
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[!,;:> ])|~|\$|\\\$")
-_MIXED = re.compile(  # 3\frac{1}{2} and 3 1/2: three and a half
+# Mixed fractions: 3\frac{1}{2} and 3 1/2 are three and a half
+_MIXED = re.compile(
     r"(?<![\d.,])(\d{1,9})(?:\s*\\frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\}|\s+(\d{1,9})\s*/\s*(\d{1,9}))(?!\d)"
 )
 _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""1 if the number in the last \boxed{}, else the last one, is the fact `answer`; a fact of words, as text.
+    r"""1 if the answer's number equals the fact `answer`: the number in the last \boxed{}, else the last number.
 
-    Of a fact that is a whole solution, what is boxed counts, else what is behind its last `####`, as in GSM8K.
+    A fact of words is compared as text. Of a fact that is a whole solution, the boxed part counts, else what follows
+    its last `####`, as in GSM8K.
     """
     right = _right(transcript)
     return float(_same(_given(transcript.answer), last_boxed(right) or right))
 
 
 def math_verify(transcript: Transcript) -> float:
-    r"""1 if math-verify finds the last \boxed{}, else the last expression, equal to the fact `answer`.
+    r"""1 if math-verify finds the answer equal to the fact `answer`: the last \boxed{}, else the last expression.
 
-    Roots, intervals, sets, matrices and equations too. What `math_answer` finds equal is so here.
+    It also compares roots, intervals, sets, matrices and equations. Answers that `math_answer` accepts are accepted.
     """
     from math_verify import parse, verify
 
@@ -40,15 +44,14 @@ def math_verify(transcript: Transcript) -> float:
         return 1.0
     right = _right(transcript)
     boxed = right if last_boxed(right) is not None else f"${right.strip().strip('$')}$"
-    # Its own limits of time are signals; the process that runs this has one.
-    gold, given = (
-        parse(text, parsing_timeout=None, raise_on_error=False)
-        for text in (boxed, transcript.answer)
-    )
+    # The library's own time limits use signals; the grading process has a limit already
+    gold = parse(boxed, parsing_timeout=None, raise_on_error=False)
+    given = parse(transcript.answer, parsing_timeout=None, raise_on_error=False)
     return float(verify(gold, given, timeout_seconds=None, raise_on_error=False))
 
 
 def _right(transcript: Transcript) -> str:
+    """Return the right answer, without the steps of a solution."""
     right = fact(transcript, "answer")
     if last_boxed(right) is not None:
         return right
@@ -56,6 +59,7 @@ def _right(transcript: Transcript) -> str:
 
 
 def _given(answer: str) -> str:
+    """Return what the policy answered: the last \\boxed{}, else the last number, else ""."""
     boxed = last_boxed(answer)
     if boxed is not None:
         return boxed
@@ -68,23 +72,27 @@ def _given(answer: str) -> str:
 
 
 def _same(given: str, right: str) -> bool:
+    """Return whether two answers are equal: as numbers if both are numbers, else as text."""
     one = _plain(given)
     other = _plain(right)
-    numbers = number(one), number(other)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
+    number_given = number(one)
+    number_right = number(other)
+    if number_given is not None and number_right is not None:
+        return number_given == number_right
     return bool(one) and one == other
 
 
 def _plain(text: str) -> str:
-    """Return an answer without what is written around it: spacing, units, a name before an equal sign."""
-    text = _SPACING.sub(
-        "", text.replace("{,}", ",").replace("\\%", "").replace("%", "")
-    )
+    """Return an answer without spacing, units, and a name before an equal sign; fractions in one form."""
+    text = text.replace("{,}", ",").replace("\\%", "").replace("%", "")
+    text = _SPACING.sub("", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", "", text)
+    # Units; a text that is nothing but a unit is the answer
     bare = _UNIT.sub("", text).strip()
     text = bare or _UNIT.sub(r"\1", text)
+    # x = ..., and x \in ...
     text = re.sub(r"^\s*[A-Za-z]\s*(?:=|\\in)", "", text)
+    # Fractions and roots with and without braces
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
@@ -93,20 +101,25 @@ def _plain(text: str) -> str:
 
 
 def _improper(found: re.Match[str]) -> str:
+    """Return a mixed fraction as one fraction."""
     whole, *parts = (int(each) for each in found.groups() if each is not None)
     above, below = parts
     if above < below:
         return f"{whole * below + above}/{below}"
-    return found[0]  # else a product
+    # With a larger numerator it is a product, not a mixed fraction
+    return found[0]
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete \boxed{...}, with braces within it; None without one."""
+    r"""Return the content of the last complete \boxed{...}, braces inside included; None if there is none."""
+    # Opening braces of boxes
     begins = {match.end() - 1 for match in re.finditer(r"\\boxed\s*\{", text)}
+    if not begins:
+        return None
+    # One pass over all braces, however many are never closed
     found = (-1, 0)
     opened = list[int]()
-    # Once, however many are never closed
-    for brace in re.finditer(r"[{}]", text) if begins else ():
+    for brace in re.finditer(r"[{}]", text):
         if brace[0] == "{":
             opened.append(brace.start())
         elif opened and (begin := opened.pop()) in begins:
@@ -118,20 +131,19 @@ def last_boxed(text: str) -> str | None:
 
 
 def number(text: str) -> Decimal | None:
-    r"""Read 1,234.50, 3/4 or \frac{3}{4} as a number; None if `text` is none."""
-    text = (
-        re.sub(r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
-        .strip()
-        .strip("$")
-    )
+    r"""Return the value of 1,234.50, 3/4 or \frac{3}{4}; None if `text` is not a number."""
+    # A fraction as a division
+    fraction = r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"
+    text = re.sub(fraction, r"\1/\2", text).strip().strip("$")
+    # Commas must separate thousands; otherwise it is a list
     if not re.fullmatch(r"[^,]*|[-+]?\d{1,3}(?:,\d{3})+[^,]*", text):
-        return None  # a list
+        return None
     above, slash, below = text.replace(",", "").partition("/")
     try:
-        value = (
-            Decimal(above.strip()) / Decimal(below.strip()) if slash else Decimal(above)
-        )
-    except ArithmeticError:  # no number, a division by zero, beyond all exponents
+        value = Decimal(above.strip())
+        if slash:
+            value /= Decimal(below.strip())
+    except ArithmeticError:  # not a number, a division by zero, or out of range
         return None
     if value.is_finite():
         return value

@@ -1,9 +1,9 @@
-"""Reward functions: finds those that a config names, checks what they return, adapts those over lists; shipped ones.
+"""Reward functions: finds those a config names, checks what they return, adapts those over lists; the shipped ones.
 
 ::
 
     def shipped(transcript: Transcript, **kwargs) -> float: ...
-    def brevity(prompts: list[str], answers: list[str], labels: list[object]) -> list[float]: ...    as other libraries
+    def brevity(prompts: list[str], answers: list[str], labels: list[object]) -> list[float]: ...    over lists
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,31 +27,37 @@ if TYPE_CHECKING:
     from rlplace.envs.text.contract import TextTask
 
 
-import logging
-import re
-
 _LOG = logging.getLogger(__name__)
-# (transcript, **kwargs); may be called in another process
+# Called as (transcript, **kwargs), perhaps in another process
 RewardFunction = Callable[..., float]
+_HERE = (
+    "exact_match",
+    "contains",
+    "matches",
+    "score",
+    "length_penalty",
+    "unit_tests",
+    "unscored",
+    "reasoning_score",
+)
+# Shipped functions, by the name in a config
 REWARDS: Mapping[str, str] = {
-    name: f"rlplace.envs.text.rewards:{name}"
-    for name in (
-        *("exact_match", "contains", "matches", "score"),
-        *("length_penalty", "unit_tests", "unscored", "reasoning_score"),
-    )
-} | {
-    name: f"rlplace.envs.text.math_answers:{name}"
-    for name in ("math_answer", "math_verify")
+    **{name: f"rlplace.envs.text.rewards:{name}" for name in _HERE},
+    "math_answer": "rlplace.envs.text.math_answers:math_answer",
+    "math_verify": "rlplace.envs.text.math_answers:math_verify",
 }
-# Patterns, libraries and code that may never come to an end
+# Shipped, but run in processes with limits: patterns, libraries and code may run forever
 _APART = {
     "matches",
     "math_verify",
     "reasoning_score",
     "unit_tests",
 }
-_SHOWN = 400  # characters of an answer in an error
+# Characters of an answer that an error shows
+_SHOWN = 400
+# Arguments of functions over lists
 _LISTS = ("prompts", "answers", "labels")
+# What to do about a failure, by its code
 _FIXES = {
     "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one; or faults.on_poison=skip",
     "reward-no-number": "return a finite number for every answer, 0.0 for a useless one; or faults.on_error=skip",
@@ -61,21 +69,29 @@ _FIXES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One reward function of a run; a value that travels to other processes with the function by its name."""
+    """One reward function of a run.
 
-    name: str  # of the metric: the part behind the colon of a long name
-    written: str  # as the config names it
-    key: str = ""  # of the block of a component that is this reward; "" for one of the environment's
+    It travels to other processes as a value; they find the function by its name.
+    """
+
+    # Name of the metric: a long name's part behind the colon
+    name: str
+    # Name in the config
+    written: str
+    # Config key of the component that is this reward; "" for a reward of the environment
+    key: str = ""
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    lists: bool = False  # a function over lists, called with lists of one: each episode has limits of its own
+    # Takes lists; called with lists of one, so that each episode has its own limits
+    lists: bool = False
 
     @property
     def trusted(self) -> bool:
-        """Shipped and quick: it neither hangs nor takes much memory."""
+        """Whether the function is shipped and quick: it cannot hang or use much memory."""
         return not self.lists and self.written in REWARDS and self.written not in _APART
 
     def function(self) -> Callable[[Transcript], float]:
+        """Return the function of a transcript, with the kwargs filled in. Raises ConfigError."""
         function = find_reward(self.written)
         if self.lists:
             return functools.partial(_of_one, function, self.kwargs)
@@ -83,7 +99,7 @@ class Reward:
 
 
 def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
-    """Return the function called `name`: shipped, or `package.module:function` of your own. Raises ConfigError."""
+    """Return the function called `name`: a shipped one, or `package.module:function`. Raises ConfigError."""
     function: RewardFunction = named(
         name, REWARDS, key=key, code="unknown-reward", noun="reward function"
     )
@@ -98,7 +114,10 @@ def named_reward(
     leaf: str = "function",
     weight: float = 1.0,
 ) -> Reward:
-    """Return the reward that `leaf` of the block at `key` names. ConfigError: unknown, wrong arguments."""
+    """Return the reward that the key `leaf` below `key` names.
+
+    Raises ConfigError: unknown name, wrong arguments.
+    """
     function = find_reward(written, f"{key}.{leaf}")
     if written == "math_verify":
         with needs(
@@ -109,6 +128,7 @@ def named_reward(
             of="the reward",
         ):
             import math_verify as math_verify
+    # Check the arguments; a function over lists has an argument `prompts`
     lists = "prompts" in inspect.signature(function).parameters
     given = _LISTS if lists else ("transcript",)
     problems = unknown_arguments(
@@ -130,7 +150,10 @@ def named_reward(
 def find_rewards(
     written: Sequence[RewardFunctionConfig], task: TextTask
 ) -> tuple[Reward, ...]:
-    """Return the rewards of a config, or the task's own. Raises ConfigError: unknown, duplicate, wrong arguments."""
+    """Return the rewards of a config, else those of the task.
+
+    Raises ConfigError: unknown or repeated names, wrong arguments.
+    """
     chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
         what = "no function scores the answers"
@@ -171,17 +194,18 @@ def find_rewards(
 class Case:
     """One episode to be graded."""
 
-    group: int
-    sample: int
+    group: int  # of samples of one prompt
+    sample: int  # number within the group
     transcript: Transcript
 
 
 def number_of(
     reward: Reward, case: Case, value: Any, on_poison: OnPoison = "stop"
 ) -> float:
-    """Return the value of a reward function as a number. Raises RewardError unless it is one, and finite.
+    """Return the value of a reward function as a float.
 
-    One that is not finite is nan where that is skipped.
+    Raises RewardError unless it is a finite number. With `on_poison` skip, a value that is not finite gives nan
+    instead.
     """
     try:
         number = float(value)
@@ -194,7 +218,7 @@ def number_of(
             f"it returned {value}",
         ) from error
     if not math.isfinite(number):
-        poison = reward_failed(
+        non_finite = reward_failed(
             reward,
             case,
             "reward-not-finite",
@@ -202,13 +226,9 @@ def number_of(
             "a reward is a finite number",
         )
         if on_poison == "stop":
-            raise poison
-        _LOG.warning(
-            "skipped: %s: %s, %s",
-            poison.problem.key,
-            poison.problem.what,
-            poison.problem.got,
-        )
+            raise non_finite
+        problem = non_finite.problem
+        _LOG.warning("skipped: %s: %s, %s", problem.key, problem.what, problem.got)
         return math.nan
     return number
 
@@ -216,15 +236,14 @@ def number_of(
 def reward_failed(
     reward: Reward, case: Case, code: str, what: str, why: str
 ) -> RewardError:
+    """Return the error of a reward function for one sample."""
     answer = case.transcript.answer
-    shown = (
-        answer
-        if len(answer) <= _SHOWN
-        else f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
-    )
-    key = (
-        f"{reward.key}.function" if reward.key else f"reward function {reward.written}"
-    )
+    shown = answer
+    if len(answer) > _SHOWN:
+        shown = f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
+    key = f"reward function {reward.written}"
+    if reward.key:
+        key = f"{reward.key}.function"
     what = f"{what}, for sample {case.sample} of group {case.group}"
     fix = _FIXES[code]
     if reward.key:
@@ -238,6 +257,7 @@ def reward_failed(
 def _of_one(
     function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript
 ) -> float:
+    """Call a function over lists for one transcript. Raises ValueError unless it returns a list of one."""
     given = {
         "prompts": [prompt_text(transcript)],
         "answers": [answer_text(transcript)],
@@ -247,11 +267,9 @@ def _of_one(
         given["labels"] = [transcript.facts.get("answer")]
     values: Any = function(**given)
     if not hasattr(values, "__len__") or len(values) != 1:
-        many = (
-            f"{len(values)} rewards"
-            if hasattr(values, "__len__")
-            else f"a {type(values).__name__}"
-        )
+        many = f"a {type(values).__name__}"
+        if hasattr(values, "__len__"):
+            many = f"{len(values)} rewards"
         raise ValueError(
             f"{many} for 1 answer: a function over lists returns a list, with a number for each"
         )
@@ -262,7 +280,7 @@ def _of_one(
 
 
 def prompt_text(transcript: Transcript) -> str:
-    """Return the prompt without a chat template."""
+    """Return the text of the prompt, without a chat template."""
     prompt = transcript.prompt
     if isinstance(prompt, str):
         return prompt
@@ -270,7 +288,7 @@ def prompt_text(transcript: Transcript) -> str:
 
 
 def answer_text(transcript: Transcript) -> str:
-    """Return all text after the prompt: the answer, or in a conversation answers and replies."""
+    """Return all text after the prompt: the answer, or all answers and replies of a conversation."""
     turns = itertools.zip_longest(transcript.answers, transcript.replies, fillvalue="")
     return "\n".join(part for turn in turns for part in turn if part)
 
@@ -279,7 +297,7 @@ def answer_text(transcript: Transcript) -> str:
 
 
 def fact(transcript: Transcript, name: str) -> str:
-    """Return a fact of the episode as text. Raises ValueError where the task gives no such fact."""
+    """Return a fact of the episode as text. Raises ValueError if the task gives no such fact."""
     if name not in transcript.facts:
         known = ", ".join(transcript.facts) or "none"
         raise ValueError(f"the task gives no fact {name!r}; its facts: {known}")
@@ -287,7 +305,7 @@ def fact(transcript: Transcript, name: str) -> str:
 
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
-    """1 if the last answer is the fact `answer`, blanks at both ends aside."""
+    """1 if the last answer is the fact `answer`; spaces around both are ignored."""
     given = transcript.answer.strip()
     right = fact(transcript, "answer").strip()
     if ignore_case:
@@ -297,7 +315,7 @@ def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
 
 
 def contains(transcript: Transcript) -> float:
-    """1 if the fact `answer` stands anywhere in the last answer."""
+    """1 if the last answer contains the fact `answer`."""
     return float(fact(transcript, "answer").strip() in transcript.answer)
 
 
@@ -306,7 +324,7 @@ def matches(
     *,
     pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>",
 ) -> float:
-    """1 if every answer is, from its first to its last character, of the form of the regular expression `pattern`."""
+    """1 if each answer as a whole matches the regular expression `pattern`."""
     form = re.compile(pattern, re.DOTALL)
     return float(all(form.fullmatch(answer.strip()) for answer in transcript.answers))
 
@@ -319,7 +337,9 @@ def score(transcript: Transcript) -> float:
 def length_penalty(
     transcript: Transcript, *, free_tokens: int, longest_tokens: int
 ) -> float:
-    """0 up to `free_tokens`, evenly down to -1 at `longest_tokens` (DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13)."""
+    """0 up to `free_tokens`, then falling linearly to -1 at `longest_tokens` (DAPO, Yu et al. 2025,
+    arXiv:2503.14476, eq. 13).
+    """
     if longest_tokens <= free_tokens:
         raise ValueError(
             f"longest_tokens must be above free_tokens, got {longest_tokens} and {free_tokens}"
@@ -329,12 +349,12 @@ def length_penalty(
 
 
 def unscored(transcript: Transcript) -> float:
-    """Always 0: other components score."""
+    """Always 0: for jobs whose scores come from other components."""
     return 0.0
 
 
 def code_block(answer: str) -> str:
-    """Return the last fenced block of an answer; all of it where nothing is fenced."""
+    """Return the last fenced block of an answer; the whole answer if there is none."""
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
     if blocks:
         return blocks[-1]
@@ -344,7 +364,10 @@ def code_block(answer: str) -> str:
 def unit_tests(
     transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20
 ) -> float:
-    """Share of the fact `tests` (Python texts, each run after the code of the answer) that pass, in a process apart."""
+    """The share of unit tests that pass, run in a separate process.
+
+    The fact `tests` has the tests as Python texts. Each is run after the code of the answer.
+    """
     from rlplace.envs.text.code_runner import run_tests
 
     fact(transcript, "tests")
@@ -362,20 +385,16 @@ def unit_tests(
 
 
 def reasoning_score(transcript: Transcript) -> float:
-    """Score the last answer by the library's verifier: all of it, or its last <answer></answer>."""
+    """The score of reasoning-gym's verifier for the last answer, or for its last <answer></answer>."""
     from reasoning_gym import get_score_answer_fn
 
     entry = transcript.facts["entry"]
     verify = get_score_answer_fn(entry["metadata"]["source_dataset"])
     tagged = re.findall(r"<answer>(.*?)</answer>", transcript.answer, re.DOTALL)
+    answer = (tagged[-1] if tagged else transcript.answer).strip()
     try:
-        return float(
-            verify(
-                answer=(tagged[-1] if tagged else transcript.answer).strip(),
-                entry=entry,
-            )
-        )
-    except Exception as error:  # noqa: BLE001  # one of a hundred foreign verifiers fails on this answer
+        return float(verify(answer=answer, entry=entry))
+    except Exception as error:  # noqa: BLE001  # any of the library's many verifiers may fail
         _LOG.warning(
             "an answer scores 0: the verifier of %s raised %r",
             entry["metadata"]["source_dataset"],

@@ -1,4 +1,4 @@
-"""Rows of data sets: files of JSON lines, of Parquet, and folders that `datasets` writes."""
+"""Reads rows of data sets: JSON lines, Parquet, and folders written by `datasets`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from rlplace.envs.registry import needs
 from rlplace.errors import ConfigError, Problem, Source
 
 _KEY = "env.kwargs.path"
-ROW = ", row"  # behind the file of a row that has no line
-_MOST_OFTEN = 1_000  # that a row is asked in an epoch
-_MORE = 8  # places of further bad rows in an error
+# In the place of a row without a line number: stands behind the file
+ROW = ", row"
+# Weight of a data set, at most: how often each row comes in an epoch
+_MOST_OFTEN = 1_000
+# Places of further bad rows that an error names
+_MORE = 8
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
-# Values by column, and the line of the file or the number of the row
+# Values by column, and the place: line of the file, or number of the row
 Row = tuple[Mapping[str, Any], Source]
 
 
@@ -32,6 +35,7 @@ def bad_row(
     why: str,
     fix: str = "correct or remove the line",
 ) -> ConfigError:
+    """Return the error of a bad row."""
     return ConfigError.of("bad-row", _KEY, what, got[:200], why, fix, source=place)
 
 
@@ -41,14 +45,17 @@ def mixed(
     split: str | None,
     seed: int,
 ) -> list[Row]:
-    """Return the rows of an epoch. ConfigError as `read_rows`, and for a weight that is no positive number."""
+    """Return the rows of one epoch, of one data set or several.
+
+    `rows`: the first row and the one behind the last. Raises ConfigError like `read_rows`, and for a weight that
+    is not a positive number.
+    """
     if isinstance(path, str):
         return _part(path, rows, split)
     epoch: list[Row] = []
     names = _names([*path])
-    for one, weight in (
-        path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)
-    ).items():
+    weights = path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)
+    for one, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
             what = "a data set has no such weight"
             why = "it is how often each of its rows is asked in an epoch"
@@ -57,33 +64,36 @@ def mixed(
             ({"data_set": names[one], **values}, place)
             for values, place in _part(one, rows, split)
         ]
+        # Whole repetitions, and a random part of the rows for the fraction
         whole, part = divmod(float(weight), 1.0)
-        epoch += named * int(whole) + random.Random(f"{seed}/{one}").sample(
-            named, round(part * len(named))
-        )
+        draw = random.Random(f"{seed}/{one}")
+        epoch += named * int(whole)
+        epoch += draw.sample(named, round(part * len(named)))
     return epoch
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Name each data set by its file, those whose files have one name by their folders too: gsm8k-train, math-train."""
+    """Return a name for each data set: its file's, with folders in front while names are equal, as in gsm8k-train,
+    math-train.
+    """
     found = {one: Path(one).stem for one in dict.fromkeys(paths)}
-    for parts in range(2, 1 + max((len(Path(one).parts) for one in paths), default=0)):
+    longest = max((len(Path(one).parts) for one in paths), default=0)
+    for parts in range(2, 1 + longest):
         often = Counter(found.values())
         alike = [one for one in found if often[found[one]] > 1]
-        found |= {
-            one: "-".join([*Path(one).parts[-parts:-1], Path(one).stem])
-            for one in alike
-        }
+        for one in alike:
+            found[one] = "-".join([*Path(one).parts[-parts:-1], Path(one).stem])
     return found
 
 
 def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
-    if rows is not None and (
-        len(rows) != 2 or not all(isinstance(bound, int) for bound in rows)
-    ):
-        raise ValueError(
-            f"rows are two whole numbers, the first row and the one behind the last, got {list(rows)}"
-        )
+    """Return the rows of one data set, or those in the range `rows`. Raises ConfigError, ValueError."""
+    if rows is not None:
+        numbers = [isinstance(bound, int) for bound in rows]
+        if len(rows) != 2 or not all(numbers):
+            raise ValueError(
+                f"rows are two whole numbers, the first row and the one behind the last, got {list(rows)}"
+            )
     found = read_rows(path, split)
     if rows is None:
         return found
@@ -91,12 +101,13 @@ def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Ro
 
 
 def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
-    """Read *.jsonl, *.parquet, or a folder written by `datasets`' save_to_disk.
+    """Read *.jsonl, *.parquet, or a folder written by `save_to_disk` of `datasets`.
 
-    Raises ConfigError: nothing there, a line that is no JSON object, a file of another kind, a library missing.
+    Raises ConfigError: nothing is there, a line is not a JSON object, the kind of file is unknown, or a library is
+    missing.
     """
     file = Path(path)
-    # A folder that may not be entered holds nothing, either
+    # Name the last existing folder; one that may not be entered is told apart
     if not os.path.exists(path):
         folder = next(
             parent for parent in file.absolute().parents if os.path.isdir(parent)
@@ -111,20 +122,19 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
             return _json_lines(file)
         if file.suffix == ".parquet":
             return _parquet(file)
-    except OSError as error:  # no permission, or a file whose content is damaged
-        raise _no_data_set(
-            "the data set cannot be read",
-            path,
-            f"{type(error).__name__}: {error}".strip(),
-        ) from error
+    except OSError as error:  # no permission, or damaged content
+        why = f"{type(error).__name__}: {error}".strip()
+        raise _no_data_set("the data set cannot be read", path, why) from error
     why = "data sets are read from *.jsonl, from *.parquet, and from a folder written by save_to_disk"
     raise _no_data_set("a file of this kind is no data set", path, why)
 
 
 def _json_lines(file: Path) -> list[Row]:
+    """Read a file of JSON: lines with an object each, or one list of objects."""
     with file.open("rb") as start:
-        if start.read(1 << 10).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            return _json_array(file)
+        head = start.read(1 << 10).removeprefix(codecs.BOM_UTF8)
+    if head.lstrip().startswith(b"["):
+        return _json_array(file)
     with file.open("rb") as lines:
         written = (
             (line, Source(file=str(file), line=n))
@@ -135,10 +145,11 @@ def _json_lines(file: Path) -> list[Row]:
 
 
 def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
+    """Return the values of a line. Raises ConfigError."""
     shown = line.decode("utf-8", "replace").strip()
     try:
         values = json.loads(line, object_pairs_hook=_of_pairs)
-    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8
+    except (ValueError, RecursionError) as error:  # bad JSON or UTF-8
         raise bad_row("a line is no row", shown, place, f"JSON: {error}") from error
     if not isinstance(values, dict):
         why = 'a line is one object: {"prompt": ..., "answer": ...}'
@@ -147,6 +158,7 @@ def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
 
 
 def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict. Raises ValueError if a name comes twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         often = Counter(name for name, _ in pairs)
@@ -159,7 +171,10 @@ def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _of_text(
     values: Mapping[str, Any], written: bytes, place: Source
 ) -> Mapping[str, Any]:
-    """Return the values. Raises ConfigError for half of a character, which only an escape in `written` can be."""
+    """Return the values.
+
+    Raises ConfigError for half of a character (a surrogate), which can only come from an escape.
+    """
     if b"\\ud" in written.lower():
         try:
             json.dumps(values, ensure_ascii=False).encode()
@@ -172,8 +187,10 @@ def _of_text(
 
 
 def _json_array(file: Path) -> list[Row]:
+    """Read a file that is one list of objects. Raises ConfigError."""
+    written = file.read_bytes()
     try:
-        rows = json.loads(written := file.read_bytes(), object_pairs_hook=_of_pairs)
+        rows = json.loads(written, object_pairs_hook=_of_pairs)
     except (ValueError, RecursionError) as error:
         place = Source(file=str(file), line=getattr(error, "lineno", 1))
         raise bad_row(
@@ -186,6 +203,7 @@ def _json_array(file: Path) -> list[Row]:
 
 
 def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
+    """Return an entry of a list. Raises ConfigError if it is not an object."""
     if not isinstance(values, dict):
         why = 'a row is one object: {"prompt": ..., "answer": ...}'
         raise bad_row("an entry of the list is no row", repr(values), place, why)
@@ -193,6 +211,7 @@ def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
 
 
 def _parquet(file: Path) -> list[Row]:
+    """Read a Parquet file. Raises ConfigError."""
     with needs("pyarrow", got=str(file), extra="text"):
         import pyarrow
         from pyarrow import parquet
@@ -207,34 +226,29 @@ def _parquet(file: Path) -> list[Row]:
 
 
 def _saved(folder: Path, split: str | None) -> list[Row]:
+    """Read a folder written by `save_to_disk`; of several splits, the one called `split`. Raises ConfigError."""
     with needs("datasets", got=str(folder), extra="text"):
         import datasets
     try:
         found = datasets.load_from_disk(str(folder))
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ) as error:
-        # Whichever of its files is missing or damaged
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        # The error depends on which file is missing or damaged
         why = f"a folder is read as what `datasets` writes with save_to_disk: {error}"
         raise _no_data_set("the folder is no data set", str(folder), why) from error
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             why = "it has the splits " + ", ".join(found)
             fix = f"kwargs: {{dataset_split: {next(iter(found), 'train')}}}"
-            what = (
-                "the data set has several splits"
-                if split is None
-                else f"the data set has no split {split!r}"
-            )
+            what = f"the data set has no split {split!r}"
+            if split is None:
+                what = "the data set has several splits"
             raise _no_data_set(what, str(folder), why, fix)
         found = found[split]
     return _numbered(found.to_list(), str(folder))
 
 
 def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
+    """Return the rows with their numbers, from 1 on."""
     return [
         (value, Source(file=f"{path}{ROW}", line=number))
         for number, value in enumerate(values, start=1)
@@ -244,11 +258,12 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
 def _no_data_set(
     what: str, path: str, why: str, fix: str = "path: <a data set>"
 ) -> ConfigError:
+    """Return the error that a path is not a data set."""
     return ConfigError.of("no-dataset", _KEY, what, path, why, fix)
 
 
 def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]:
-    """Return what is made of each row. Raises the ConfigError of the first bad one, with the places of the others."""
+    """Apply `make` to each row. Raises the ConfigError of the first bad row, with the places of the others."""
     made = list[_Made]()
     problems = list[Problem]()
     for row in rows:
@@ -259,10 +274,11 @@ def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]
     if len(problems) > 1:
         first, *others = problems
         places = ", ".join(str(problem.source) for problem in others[:_MORE])
-        more = f"{len(others)} more row{'s are' if len(others) > 1 else ' is'} wrong: {places}"
-        first = dataclasses.replace(
-            first, why=f"{first.why}\n{more}{', ...' if len(others) > _MORE else ''}"
-        )
+        verb = "rows are" if len(others) > 1 else "row is"
+        more = f"{len(others)} more {verb} wrong: {places}"
+        if len(others) > _MORE:
+            more += ", ..."
+        first = dataclasses.replace(first, why=f"{first.why}\n{more}")
         raise ConfigError([first])
     if problems:
         raise ConfigError(problems)

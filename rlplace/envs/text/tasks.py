@@ -1,4 +1,4 @@
-"""Shipped tasks: arithmetic, a number to be guessed, prompts of a data set; games and puzzles of other libraries."""
+"""Shipped tasks: arithmetic, guessing a number, prompts of a data set, and games and puzzles of other libraries."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from rlplace.envs.text.rows import ROW, bad_row, each, mixed
 from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-_HELD_OUT = 10  # one problem in so many is never trained on
-_GUESS_DIGITS = 30  # of a problem, and of a guess that are read; Python refuses to read thousands of them
-_RAW = "-raw"  # without wrappers: each observation holds only the messages since the last one
-_GAME = -1  # sender of the game's own messages
-_ECHO = "PLAYER_ACTION"  # kind of a message that repeats the player's own answer
-_ENDLESS = 1 << 30  # reasoning-gym wants a size; an entry is made when it is asked for
-# Entry i is made from first seed + i: held-out ones begin where training never comes
+# One problem in so many is held out
+_HELD_OUT = 10
+# Digits of a number in a problem or a guess, at most; Python refuses to parse thousands of them
+_GUESS_DIGITS = 30
+# Ending of textarena's games without wrappers: an observation has only the messages since the last one
+_RAW = "-raw"
+# Sender of textarena's own messages, and the kind of message that repeats the player's answer
+_GAME = -1
+_ECHO = "PLAYER_ACTION"
+# reasoning-gym wants a size, but makes entries when they are asked for
+_ENDLESS = 1 << 30
+# reasoning-gym makes entry i from (first seed + i): held-out seeds begin where training never arrives
 _HALF = 1 << 30
 _ROLES = ("system", "user", "assistant")
-_MEANT = {  # columns of well-known data sets
+# Column names of well-known data sets, to propose one that is probably meant
+_MEANT = {
     "prompt": (
         "prompt",
         "question",
@@ -41,7 +47,10 @@ _MEANT = {  # columns of well-known data sets
 
 
 class Arithmetic:
-    """Sums, differences or products of numbers of `digits` digits. Endless; every tenth is held out for all seeds."""
+    """Sums, differences or products of numbers with `digits` digits.
+
+    Endless. A tenth of all problems is held out, the same ones for all seeds.
+    """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
     size: int | None = None
@@ -55,6 +64,7 @@ class Arithmetic:
         operations: Sequence[str] = ("+",),
         template: str = "What is {problem}? Answer with the number only.",
     ) -> None:
+        # Check the arguments
         if not 1 <= digits <= _GUESS_DIGITS:
             raise ValueError(f"digits must be 1 to {_GUESS_DIGITS}, got {digits}")
         unknown = [sign for sign in operations if sign not in _SIGNS]
@@ -72,9 +82,9 @@ class Arithmetic:
         self._template = template
 
     def episode(self, number: int) -> OneTurn:
-        left, sign, right = self._problem(
-            random.Random(f"{self._seed}/{self._split}/{number}")
-        )
+        """Return the problem with this number."""
+        draw = random.Random(f"{self._seed}/{self._split}/{number}")
+        left, sign, right = self._problem(draw)
         problem = f"{left} {sign} {right}"
         answer = str(_SIGNS[sign](left, right))
         return OneTurn(
@@ -83,7 +93,7 @@ class Arithmetic:
         )
 
     def _problem(self, draw: random.Random) -> tuple[int, str, int]:
-        """Draw until the problem belongs to the split; its split follows from the problem alone."""
+        """Draw until the problem belongs to the split, which follows from the problem alone."""
         while True:
             left = draw.randint(self._low, self._high)
             right = draw.randint(self._low, self._high)
@@ -94,7 +104,10 @@ class Arithmetic:
 
 
 class GuessNumber:
-    """Guess 1..`highest` in `guesses` tries, each told higher or lower; `env.max_turns`: at least `guesses`."""
+    """Guess a number from 1 to `highest` in `guesses` tries; each reply says higher or lower.
+
+    `env.max_turns` has to be at least `guesses`.
+    """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
     size: int | None = None
@@ -111,12 +124,16 @@ class GuessNumber:
         self._guesses = guesses
 
     def episode(self, number: int) -> Guessing:
+        """Return the episode with this number; its secret follows from the number."""
         secret = random.Random(f"{self._name}/{number}").randint(1, self._highest)
         return Guessing(secret, self._highest, self._guesses)
 
 
 class Guessing:
-    """One secret. Its score is 1 if it was found, and then a little less for every guess but the first."""
+    """One secret number.
+
+    The score is 1 if the first guess finds it, less for each further guess, and 0 if it is not found.
+    """
 
     def __init__(self, secret: int, highest: int, guesses: int) -> None:
         self._secret = secret
@@ -129,6 +146,7 @@ class Guessing:
         )
 
     def reply(self, answer: str) -> str | None:
+        """Compare the last number of the answer with the secret."""
         self._used += 1
         numbers = re.findall(r"\d+", answer)
         guess = int(numbers[-1][:_GUESS_DIGITS]) if numbers else None
@@ -142,8 +160,11 @@ class Guessing:
         return "Lower."
 
     def facts(self) -> Mapping[str, Any]:
-        left = 1 - (self._used - 1) / (2 * self._guesses)
-        return {"answer": str(self._secret), "score": left if self._found else 0.0}
+        """Return the secret and the score."""
+        score = 0.0
+        if self._found:
+            score = 1 - (self._used - 1) / (2 * self._guesses)
+        return {"answer": str(self._secret), "score": score}
 
 
 # ── tasks of libraries ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,18 +172,22 @@ class Guessing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WordedGame:
-    """One of Gymnasium's games in words: rules to begin with, names of moves, descriptions of observations."""
+    """One of Gymnasium's games in words: its rules, the names of moves, and a function that describes
+    observations.
+    """
 
     rules: str
     moves: tuple[str, ...]
-    describe: Callable[[Any, Any], str]  # (the environment, its observation)
+    # (environment, observation) -> text
+    describe: Callable[[Any, Any], str]
 
 
 class ToyText:
-    """`game` with arguments of its own in `options`; an episode's score is the sum of the game's rewards."""
+    """A game of Gymnasium in words. `options` are arguments of the game; the score is the sum of its rewards."""
 
     rewards: ClassVar[Sequence[str]] = ("score",)
-    replies_alone = True  # games share the module `random`
+    # Games draw from the module `random`, so their replies must not be made at the same time
+    replies_alone = True
     size: int | None = None
 
     def __init__(
@@ -181,19 +206,17 @@ class ToyText:
         self._id = game
         self._game = _GAMES[game]
         self._options: dict[str, Any] = dict(options or {})
-        # To make some is slow; arguments that it does not take are refused here
+        # Environments without an episode: some are slow to make. The first one also checks the arguments
         self._idle = [self._make()]
 
     def episode(self, number: int) -> ToyTextGame:
+        """Return the episode with this number; its seed follows from the number."""
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
-        return ToyTextGame(
-            self._game,
-            self._idle.pop() if self._idle else self._make(),
-            seed,
-            self._idle,
-        )
+        env = self._idle.pop() if self._idle else self._make()
+        return ToyTextGame(self._game, env, seed, self._idle)
 
     def _make(self) -> Any:
+        """Make an environment of the game. Raises ConfigError."""
         with needs("gymnasium", got=self._id, extra="envs"):
             import gymnasium
         if self._id not in gymnasium.registry:
@@ -206,7 +229,10 @@ class ToyText:
 
 
 class ToyTextGame:
-    """One game in progress, in an environment that goes back to `idle`. A word that is no move costs a turn only."""
+    """One game in progress.
+
+    Its environment goes back to `idle` at the end. An answer that is no move costs a turn.
+    """
 
     def __init__(self, game: WordedGame, env: Any, seed: int, idle: list[Any]) -> None:
         self._game = game
@@ -218,53 +244,52 @@ class ToyTextGame:
         self.prompt = f"{game.rules}\nAnswer with one word: {moves}.\n\n{self._described(observation)}"
 
     def _described(self, observation: Any) -> str:
+        """Return the text for an observation."""
         return self._game.describe(self._env.unwrapped, observation)
 
     def reply(self, answer: str) -> str | None:
-        named = [
-            word
-            for word in re.findall(r"[a-z]+", answer.lower())
-            if word in self._game.moves
-        ]
+        """Make the last move that the answer names."""
+        # The last word that is a move counts
+        words = re.findall(r"[a-z]+", answer.lower())
+        named = [word for word in words if word in self._game.moves]
         if not named:
-            return (
-                "That is no move. Answer with one word: "
-                + ", ".join(self._game.moves)
-                + "."
-            )
-        observation, reward, terminated, truncated, _ = self._env.step(
-            self._game.moves.index(named[-1])
-        )
+            moves = ", ".join(self._game.moves)
+            return f"That is no move. Answer with one word: {moves}."
+        move = self._game.moves.index(named[-1])
+        observation, reward, terminated, truncated, _ = self._env.step(move)
         self._score += float(reward)
         if terminated or truncated:
             return None
         return self._described(observation)
 
     def facts(self) -> Mapping[str, Any]:
+        """Return the score; the environment is free for another episode."""
         if self._env is not None:
-            self._idle.append(self._env)  # for an episode to come: this one is over
+            self._idle.append(self._env)
             self._env = None
         return {"score": self._score}
 
 
 def _frozen_lake(env: Any, observation: Any) -> str:
+    """Draw the lake, with P at the player's place."""
     place = int(observation)
     width = env.ncol
     cells = [cell.decode() for cell in env.desc.ravel()]
     cells[place] = "P"
-    return "\n".join(
-        "".join(cells[row : row + width]) for row in range(0, len(cells), width)
-    )
+    rows = []
+    for first in range(0, len(cells), width):
+        rows.append("".join(cells[first : first + width]))
+    return "\n".join(rows)
 
 
 def _taxi(env: Any, observation: Any) -> str:
+    """Describe the map, the taxi, the passenger and the destination."""
     row, column, passenger, destination = env.decode(int(observation))
     places = env.locs
-    waiting = (
-        "in your taxi"
-        if passenger == len(places)
-        else f"at row {places[passenger][0]}, column {places[passenger][1]}"
-    )
+    # The number behind the last place means that the passenger is in the taxi
+    waiting = "in your taxi"
+    if passenger < len(places):
+        waiting = f"at row {places[passenger][0]}, column {places[passenger][1]}"
     where = places[destination]
     walls = "\n".join("".join(cell.decode() for cell in line) for line in env.desc)
     return (
@@ -274,8 +299,10 @@ def _taxi(env: Any, observation: Any) -> str:
 
 
 def _blackjack(env: Any, observation: Any) -> str:
+    """Describe the player's sum and the dealer's card."""
     own, dealer, ace = observation
-    return f"You have {own}{' with an ace that counts 11' if ace else ''}. The dealer shows {dealer}."
+    soft = " with an ace that counts 11" if ace else ""
+    return f"You have {own}{soft}. The dealer shows {dealer}."
 
 
 _TAXI = WordedGame(
@@ -290,7 +317,8 @@ _GAMES: Mapping[str, WordedGame] = {
         _frozen_lake,
     ),
     "Taxi-v4": _TAXI,
-    "Taxi-v3": _TAXI,  # its name in older versions of Gymnasium
+    # Its name in older versions of Gymnasium
+    "Taxi-v3": _TAXI,
     "Blackjack-v1": WordedGame(
         "You play blackjack against a dealer: come nearer to 21 than they do, and not above it.",
         ("stick", "hit"),
@@ -300,9 +328,11 @@ _GAMES: Mapping[str, WordedGame] = {
 
 
 class TextArena:
-    """`game` with arguments of its own in `options`; an episode's score is the game's reward of its only player.
+    """A game of textarena for one player.
 
-    An endless task. A move that the game does not understand may be made again once; then the game is over.
+    `options` are arguments of the game; the score is the player's reward.
+
+    Endless. A move that the game does not understand may be repeated once; after a second one the game is over.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -319,7 +349,8 @@ class TextArena:
         with needs("textarena", got=f"text_arena, for {game}", extra="text-arena"):
             import textarena
         self._library: Any = textarena
-        self._name, self._id = f"{seed}/{split}", game.removesuffix(_RAW) + _RAW
+        self._name = f"{seed}/{split}"
+        self._id = game.removesuffix(_RAW) + _RAW
         self._options: dict[str, Any] = dict(options or {})
         known = self._library.envs.registration.ENV_REGISTRY
         if self._id not in known:
@@ -331,9 +362,11 @@ class TextArena:
                 why=f"it is none of the {len(games)} games of textarena",
             )
         try:
-            self.episode(0)  # finds wrong arguments and missing players and word lists
+            # The first episode shows wrong arguments, a wrong number of players and missing word lists
+            self.episode(0)
         except LookupError as error:
-            if type(error) is not LookupError:  # a mistake of the game's own
+            # Another kind is a bug of the game
+            if type(error) is not LookupError:
                 raise
             what = "the game needs word lists that are not on this machine"
             why = "it takes them from nltk, which fetches them from the internet and stores them in ~/nltk_data"
@@ -342,16 +375,17 @@ class TextArena:
             raise ConfigError.of(
                 "missing-library", "env.kwargs.game", what, game, why, fix
             ) from error
-        except AssertionError as error:  # how the library counts players
+        except AssertionError as error:  # the library's check of the number of players
             raise ValueError(f"{game} is no game for one: {error}") from error
 
     def episode(self, number: int) -> TextArenaGame:
+        """Return the episode with this number; its seed follows from the number."""
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
         return TextArenaGame(self._library.make(self._id, **self._options), seed)
 
 
 class TextArenaGame:
-    """One game in progress. Owns the random state of the game, which the library keeps in the module `random`."""
+    """One game in progress. Owns the game's random state, since the library draws from the module `random`."""
 
     def __init__(self, game: Any, seed: int) -> None:
         self._game = game
@@ -362,6 +396,7 @@ class TextArenaGame:
         self.prompt = self._news()
 
     def reply(self, answer: str) -> str | None:
+        """Make a move; return the game's new messages."""
         with self._own_random():
             done, _ = self._game.step(answer)
         if not done:
@@ -371,10 +406,11 @@ class TextArenaGame:
         return None
 
     def facts(self) -> Mapping[str, Any]:
+        """Return the score."""
         return {"score": self._score}
 
     def _news(self) -> str:
-        """Return the game's messages since the last call, without the echo of the player's own answer."""
+        """Return the game's messages since the last call, without the echo of the player's answer."""
         _, messages = self._game.get_observation()
         return "\n".join(
             text.strip()
@@ -384,7 +420,7 @@ class TextArenaGame:
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Restore this game's state of the process's generator, from which all games draw."""
+        """Inside, the module `random` has the state of this game."""
         outside = random.getstate()
         random.setstate(self._random)
         try:
@@ -395,7 +431,7 @@ class TextArenaGame:
 
 
 class ReasoningGym:
-    """One dataset of the library by its name, with its own arguments in `options`."""
+    """One dataset of reasoning-gym by its name. `options` are arguments of the dataset."""
 
     rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
     size: int | None = None
@@ -411,23 +447,22 @@ class ReasoningGym:
         with needs("reasoning_gym", got=f"reasoning_gym, for {dataset}", extra="text"):
             from reasoning_gym import factory
         if dataset not in factory.DATASETS:
-            known = (
-                f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
-            )
+            why = f"it is none of the {len(factory.DATASETS)} datasets of reasoning_gym"
             raise unknown_choice(
-                "dataset", dataset, factory.DATASETS, why=known, example="chain_sum"
+                "dataset", dataset, factory.DATASETS, why=why, example="chain_sum"
             )
-        first = random.Random(seed).getrandbits(29) + (
-            _HALF if split == "held_out" else 0
-        )
+        first = random.Random(seed).getrandbits(29)
+        if split == "held_out":
+            first += _HALF
         try:
             self._made = factory.create_dataset(
                 dataset, seed=first, size=_ENDLESS, **(options or {})
             )
-        except AssertionError as error:  # how the library checks its arguments
+        except AssertionError as error:  # the library's check of arguments
             raise ValueError(f"{dataset} refuses options: {error}") from error
 
     def episode(self, number: int) -> OneTurn:
+        """Return the entry with this number."""
         entry = self._made[number]
         return OneTurn(
             prompt=entry["question"],
@@ -439,18 +474,20 @@ class ReasoningGym:
 
 
 class PromptSet:
-    """Rows of a data set; one row is one episode.
+    """Prompts of a data set: one row is one episode.
 
-    Column `prompt` is asked (a text, or messages with role and content), `answer` is what verifiers compare with.
+    Column `prompt` is a text, or messages with role and content. Column `answer` is what verifiers compare with. Column
+    `image` is for models that read images: a path from the folder of the data set, a mapping with the `bytes` of a PNG
+    or JPEG, or a list of these. Images take the places of message parts {"type": "image"}; without such parts they come
+    before the text of the user.
 
-    Column `image` has what a model sees: a path from the folder of the data set, a map with the `bytes` of a PNG or
-    JPEG, or a list of these. They stand where messages have parts {"type": "image"}, else before the text of the user.
+    A dot names a column within another one: `reward_model.ground_truth`. All other columns are facts under their own
+    names. `rows` selects a range, from the first row to before the last, such as the part to hold out. Relative paths
+    count from where the run was started.
 
-    A column within another is named with a dot, `reward_model.ground_truth`. All other columns are facts too, by their
-    names. `rows` takes a part, first to before last, such as the part that is
-    held out. Relative paths count from where the run was started. Several data sets are a list of paths, or their paths
-    with how often each row is asked in an epoch: {a.jsonl: 1, b.jsonl: 0.5}; rows have the name of the file, with its
-    folder where two are alike, as the fact `data_set`.
+    Several data sets are given as a list of paths, or as a mapping from path to weight, the number of times that each
+    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. Then the fact `data_set` is the name of the file, with its folder
+    if two files have one name.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -472,9 +509,11 @@ class PromptSet:
         self._image = image
         self._rows = mixed(path, rows, dataset_split, seed)
         self.size: int | None = len(self._rows)
+        # Find bad rows now, before anything starts
         each(self._rows, lambda row: self._check(*row))
 
     def episode(self, number: int) -> OneTurn:
+        """Return the episode of a row."""
         values, place = self._rows[number]
         facts = {
             name: value
@@ -486,37 +525,46 @@ class PromptSet:
         return OneTurn(prompt=self._asked(values, place), known=facts)
 
     def place(self, number: int) -> Source:
-        """Return where the row of an episode is written."""
+        """Return the file and line where the row of an episode is written."""
         return self._rows[number][1]
 
     def _asked(self, values: Mapping[str, Any], place: Source) -> Any:
-        """Return the row's Prompt; None where it is none. Raises ConfigError for images that are not there."""
+        """Return the row's prompt; None if the value is no prompt.
+
+        Raises ConfigError for images that cannot be found.
+        """
         prompt = _column(values, self._prompt)
         given = None if self._image is None else _column(values, self._image)
-        listed = given if isinstance(given, list) else [] if given is None else [given]
+        if given is None:
+            listed = []
+        elif isinstance(given, list):
+            listed = given
+        else:
+            listed = [given]
         images = [_as_image(each, place) for each in listed]
         return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
-        """Raise ConfigError with the row's place: a bad row is found before anything starts."""
+        """Raise ConfigError with the place of the row if a column is missing or is no prompt."""
         for key, column in (("prompt", self._prompt), ("answer", self._answer)):
             if column is None:
                 continue
             value = _column(values, column)
-            # Nan is how some libraries write that there is none
+            # Some libraries write nan for a missing value; nan differs from itself
             if value is None or value != value:
+                # Propose a similar name, or one that other data sets use
                 names = _columns(values)
-                near = did_you_mean(column, names) or next(
-                    (n for n in names if n.rpartition(".")[2] in _MEANT[key]), None
-                )
+                usual = [n for n in names if n.rpartition(".")[2] in _MEANT[key]]
+                near = did_you_mean(column, names)
+                if not near and usual:
+                    near = usual[0]
                 what = f"a row has no {column!r}" + suggestion(near)
                 if column in names:
                     what = f"a row's {column!r} is {'null' if value is None else value}"
                 why = "every row needs the columns that are asked and compared"
-                remark = "        (answer: null where nothing is compared)" * (
-                    key == "answer"
-                )
-                fix = f"env.kwargs.{key}={near or '<column>'}{remark}"
+                fix = f"env.kwargs.{key}={near or '<column>'}"
+                if key == "answer":
+                    fix += "        (answer: null where nothing is compared)"
                 raise bad_row(what, "columns: " + ", ".join(names), place, why, fix)
         if self._asked(values, place) is None:
             got = repr(_column(values, self._prompt))
@@ -526,7 +574,7 @@ class PromptSet:
 
 
 def _column(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a column, or of one within another, `outer.inner`; None where there is none."""
+    """Return the value of a column, or of `outer.inner` within another column; None if it does not exist."""
     if name in values or "." not in name:
         return values.get(name)
     outer, _, inner = name.partition(".")
@@ -537,26 +585,28 @@ def _column(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _columns(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of all columns, and of those within others."""
-    return [
-        f"{name}{inner}"
-        for name, value in values.items()
-        for inner in (
-            [f".{n}" for n in _columns(value)]
-            if isinstance(value, Mapping) and value
-            else [""]
-        )
-    ]
+    """Return the names of all columns, those within other columns as `outer.inner`."""
+    names = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            names += [f"{name}.{inner}" for inner in _columns(value)]
+        else:
+            names.append(name)
+    return names
 
 
 def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
-    """Return the value as a Prompt; None where it is none."""
+    """Return the value as a prompt, with its images; None if it is no prompt.
+
+    Raises ConfigError for images without a place.
+    """
     if isinstance(value, str):
         if images:
             return [Message("user", (*images, value))]
         return value
     if not isinstance(value, Sequence) or not value:
         return None
+    # Messages; images take the places of image parts
     messages = list[Message]()
     left = list(images)
     for message in value:
@@ -568,10 +618,10 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
         if not isinstance(content, str | tuple):
             return None
         messages.append(Message(message["role"], content))
-    if left and len(left) == len(images):  # no message says where they stand
-        at = next(
-            (at for at, message in enumerate(messages) if message.role == "user"), None
-        )
+    # No message has image parts: all images come before the first text of the user
+    if left and len(left) == len(images):
+        of_user = [at for at, message in enumerate(messages) if message.role == "user"]
+        at = of_user[0] if of_user else None
         if at is not None and isinstance(messages[at].content, str):
             messages[at] = Message("user", (*left, messages[at].text))
             left = []
@@ -587,7 +637,10 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
 
 
 def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
-    """Return a part of a message; an image that has no file of its own is the first that is left."""
+    """Return a part of a message.
+
+    An image part without a file takes the first image of `left`. Raises ConfigError.
+    """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
@@ -595,23 +648,20 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
         return _as_image(part["image"], place)
     if kind == "image" and left:
         return left.pop(0)
-    what = (
-        "a message has an image, and the row has none for it"
-        if kind == "image"
-        else "a part of a message is not read"
-    )
+    what = "a part of a message is not read"
+    fix = "remove the part"
+    if kind == "image":
+        what = "a message has an image, and the row has none for it"
+        fix = "kwargs: {image: <column>}"
     why = 'parts are {"type": "text", "text": ...} and {"type": "image"}, or {"type": "image", "image": <path>}'
-    raise bad_row(
-        what,
-        repr(part),
-        place,
-        why,
-        "kwargs: {image: <column>}" if kind == "image" else "remove the part",
-    )
+    raise bad_row(what, repr(part), place, why, fix)
 
 
 def _as_image(value: Any, place: Source) -> Image:
-    """Return what a data set has as an image: a path from its own folder, or a map as `datasets` has it."""
+    """Return an image of a data set: a path from the data set's folder, or a mapping with bytes or a path.
+
+    Raises ConfigError if there is no such file.
+    """
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):
@@ -620,10 +670,8 @@ def _as_image(value: Any, place: Source) -> Image:
     file = (found if found.is_dir() else found.parent) / str(value)
     if not isinstance(value, str) or not file.is_file():
         what = "a row's image is not there"
-        why = (
-            f"paths count from {file.parent}"
-            if isinstance(value, str)
-            else "it is a path, or a map with bytes"
-        )
+        why = "it is a path, or a map with bytes"
+        if isinstance(value, str):
+            why = f"paths count from {file.parent}"
         raise bad_row(what, repr(value), place, why)
     return Image(str(file.absolute()))

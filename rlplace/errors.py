@@ -72,7 +72,8 @@ class Problem:
         got = self.got
         at = None
         if got is None:
-            at = None if self.source is None else str(self.source)
+            if self.source is not None:
+                at = str(self.source)
         else:
             if self.source:
                 got += f"     ({self.source})"

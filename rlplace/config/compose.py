@@ -429,7 +429,8 @@ def _composed(
         if misread:
             raise ConfigError(misread)
         gone = _of_another_choice(files, task)
-        goal = OmegaConf.select(job, GOAL) if GOAL in gone else None
+        if GOAL in gone:
+            goal = OmegaConf.select(job, GOAL)
         _drop(mapping, gone)
     _join_names(mapping)
     # The command line wins over a line `key.below: ...` of the file
@@ -702,7 +703,9 @@ def _may_have_language_model(line: CommandLine) -> bool:
     The words that are searched for do not occur in configs of simulator policies.
     """
     words = ("causal_lm", "model_type", "path:", f"{MODEL}@")
-    files = _with_parents(line.folders, str(line.name)) if line.name is not None else ()
+    files: list[Path] = []
+    if line.name is not None:
+        files = _with_parents(line.folders, line.name)
     texts = [*line.overrides, *(file.read_text(encoding="utf-8") for file in files)]
     return any(word in text for text in texts for word in words)
 
@@ -804,7 +807,8 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
     # The line of the config that names it
     got = name
     source = None
-    for file in _with_parents(line.folders, by[1] if by else str(line.name))[-1:]:
+    config = by[1] if by else str(line.name)
+    for file in _with_parents(line.folders, config)[-1:]:
         text = file.read_text(encoding="utf-8")
         for key, place in line_sources(text, _short(file)).items():
             row = text.splitlines()[(place.line or 1) - 1].strip()
@@ -892,7 +896,9 @@ def _as_text(word: str) -> str | None:
     """
     key, _, value = word.partition("=")
     listed = re.fullmatch(r"\[(.+)\]", value)
-    texts = [text.strip() for text in listed[1].split(",")] if listed else [value]
+    texts = [value]
+    if listed:
+        texts = [text.strip() for text in listed[1].split(",")]
     if any(not text or re.search(r"[\[\]{}\"'\\$]", text) for text in texts):
         return None
     quoted = ",".join(f'"{text}"' for text in texts)
@@ -916,7 +922,9 @@ def _not_resolved(
     key = str(error.full_key)
     message = str(error).partition("\n")[0]
     leaf = key.rpartition(".")[2]
-    value = value_at(written, key) if isinstance(written, dict) else None
+    value = None
+    if isinstance(written, dict):
+        value = value_at(written, key)
     what = message.rpartition("interpolation: ")[2]
     why = "${...} stands for the value of another key"
     fix = f"{leaf}: <a value>"
@@ -944,7 +952,9 @@ def _not_resolved(
             what = f"there is no {match[1]!r} that gives values" + suggestion(near)
             if near:
                 fix = f"{leaf}: {value}".replace(match[1], near)
-    got = None if value is None else f"{leaf}: {value}"
+    got = None
+    if value is not None:
+        got = f"{leaf}: {value}"
     return ConfigError.of(
         "bad-config", key, what, got, why, fix, source=source_of(key, sources)
     )

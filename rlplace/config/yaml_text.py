@@ -190,9 +190,10 @@ def misread_number(node: yaml.ScalarNode) -> int | None:
 def named_in_defaults(text: str) -> list[str]:
     """Return the configs that a YAML text extends: the plain names in its `defaults`, without choices of groups."""
     node = _composed(text)
-    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     names: list[str] = []
-    for key, value in pairs:
+    if not isinstance(node, yaml.MappingNode):
+        return names
+    for key, value in node.value:
         if key.value != "defaults" or not isinstance(value, yaml.SequenceNode):
             continue
         for item in value.value:
@@ -236,7 +237,8 @@ def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigErr
         why = "what opens with { or [ goes on to its end"
         bracket = what.partition(" or ")[2].partition(",")[0]
         fix = f"close it with {bracket}"
-    source = Source(file=file, line=mark.line + 1 if mark else None)
+    line = mark.line + 1 if mark else None
+    source = Source(file=file, line=line)
     return ConfigError.of(code, key, what, got, why, fix, source=source)
 
 
@@ -344,8 +346,10 @@ def _spans(
     """Yield for every key its path, where the key begins, and where its value begins and ends: positions in the
     text.
     """
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        below = f"{path}.{key.value}" if path else str(key.value)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        below = f"{path}.{key.value}".removeprefix(".")
         yield below, (key.start_mark.index, value.start_mark.index, _end(value))
         yield from _spans(value, below)
 
@@ -408,9 +412,10 @@ def not_blocks(
     """
     written = yaml.safe_load(text)
     lines = line_sources(text, file)
-    found = written.items() if isinstance(written, dict) else ()
+    if not isinstance(written, dict):
+        return None
     known = (*places("mlp"), *places("causal_lm"))
-    for key, value in found:
+    for key, value in written.items():
         block = any(place.startswith(f"{key}.") for place in known)
         if key == "defaults" and isinstance(value, str):
             why = "it lists the configs that this one extends, and itself"

@@ -81,7 +81,7 @@ _UNUSED_SHARE = (
 )
 
 
-class _Asked(NamedTuple):
+class _Running(NamedTuple):
     """An answer in flight, with the weight versions that draw its tokens."""
 
     request: Request
@@ -115,7 +115,7 @@ class VllmEngine:
         # Level 2 at the start: random weights need no copy on the host
         self._memory.move(Residency.OFF, level=2)
         self.version: int | None = None
-        self._asked: dict[str, _Asked] = {}  # answers in flight, by vLLM's name
+        self._running: dict[str, _Running] = {}  # answers in flight, by vLLM's name
         self._names = map(str, itertools.count())  # of vLLM's requests
         self._ready: list[Completion] = []  # finished, to be returned by the next step
         self._unread = 0  # prompt tokens that no step has begun with
@@ -127,11 +127,11 @@ class VllmEngine:
 
     @property
     def in_flight(self) -> int:
-        return len(self._asked) + len(self._ready)
+        return len(self._running) + len(self._ready)
 
     @property
     def room(self) -> int:
-        return max(0, self._settings.rollout.step_sequences - len(self._asked))
+        return max(0, self._settings.rollout.step_sequences - len(self._running))
 
     @property
     def host_bytes(self) -> int:
@@ -221,8 +221,8 @@ class VllmEngine:
         # Keys and values by the old weights are wrong now
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         for name, tokens in tokens_so_far(self._vllm).items():
-            if name in self._asked:
-                self._asked[name].versions.append((tokens, version))
+            if name in self._running:
+                self._running[name].versions.append((tokens, version))
         self.version = version
 
     def submit(self, request: Request) -> None:
@@ -250,7 +250,7 @@ class VllmEngine:
                 logprobs=0,
                 skip_clone=True,
             )
-            self._asked[name] = _Asked(request, sample, [(0, self.version)])
+            self._running[name] = _Running(request, sample, [(0, self.version)])
         # Once per request: its other answers find the prompt in the cache
         self._unread += len(tokens)
 
@@ -274,11 +274,11 @@ class VllmEngine:
         return name
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
-        if self._asked:
+        if self._running:
             # vLLM does not say which tokens a step reads; it reads waiting prompts first
             require(self, self._owner, "generate", needs=Residency.FULL)
             read = min(self._unread, self._settings.rollout.step_tokens)
-            running = len(self._asked)
+            running = len(self._running)
             self._unread -= read
             self._advance()
             if watch is not None:
@@ -291,15 +291,15 @@ class VllmEngine:
         """Run one step; keep the answers that finished in it, return other finished outputs."""
         others = []
         for output in self._vllm.step():
-            asked = self._asked.pop(output.request_id, None)
-            if asked is None:
+            running = self._running.pop(output.request_id, None)
+            if running is None:
                 others.append(output)
                 continue
             self.cached_tokens += output.num_cached_tokens or 0
-            self._ready.append(self._completion(asked, output.outputs[0]))
+            self._ready.append(self._completion(running, output.outputs[0]))
         return others
 
-    def _completion(self, asked: _Asked, answer: Any) -> Completion:
+    def _completion(self, running: _Running, answer: Any) -> Completion:
         """Return a finished answer of vLLM, each token with the version of its weights."""
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(
@@ -307,18 +307,18 @@ class VllmEngine:
             )
         # Each version holds from its first token on
         versions = np.empty(len(answer.token_ids), np.int32)
-        for first, version in asked.versions:
+        for first, version in running.versions:
             assert version is not None, (
                 "weights are loaded before anything is asked of them"
             )
             versions[first:] = version
-        request = asked.request
+        request = running.request
         return Completion(
             env_rank=request.env_rank,
             iteration=request.iteration,
             held_out=request.held_out,
             group=request.group,
-            sample=asked.sample,
+            sample=running.sample,
             turn=request.turn,
             tokens=np.asarray(answer.token_ids, np.int32),
             logprobs=np.asarray(answer.logprobs.logprobs, np.float32),
@@ -337,14 +337,14 @@ class VllmEngine:
         raise AssertionError(f"{self._owner}: vLLM forgot a request")
 
     def drop(self) -> None:
-        self._vllm.abort_request(list(self._asked))
-        self._asked.clear()
+        self._vllm.abort_request(list(self._running))
+        self._running.clear()
         self._ready = []
         self._unread = 0
 
     def close(self) -> None:
         """Shut down vLLM's workers and, with them, torch's process group of this process."""
-        self._asked.clear()
+        self._running.clear()
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()
             self._vllm = None

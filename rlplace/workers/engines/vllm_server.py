@@ -57,7 +57,7 @@ _SHOWN = 300  # characters of a server's response in an error
 _LAST_WORD_S = 5.0  # longest wait of `close` for the server to abort requests
 _START = "VLLM_SERVER_DEV_MODE=1 vllm serve {} --enable-scale-out --logprobs-mode processed_logprobs --max-model-len {}"
 
-Ask = tuple[Request, int]  # a request, and the number of one of its samples
+RequestedAnswer = tuple[Request, int]  # a request, and the number of one of its samples
 
 
 class VllmServer:
@@ -94,7 +94,7 @@ class VllmServer:
         self.residency = Residency.OFF
         self.cached_tokens = 0
         self._most = settings.rollout.step_sequences
-        self._asked: dict[concurrent.futures.Future[Any], Ask] = {}
+        self._running: dict[concurrent.futures.Future[Any], RequestedAnswer] = {}
         # A connection and a thread for each answer in flight, and one connection for control
         key = os.environ.get(api_key_env, "") if api_key_env else ""
         headers = {"Authorization": f"Bearer {key}"} if key else None
@@ -252,11 +252,11 @@ class VllmServer:
     def close(self) -> None:
         """Abort the answers in flight, and release the folder."""
         # Without the abort the process could not end before these answers
-        if self._asked:
+        if self._running:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
                 self._send("POST", "/abort_requests", {}, timeout_s=_LAST_WORD_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._asked.clear()
+        self._running.clear()
         self._pool.clear()
         self._lock.close()
         self.version = None
@@ -266,7 +266,7 @@ class VllmServer:
 
     @property
     def in_flight(self) -> int:
-        return len(self._asked)
+        return len(self._running)
 
     @property
     def room(self) -> int:
@@ -283,7 +283,7 @@ class VllmServer:
         for sample in range(first, first + request.samples):
             own_seed = None if seed is None else answer_seed(seed, request, sample)
             # The same parameters as of an engine in this process
-            asked = {
+            parameters = {
                 "temperature": 0.0 if request.greedy else drawn.temperature,
                 "top_p": drawn.top_p,
                 "top_k": drawn.top_k,
@@ -299,30 +299,31 @@ class VllmServer:
                 "logprobs": 0,
                 "ignore_eos": True,
             }
-            future = self._threads.submit(self._generate, tokens, asked)
-            self._asked[future] = (request, sample)
+            future = self._threads.submit(self._generate, tokens, parameters)
+            self._running[future] = (request, sample)
 
     def _generate(
-        self, tokens: list[int], asked: Mapping[str, object]
+        self, tokens: list[int], parameters: Mapping[str, object]
     ) -> Mapping[str, Any]:
         """Request one answer; block until it is there. Runs in a thread of its own."""
         return self._post(
-            "/inference/v1/generate", {"token_ids": tokens, "sampling_params": asked}
+            "/inference/v1/generate",
+            {"token_ids": tokens, "sampling_params": parameters},
         )
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
-        if not self._asked:
+        if not self._running:
             return []
         require(self, self._owner, "generate", needs=Residency.FULL)
-        running = len(self._asked)
+        running = len(self._running)
         # Wait for the first answer that finishes, but not for long
         done, _ = concurrent.futures.wait(
-            self._asked, _POLL_S, concurrent.futures.FIRST_COMPLETED
+            self._running, _POLL_S, concurrent.futures.FIRST_COMPLETED
         )
         if watch is not None:
             watch.lap("decode", running)
         return [
-            self._completion(*self._asked.pop(future), future.result())
+            self._completion(*self._running.pop(future), future.result())
             for future in done
         ]
 
@@ -372,13 +373,13 @@ class VllmServer:
     def drop(self) -> None:
         """Abort all answers on the server, and wait until it has."""
         # Requests that no thread has begun never reach the server
-        for future in list(self._asked):
+        for future in list(self._running):
             if future.cancel():
-                del self._asked[future]
-        if self._asked:
+                del self._running[future]
+        if self._running:
             self._post("/abort_requests", {})
-            concurrent.futures.wait(self._asked, self._timeout_s)
-        self._asked.clear()
+            concurrent.futures.wait(self._running, self._timeout_s)
+        self._running.clear()
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         require(self, self._owner, "logprobs", needs=Residency.WEIGHTS)

@@ -322,13 +322,13 @@ class LmActor(Actor):
 
     def _waves(self) -> Iterator[Groups]:
         """Yield what fills a pass of every rank as it comes; keep what is left at the end."""
-        from rlplace.workers.training.samples import arriving_groups, waves
+        from rlplace.workers.training.samples import arriving_groups, streamed_batches
 
         arriving = arriving_groups(
             self.context.channels[SAMPLES], self.config.prompts, self.context.owner
         )
         tokens = self.config.config.actor.token_budget * self._ranks.replicas
-        self._groups = yield from waves(
+        self._groups = yield from streamed_batches(
             arriving, tokens, shared_prefix_cost=self.config.read_again.get("actor")
         )
 

@@ -160,7 +160,7 @@ def arriving_groups(
         yield group
 
 
-def waves(
+def streamed_batches(
     arriving: Iterable[Sequence[Sample]],
     tokens: int,
     *,
@@ -170,18 +170,18 @@ def waves(
 
     A batch is yielded when a group has arrived that no longer fits. `shared_prefix_cost`: as in `sizes_of`.
     """
-    wave = list[Sequence[Sample]]()
+    batch = list[Sequence[Sample]]()
     held = 0
     for group in arriving:
         sizes = sizes_of(group, shared_prefix_cost=shared_prefix_cost)
         size = sizes.size(range(len(group)))
-        if wave and held + size > tokens:
-            yield wave
-            wave = []
+        if batch and held + size > tokens:
+            yield batch
+            batch = []
             held = 0
-        wave.append(group)
+        batch.append(group)
         held += size
-    return wave
+    return batch
 
 
 def take_scores(

@@ -43,6 +43,7 @@ class SpreadChannel(Channel):
         """`branches`: no two of them have a key in common."""
         super().__init__(spec)
         self._branches = tuple(branches)
+        # Every key belongs to exactly one branch
         self._branch_of = {key: branch for branch in branches for key in branch.keys}
         # By owner and key, filled on first use
         self._ends: dict[tuple[str, str], Channel] = {}
@@ -254,6 +255,7 @@ class ChannelAddress:
         """Return one end over what `connect` makes of the locations; with several, each is connected when first
         used.
         """
+        # A channel in one place needs no branches
         if len(self.locations) == 1:
             return connect(self.locations[0])
         branches = [

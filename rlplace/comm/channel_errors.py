@@ -148,6 +148,7 @@ def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
 def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
     """Return the error of a key that the channel's spec does not declare."""
     declared = spec.keys or ()
+    # The declared key that was probably meant
     near = did_you_mean(key, declared)
     what = f"{owner} used an undeclared key" + suggestion(near)
     why = f"declared keys: {listed(repr(k) for k in declared)}"

@@ -42,16 +42,17 @@ class WaitForGraph:
     """The waits at one moment as a graph: a worker's edges lead to the workers that could end its waits."""
 
     def __init__(self, views: Collection[ChannelStats]) -> None:
-        self.dead = {name for stats in views for name in stats.dead}
+        self.dead: set[str] = set()
         # Owner -> the workers that could end each of its waits
         self.waits: dict[str, list[tuple[str, ...]]] = {}
-        for stats in views:
-            for wait in stats.waits:
-                self.waits.setdefault(wait.owner, []).append(stats.could_end(wait))
         # Workers for which another one waits
-        self.awaited = {
-            name for waits in self.waits.values() for wait in waits for name in wait
-        }
+        self.awaited: set[str] = set()
+        for stats in views:
+            self.dead.update(stats.dead)
+            for wait in stats.waits:
+                could_end = stats.could_end(wait)
+                self.waits.setdefault(wait.owner, []).append(could_end)
+                self.awaited.update(could_end)
         # Stuck workers: the largest set whose members wait only for members and the dead. Start with all that wait, and
         # remove workers until no further one has a wait that another worker could end.
         self.stuck = set(self.waits)
@@ -59,11 +60,13 @@ class WaitForGraph:
         while len(self.stuck) != before:
             before = len(self.stuck)
             hopeless = self.stuck | self.dead
-            self.stuck = {
-                owner
-                for owner in self.stuck
-                if all(w and hopeless.issuperset(w) for w in self.waits[owner])
-            }
+            still_stuck: set[str] = set()
+            for owner in self.stuck:
+                waits = self.waits[owner]
+                # Without users on the other side of a channel, one may still come and end the wait
+                if all(wait and hopeless.issuperset(wait) for wait in waits):
+                    still_stuck.add(owner)
+            self.stuck = still_stuck
 
     def cycle(self) -> tuple[str, ...]:
         """Return workers that wait for each other in a circle, with the first again at the end; empty if there is no
@@ -75,6 +78,7 @@ class WaitForGraph:
             named = [name for wait in self.waits[owner] for name in wait]
             ahead[owner] = [name for name in named if name in self.stuck]
         try:
+            # A graph without an order of its nodes has a circle
             graphlib.TopologicalSorter(ahead).prepare()
         except graphlib.CycleError as found:
             # graphlib names each worker behind the one that waits for it
@@ -130,10 +134,13 @@ def _waits(stats: ChannelStats) -> Iterator[str]:
         # Each name once, in order
         owners = listed(dict.fromkeys(wait.owner for wait in waits))
         keys = listed(dict.fromkeys(repr(wait.key) for wait in waits if wait.key))
-        names = dict.fromkeys(name for wait in waits for name in stats.could_end(wait))
-        others = listed(
-            f"{name} (dead)" if name in stats.dead else name for name in names
-        )
+        names: dict[str, None] = {}
+        for wait in waits:
+            for name in stats.could_end(wait):
+                shown = f"{name} (dead)" if name in stats.dead else name
+                names[shown] = None
+        others = listed(names)
+        # One line with the longest wait stands for all
         longest = max(wait.seconds for wait in waits)
         at = f" at key {keys}" if keys else ""
         yield f"{owners}: {longest:.1f} s {wanted}{at}, from {others or 'workers that have not used it yet'}"
@@ -194,6 +201,7 @@ class Watchdog:
 
     def _still_s(self, name: str, stats: ChannelStats, now: float) -> float:
         """Return for how many seconds a channel with waits has not moved, as far as the readings tell."""
+        # Compare with the last reading
         before, since = self._moved.get(name, (-1, now))
         moved = stats.puts + stats.gets
         # A movement, or no wait, starts the time anew

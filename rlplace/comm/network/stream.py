@@ -109,6 +109,7 @@ class StreamSource:
             while wire.has_message(self._socket):
                 taker = self._socket.recv()
                 number = pickle.loads(self._socket.recv())
+                # The taker has all that it needs
                 if number == _NO_MORE:
                     return None
                 self._send(taker, number, make(number))
@@ -150,6 +151,7 @@ class StreamTaker:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         wire.endure(self.socket)
+        # The same name over all connections, by which the source knows this taker
         self.socket.routing_id = b"t" + os.urandom(15)
         self.socket.ipv6 = "[" in address.endpoint
         self.socket.reconnect_ivl = 50  # ms
@@ -201,6 +203,7 @@ class StreamTaker:
                     self._monitor.recv_multipart(zmq.NOBLOCK)
                 )["event"]
                 if event == zmq.EVENT_DISCONNECTED:
+                    # Count from the first loss
                     self._lost_at = self._lost_at or time.monotonic()
                     continue
                 self._lost_at = None
@@ -235,6 +238,7 @@ def _address_towards(endpoint: str) -> str:
     family, kind, _, _, address = socket.getaddrinfo(
         parts.hostname, parts.port, type=socket.SOCK_DGRAM
     )[0]
+    # Connecting a datagram socket chooses a route and sends nothing
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         host: str = probe.getsockname()[0]

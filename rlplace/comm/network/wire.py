@@ -226,6 +226,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
                 "this means every interface of the machine, and is no address to connect to",
             )
     try:
+        # Port * lets the kernel choose a free one
         socket.ipv6 = ":" in host
         socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:*")
     except zmq.ZMQError as error:

@@ -122,6 +122,7 @@ class FileAttachment(Attachment):
             # The inode is the channel's number as holder of segments
             number = os.fstat(file.fileno()).st_ino
             self._mapped = mmap.mmap(file.fileno(), 0)
+        # The pickled spec is at the end of the file
         with memoryview(self._mapped) as data, data.cast("q") as words:
             spec: ChannelSpec = pickle.loads(data[len(data) - words[SPEC_BYTES] :])
         table = Table(spec, self._mapped)
@@ -146,6 +147,7 @@ def _make(path: Path, spec: ChannelSpec) -> None:
     size = Table(spec).size_bytes + len(text)
     new = path.with_name(path.name + ".new")
     try:
+        # Under another name until it is complete
         allocate(new, size)
         with open(new, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
             # Readers find the spec's length in the header
@@ -208,6 +210,7 @@ class SharedChannel(QueueEnd):
         patience_s: float | None,
     ) -> None:
         attachment = self._attachment
+        # Packing happens before the lock is needed
         packed = attachment.store.pack(item)
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
         attachment.attempt(attachment.queue.put, put, patience_s)

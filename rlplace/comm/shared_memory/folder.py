@@ -68,6 +68,7 @@ class JobFolder:
             lock = None
             # The sweep of another process may remove a folder before its owner has locked it
             while lock is None:
+                # A new folder, whose lock marks it as owned
                 path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
                 lock = _lock_of(path)
                 if lock is not None and not (path / _OWNER).exists():
@@ -185,6 +186,7 @@ def allocate(path: Path, size_bytes: int) -> None:
     """Make a file of this user with all of its blocks allocated. An OSError, such as ENOSPC, leaves no file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        # Now, since a write to unallocated memory that is full ends the process
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError:
         os.unlink(path)

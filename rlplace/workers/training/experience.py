@@ -145,10 +145,13 @@ class AdvantageEstimator:
         # Total reward of each sample: the environment's and the weighted scores of reward components
         numbers = itertools.count()
         non_finite = list[tuple[Sample, str]]()
-        groups = [
-            [self._rewarded(sample, next(numbers), scores) for sample in group]
-            for group in groups
-        ]
+        rewarded: list[Sequence[Sample]] = []
+        for group in groups:
+            samples = [
+                self._rewarded(sample, next(numbers), scores) for sample in group
+            ]
+            rewarded.append(samples)
+        groups = rewarded
         if self._config.leaves_out:
             groups, non_finite, scores, inferred = without_non_finite(
                 groups, scores, inferred
@@ -199,11 +202,11 @@ class AdvantageEstimator:
             metrics=metrics,
         )
         # The KL weight of the next iteration, from the KL per sample of this one
-        samples = len(outcomes.rewards)
-        if kl is not None and algorithm.kl_target is not None and samples:
-            each = float(kl.sum()) / samples
+        count = len(outcomes.rewards)
+        if kl is not None and algorithm.kl_target is not None and count:
+            each = float(kl.sum()) / count
             self._kl_coef = next_kl_coef(
-                self._kl_coef, each, samples, algorithm.kl_target, algorithm.kl_horizon
+                self._kl_coef, each, count, algorithm.kl_target, algorithm.kl_horizon
             )
         return experience
 
@@ -322,10 +325,13 @@ def without_non_finite(
             why="faults.on_poison and on_error leave them out, and to go on would be to learn nothing, for ever",
             fix="look at what the log says of each sample that was skipped",
         )
-    # Regroup the finite samples; a group may be empty now
+    # Regroup the finite samples; a group without any is left out
     kept = iter(sound)
-    remaining = [[sample for sample in group if next(kept)] for group in groups]
-    finite = [group for group in remaining if group]
+    finite: list[Sequence[Sample]] = []
+    for group in groups:
+        remaining = [sample for sample in group if next(kept)]
+        if remaining:
+            finite.append(remaining)
     non_finite = [
         (sample, fault) for sample, fault in zip(samples, faults, strict=True) if fault
     ]

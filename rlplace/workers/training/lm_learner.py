@@ -60,6 +60,7 @@ from rlplace.workers.training.samples import (
     Lengths,
     SampleShard,
     Target,
+    TokenArray,
 )
 from rlplace.workers.training.trained_model import TrainedLm
 from rlplace.workers.training.variant import variant_of
@@ -148,10 +149,9 @@ class LmLearner:
             for packing in passes:
                 for picks in packing.ranks[replica]:
                     needed.update(picks)
-            needed_targets = {
-                name: {i: values[i] for i in needed}
-                for name, values in (targets or {}).items()
-            }
+            needed_targets: dict[Target, dict[int, TokenArray]] = {}
+            for name, values in (targets or {}).items():
+                needed_targets[name] = {i: values[i] for i in needed}
             shard = SampleShard(
                 lengths=lengths,
                 samples={i: samples[i] for i in needed},
@@ -377,9 +377,9 @@ class ActorLearner(LmLearner):
         old = None
         if corrects and len(plan) > 1 and "old" not in shard.targets:
             epoch = plan[: len(plan) // algorithm.epochs]
-            micro_batches = [
-                picks for packing in epoch for picks in packing.ranks[replica]
-            ]
+            micro_batches: list[MicroBatch] = []
+            for packing in epoch:
+                micro_batches += packing.ranks[replica]
             old = self._token_scores(batch, micro_batches, ("logprobs",))[0]
         # Engine and trainer are compared in the first step, while their weights are equal
         in_first_step = len(plan[0].ranks[replica]) if plan else 0

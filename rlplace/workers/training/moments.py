@@ -53,9 +53,9 @@ class FloatMoments:
 
     def __init__(self, stepped: Sequence[Tensor], config: OptimizerConfig) -> None:
         self._config = config
-        self._moments = {
-            name: [torch.zeros_like(tensor) for tensor in stepped] for name in _NAMES
-        }
+        self._moments: dict[str, list[Tensor]] = {}
+        for name in _NAMES:
+            self._moments[name] = [torch.zeros_like(tensor) for tensor in stepped]
         self._steps = [torch.zeros((), device=tensor.device) for tensor in stepped]
 
     def step(
@@ -116,11 +116,11 @@ class ByteMoments:
         self._steps_made += 1
 
     def tensors(self) -> list[Tensor]:
-        return [
-            tensor
-            for packed in (*self._first, *self._root)
-            for tensor in (packed.codes, packed.scales)
-        ]
+        tensors: list[Tensor] = []
+        for packed in (*self._first, *self._root):
+            tensors.append(packed.codes)
+            tensors.append(packed.scales)
+        return tensors
 
     def read(self, where: Where) -> Values:
         """Return both moments as new float32 tensors on the host."""

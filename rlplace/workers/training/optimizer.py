@@ -168,7 +168,11 @@ def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
     """Return the mean over steps by name; None for no steps."""
     if not steps:
         return None
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+    means: dict[str, float] = {}
+    for name in steps[0]:
+        total = sum(step[name] for step in steps)
+        means[name] = total / len(steps)
+    return means
 
 
 class Trainer:

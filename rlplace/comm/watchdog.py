@@ -158,9 +158,8 @@ class Watchdog:
         self._stall_s = stall_s
         # Channel -> number of puts and gets, and the time since which it is unchanged
         self._moved: dict[str, tuple[int, float]] = {}
-        self._reported: set[str] = (
-            set()
-        )  # channels and workers whose stall was reported
+        # Channels and workers whose stall was reported
+        self._reported: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="watchdog", daemon=True
@@ -180,7 +179,7 @@ class Watchdog:
         # Channels without movement, and workers with long waits
         still: dict[str, float] = {}
         waited: dict[str, float] = {}  # worker -> its youngest wait, in seconds
-        # Of the channels with waits, what they hold and who waits
+        # Of the channels with waits, what they hold and which workers wait
         for name, stats in views.items():
             still[f"channel {name}"] = self._still_s(name, stats, now)
             for wait in stats.waits:

@@ -191,7 +191,12 @@ class PackedLm(nn.Module):
         own, picks = context.own(places, len(states))
         return states[own], picks
 
-    def _of_all(self, found: Tensor, picks: Tensor | slice, total: int) -> Tensor:
+    def _of_all(
+        self,
+        found: Tensor,
+        picks: Tensor | slice,
+        total: int,
+    ) -> Tensor:
         """Return values [total] for all places, from those `found` [n] at this rank's `picks`.
 
         The gradient of a rank is that of its own tokens.
@@ -249,10 +254,15 @@ class CausalLm(PackedLm):
 
         Each token is conditioned on its own sequence before it.
         """
-        return self._scores(*self.states(packed, packed.before), packed, temperature)
+        hidden, picks = self.states(packed, packed.before)
+        return self._scores(hidden, picks, packed, temperature)
 
     def _scores(
-        self, hidden: Tensor, picks: Tensor | slice, packed: Packed, temperature: float
+        self,
+        hidden: Tensor,
+        picks: Tensor | slice,
+        packed: Packed,
+        temperature: float,
     ) -> TokenScores:
         targets = packed.targets
         divided = temperature * self.divisor
@@ -287,7 +297,11 @@ class ActorCriticLm(CausalLm):
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__(lm)
         lm.score = nn.Linear(
-            self.head.in_features, 1, bias=False, device="meta", dtype=lm.dtype
+            self.head.in_features,
+            1,
+            bias=False,
+            device="meta",
+            dtype=lm.dtype,
         )
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> ValuedScores:  # type: ignore[override]  # more than scores
@@ -311,7 +325,8 @@ class ValueLm(PackedLm):
     def forward(self, packed: Packed) -> Tensor:
         """Return values [N] float32: for each scored token, the value of the state before it."""
         hidden, picks = self.states(packed, packed.before)
-        return self._of_all(self._values(hidden), picks, len(packed.scored))
+        values = self._values(hidden)
+        return self._of_all(values, picks, len(packed.scored))
 
     @property
     def head(self) -> nn.Linear:
@@ -333,8 +348,10 @@ class RewardLm(ValueLm):
 
         The product with the head is float32 too: in bfloat16 two scores would differ by at least 1/128 of their size.
         """
-        last, picks = self.states(packed, packed.edges[1:].long() - 1)
-        scores = (last.float() @ self.head.weight.float().t()).squeeze(-1)
+        ends = packed.edges[1:].long() - 1
+        last, picks = self.states(packed, ends)
+        weight = self.head.weight.float()
+        scores = (last.float() @ weight.t()).squeeze(-1)
         return self._of_all(scores, picks, len(packed.lengths))
 
 
@@ -352,7 +369,8 @@ def first_head(hidden_size: int, seed: int) -> Tensor:
 
     They are small, so that first values are near 0 compared with returns.
     """
-    values = torch.randn((1, hidden_size), generator=generator_of(seed, HEAD))
+    generator = generator_of(seed, HEAD)
+    values = torch.randn((1, hidden_size), generator=generator)
     return values / (hidden_size + 1)
 
 
@@ -384,7 +402,8 @@ def build(
     policy = MixedPrecisionPolicy()
     if spec.compute != "fp32" or spec.weights != "fp32":
         policy = MixedPrecisionPolicy(
-            param_dtype=DTYPES[spec.compute], reduce_dtype=torch.float32
+            param_dtype=DTYPES[spec.compute],
+            reduce_dtype=torch.float32,
         )
     with BUILDING:
         # Modules without memory, cut by tensor parallelism where the mesh has that
@@ -465,7 +484,8 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
     # Only shapes and dtypes: nothing is allocated
     with torch.device("meta"):
         lm: PreTrainedModel = kind.made_by.from_config(
-            config, dtype=DTYPES[spec.weights]
+            config,
+            dtype=DTYPES[spec.weights],
         )
     # Packed attention needs a decoder of blocks, scores need a linear head without bias
     attend_packed(kind.decoder_of(lm))
@@ -528,7 +548,11 @@ def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
 
 
 def stored_part(
-    module: PackedLm, name: str, parameter: Tensor, checkpoint: Checkpoint, seed: int
+    module: PackedLm,
+    name: str,
+    parameter: Tensor,
+    checkpoint: Checkpoint,
+    seed: int,
 ) -> Tensor:
     """Return this rank's part of a parameter: from the files, or its initial values if the files lack it.
 
@@ -584,7 +608,11 @@ class FrozenLm(Generic[Lm]):
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device
         spec = LmSpec(
-            folder=folder, weights=dtype, compute=dtype, checkpointing=False, key=key
+            folder=folder,
+            weights=dtype,
+            compute=dtype,
+            checkpointing=False,
+            key=key,
         )
         # Modules without memory and without gradients
         with BUILDING:
@@ -627,4 +655,5 @@ class FrozenLm(Generic[Lm]):
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy this rank's part from whole weights. `weights` has every weight under its name in a checkpoint."""
         for name, parameter in self.module.lm.named_parameters():
-            own(parameter).copy_(weights[name][own_part(parameter)])
+            part = own_part(parameter)
+            own(parameter).copy_(weights[name][part])

@@ -74,7 +74,12 @@ class Checkpoint:
         """The names of all weights in the files."""
         return frozenset(self._file_of)
 
-    def part(self, names: Sequence[str], shape: tuple[int, ...], part: Part) -> Tensor:
+    def part(
+        self,
+        names: Sequence[str],
+        shape: tuple[int, ...],
+        part: Part,
+    ) -> Tensor:
         """Read the slice `part` of the weight stored under one of `names`; `shape` is that of the whole weight.
 
         Where the files store experts one by one, their weights are joined. Raises ConfigError if there is no such
@@ -95,32 +100,44 @@ class Checkpoint:
         experts, rows, columns = part
         each = (shape[1] // len(projections), shape[2])
         whole = torch.empty(tuple(dim.stop - dim.start for dim in part))
+        all_rows = slice(0, each[0])
         for own, expert in zip(whole, range(experts.start, experts.stop), strict=True):
-            read = [
-                self._read(of.format(expert), each, (slice(0, each[0]), columns))
-                for of in projections
-            ]
+            read = []
+            for projection in projections:
+                stored_name = projection.format(expert)
+                read.append(self._read(stored_name, each, (all_rows, columns)))
             own.copy_(torch.cat(read)[rows])
         return whole
 
-    def _read(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
+    def _read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Part,
+    ) -> Tensor:
+        """Read a slice of the weight stored as `name`. Raises ConfigError if its whole shape is not `shape`."""
         file = self._file_of[name]
         if file not in self._open:
             self._open[file] = safe_open(self._folder / file, framework="pt")
         stored = self._open[file].get_slice(name)
-        if tuple(stored.get_shape()) != shape:
-            why = f"{name} is {list(stored.get_shape())} there, {list(shape)} in the model"
+        stored_shape = list(stored.get_shape())
+        if stored_shape != list(shape):
+            why = f"{name} is {stored_shape} there, {list(shape)} in the model"
             raise model_mismatch(self._folder, why, self._key)
+        # A rank may have no part of a weight
         sizes = [dim.stop - dim.start for dim in part]
-        found: Tensor = stored[part] if all(sizes) else torch.empty(sizes)
+        if not all(sizes):
+            return torch.empty(sizes)
+        found: Tensor = stored[part]
         return found
 
 
 def _names_of(name: str) -> tuple[str, ...]:
-    older = name.replace("model.language_model.", "model.").replace(
-        "model.visual.", "visual."
-    )
-    return name, name.replace(".mlp.", ".block_sparse_moe."), older
+    """Return the names under which files may store a weight: its own, that of Mixtral, and an older one."""
+    mixtral = name.replace(".mlp.", ".block_sparse_moe.")
+    older = name.replace("model.language_model.", "model.")
+    older = older.replace("model.visual.", "visual.")
+    return name, mixtral, older
 
 
 def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
@@ -143,7 +160,8 @@ def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
 
 
 def as_stored(
-    weights: Iterable[tuple[str, Tensor]], stored: Container[str]
+    weights: Iterable[tuple[str, Tensor]],
+    stored: Container[str],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, weight) as files with the names `stored` have them: under their names, and experts one by one."""
     for name, tensor in weights:
@@ -211,7 +229,8 @@ def write_model(
 
 
 def _by_file(
-    weights: Iterable[tuple[str, Tensor]], file_bytes: int
+    weights: Iterable[tuple[str, Tensor]],
+    file_bytes: int,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield dicts of host copies, each with as many weights as one file may hold."""
     held: dict[str, Tensor] = {}
@@ -295,7 +314,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def model_mismatch(
-    folder: Path, why: str, key: str = "actor.model.path"
+    folder: Path,
+    why: str,
+    key: str = "actor.model.path",
 ) -> ConfigError:
     """Return the error that the model of `folder` cannot be read, for the reason `why`."""
     what = "the model cannot be read from its folder"

@@ -42,10 +42,18 @@ class ContextParallel:
         Return them counted from the rank's first token [n], and their indices in `places` [n].
         """
         first = self.group.rank() * each
-        picks = ((places >= first) & (places < first + each)).nonzero().squeeze(1)
-        return places[picks] - first, picks
+        last = first + each
+        here = (places >= first) & (places < last)
+        picks = here.nonzero().squeeze(1)
+        own_places = places[picks] - first
+        return own_places, picks
 
-    def join(self, part: Tensor, picks: Tensor, total: int) -> Tensor:
+    def join(
+        self,
+        part: Tensor,
+        picks: Tensor,
+        total: int,
+    ) -> Tensor:
         """Gather values [total] of all ranks.
 
         `part` [n] is this rank's; `picks` [n] are its indices. A collective.
@@ -53,7 +61,10 @@ class ContextParallel:
         return cast(Tensor, _Join.apply(part, picks, total, self.group))
 
     def by_heads(
-        self, query: Tensor, key: Tensor, value: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Exchange tokens for heads, before attention. A collective.
 
@@ -83,8 +94,10 @@ class ContextParallel:
         Takes [1, T, H / r, D] and returns [1, T / r, H, D].
         """
         heads, width = attended.shape[2:]
-        parts = _Exchange.apply(attended.view(self.size, -1, heads, width), self.group)
-        by_token = cast(Tensor, parts).transpose(0, 1)
+        # Piece i has the tokens of rank i; received pieces have this rank's tokens by heads
+        pieces = attended.view(self.size, -1, heads, width)
+        received = cast(Tensor, _Exchange.apply(pieces, self.group))
+        by_token = received.transpose(0, 1)
         return by_token.reshape(1, -1, self.size * heads, width)
 
 
@@ -109,7 +122,11 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, part: Tensor, picks: Tensor, total: int, group: dist.ProcessGroup
+        ctx: Any,
+        part: Tensor,
+        picks: Tensor,
+        total: int,
+        group: dist.ProcessGroup,
     ) -> Tensor:
         ctx.picks = picks
         found = part.new_zeros(total)

@@ -27,7 +27,12 @@ def find_module(config: ModuleConfig) -> Any:
 def check_module(config: ModuleConfig) -> list[Problem]:
     """Report a name that cannot be imported, is not a torch.nn.Module, or does not take the arguments."""
     problems = check_named(
-        config.name, config.kwargs, given=("spaces",), key=KEY, code=_CODE, noun=_NOUN
+        config.name,
+        config.kwargs,
+        given=("spaces",),
+        key=KEY,
+        code=_CODE,
+        noun=_NOUN,
     )
     if not problems:
         problem = not_a_module(find_module(config), config.name)
@@ -51,5 +56,10 @@ def not_a_module(kind: Any, name: str) -> Problem | None:
     why = "it is made with the spaces of the job and called with observations"
     fix = "name: <package.module:Class>"
     return Problem(
-        code=_CODE, key=KEY, what="is no torch.nn.Module", got=name, why=why, fix=fix
+        code=_CODE,
+        key=KEY,
+        what="is no torch.nn.Module",
+        got=name,
+        why=why,
+        fix=fix,
     )

@@ -62,7 +62,8 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
     # Shapes and dtypes only, on the meta device
     with torch.device("meta"):
         model: PreTrainedModel = _made_by(config, keys)._from_config(
-            config, dtype=torch.bfloat16
+            config,
+            dtype=torch.bfloat16,
         )
     # Layers of text, and of a vision tower its blocks; other lists of a tower are not layers
     layers = _layers(model)
@@ -142,19 +143,20 @@ def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
 
     Raises ValueError if there is no such class.
     """
-    named = [
-        n
-        for n in keys.get("architectures") or ()
-        if str(n).endswith(_GENERATES) and hasattr(transformers, n)
-    ]
+    known = []
+    for name in keys.get("architectures") or ():
+        if str(name).endswith(_GENERATES) and hasattr(transformers, name):
+            known.append(name)
     tables = (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     )
-    known = [table[config.model_type] for table in tables if config.model_type in table]
-    if not named and not known:
+    for table in tables:
+        if config.model_type in table:
+            known.append(table[config.model_type])
+    if not known:
         raise ValueError(f"transformers generates nothing with a {config.model_type}")
-    return getattr(transformers, [*named, *known][0])
+    return getattr(transformers, known[0])
 
 
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,10 +214,14 @@ def _blocks(
     for name, rows in inside.items():
         kept = _widths(rows) if saved is None else saved.get(name, [0, 0, 0, 0])
         alike.setdefault(json.dumps(rows), []).append(kept)
-    blocks = [
-        {"layers": len(k), "weights": json.loads(rows), "saved": max(k, key=sum)}
-        for rows, k in alike.items()
-    ]
+    blocks = []
+    for weights, all_kept in alike.items():
+        block = {
+            "layers": len(all_kept),
+            "weights": json.loads(weights),
+            "saved": max(all_kept, key=sum),
+        }
+        blocks.append(block)
     return blocks, root
 
 
@@ -248,8 +254,13 @@ def _widths(rows: list[list[Any]]) -> list[int]:
     """Return an upper bound of the elements per token that a layer saves: inputs and outputs of its linear layers,
     and norms in float32.
     """
-    wide = sum(sum(shape[-2:]) for _, shape, _, _ in rows if len(shape) > 1)
-    norms = sum(shape[0] for _, shape, _, _ in rows if len(shape) == 1)
+    wide = 0
+    norms = 0
+    for _, shape, _, _ in rows:
+        if len(shape) > 1:
+            wide += sum(shape[-2:])
+        elif len(shape) == 1:
+            norms += shape[0]
     return [2 * wide, 0, norms, 0]
 
 
@@ -262,7 +273,12 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+    ) -> Tensor:
         batch, heads, tokens, _ = query.shape
         out = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
         ctx.save_for_backward(
@@ -292,7 +308,9 @@ def _attend(
 
 
 def _saved(
-    model: PreTrainedModel, layers: Mapping[str, nn.Module], text: Any
+    model: PreTrainedModel,
+    layers: Mapping[str, nn.Module],
+    text: Any,
 ) -> dict[str, list[int]]:
     """Elements per token that autograd saves in each text layer.
 
@@ -325,7 +343,8 @@ def _saved(
 
 
 def _saved_by_patch(
-    model: Any, layers: Mapping[str, nn.Module]
+    model: Any,
+    layers: Mapping[str, nn.Module],
 ) -> dict[str, list[int]]:
     """Elements per patch that autograd saves in each block of the vision tower; four numbers as in `_saved`."""
     width = _patches(model)["hidden"]
@@ -336,10 +355,17 @@ def _saved_by_patch(
         # A block's input: states of the patches, and cosines and sines of their
         # positions
         states = torch.empty(
-            patches, width, device="meta", dtype=torch.bfloat16, requires_grad=True
+            patches,
+            width,
+            device="meta",
+            dtype=torch.bfloat16,
+            requires_grad=True,
         )
         turned = torch.empty(
-            patches, width // heads, device="meta", dtype=torch.bfloat16
+            patches,
+            width // heads,
+            device="meta",
+            dtype=torch.bfloat16,
         )
         layer(
             states,
@@ -400,11 +426,19 @@ def _by_token(
 
 
 def _sums(
-    fewer: _Tensors, more: _Tensors, kind: int
+    fewer: _Tensors,
+    more: _Tensors,
+    kind: int,
 ) -> tuple[tuple[int, float], tuple[int, float]]:
     """Return the elements of one kind that both passes saved, as one tensor each."""
-    fewer_total = sum(size for k, size in fewer if k == kind)
-    more_total = sum(size for k, size in more if k == kind)
+    fewer_total = 0.0
+    for fewer_kind, size in fewer:
+        if fewer_kind == kind:
+            fewer_total += size
+    more_total = 0.0
+    for more_kind, size in more:
+        if more_kind == kind:
+            more_total += size
     return (kind, fewer_total), (kind, more_total)
 
 

@@ -54,7 +54,11 @@ class _Largest(TorchDispatchMode):
         self.numbers = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         results = made if isinstance(made, tuple) else (made,)
@@ -129,10 +133,12 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
     """
     # Shapes: outputs, values and, with memory, the memory
     pair = returned if isinstance(returned, Sequence) else (returned,)
-    shapes = [
-        tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
-        for each in pair
-    ]
+    shapes: list[tuple[int, ...] | str] = []
+    for each in pair:
+        if isinstance(each, Tensor):
+            shapes.append(tuple(each.shape))
+        else:
+            shapes.append(type(each).__name__)
     expected: list[tuple[int, ...]] = [(_SAMPLES, outputs), (_SAMPLES,)]
     if remembered:
         expected.append((1, remembered))
@@ -165,20 +171,19 @@ def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
     actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
     parts = [_made(contract.Part, part) for part in plain["parts"]]
     spaces: contract.Spaces = _made(
-        contract.Spaces, {**plain, "actions": actions, "parts": parts}
+        contract.Spaces,
+        {**plain, "actions": actions, "parts": parts},
     )
     return spaces
 
 
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Make an object of class `kind`; JSON lists become tuples."""
-    return kind(
-        **{
-            name: tuple(v) if isinstance(v, list) else v
-            for name, v in fields.items()
-            if name != "class"
-        }
-    )
+    arguments = {}
+    for name, value in fields.items():
+        if name != "class":
+            arguments[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**arguments)
 
 
 def main() -> None:

@@ -43,7 +43,12 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
     if why is None:
         return None
     return Problem(
-        code="value-head", key=key, what=what, got=str(folder), why=why, fix=fix
+        code="value-head",
+        key=key,
+        what=what,
+        got=str(folder),
+        why=why,
+        fix=fix,
     )
 
 
@@ -64,11 +69,11 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
     # No head under this name: propose other weights with one row
     if shapes.keys().isdisjoint(names):
         why = f"its files have no weight {' or '.join(names)}"
-        like = sorted(
-            n.removesuffix(".weight")
-            for n, shape in shapes.items()
-            if len(shape) == 2 and shape[0] == 1
-        )
+        like = []
+        for name, shape in shapes.items():
+            if len(shape) == 2 and shape[0] == 1:
+                like.append(name.removesuffix(".weight"))
+        like.sort()
         if like:
             why += f"; {', '.join(like)} would give one number"
             named = "head"
@@ -87,7 +92,9 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
 
 
 def _unfit_head(
-    shapes: dict[str, list[int]], names: tuple[str, ...], what: str
+    shapes: dict[str, list[int]],
+    names: tuple[str, ...],
+    what: str,
 ) -> str | None:
     """Return why the head stored under one of `names` does not have one output; None if it has, or if there is no
     head.

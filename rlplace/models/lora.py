@@ -60,11 +60,10 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
 
     # Linear layers outside the vision tower, and their last names
     head = lm.get_output_embeddings()
-    layers = [
-        (n, module)
-        for n, module in lm.named_modules()
-        if isinstance(module, nn.Linear) and _TOWER not in n
-    ]
+    layers = []
+    for name, module in lm.named_modules():
+        if isinstance(module, nn.Linear) and _TOWER not in name:
+            layers.append((name, module))
     linear = {name.rpartition(".")[2] for name, _ in layers}
     # Every target must be one of these names
     problems = []
@@ -139,7 +138,9 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     values = torch.zeros(shape)
     if name.endswith(_A):
         nn.init.kaiming_uniform_(
-            values, a=math.sqrt(5), generator=generator_of(seed, name)
+            values,
+            a=math.sqrt(5),
+            generator=generator_of(seed, name),
         )
     return values
 
@@ -157,14 +158,17 @@ class Factors:
 
         The weight has the same rows as `b`.
         """
-        weight, a, b = (tensor.to(device) for tensor in (weight, self.a, self.b))
+        weight = weight.to(device)
+        a = self.a.to(device).float()
+        b = self.b.to(device).float()
         # Computed in float32, rounded once
-        added = torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale)
+        added = torch.addmm(weight.float(), b, a, alpha=self.scale)
         return added.to(weight.dtype)
 
 
 def take_factors(
-    tensors: Mapping[str, Tensor], scale: float
+    tensors: Mapping[str, Tensor],
+    scale: float,
 ) -> tuple[dict[str, Tensor], dict[str, Factors]]:
     """Split tensors into other weights, and the factors by the name of the weight they belong to."""
     weights = {

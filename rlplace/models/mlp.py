@@ -112,7 +112,12 @@ class ActorCritic(nn.Module):
     # Numbers of a memory
     remembered = 0
 
-    def __init__(self, spaces: Spaces, config: MlpConfig, normalize: bool) -> None:
+    def __init__(
+        self,
+        spaces: Spaces,
+        config: MlpConfig,
+        normalize: bool,
+    ) -> None:
         super().__init__()
         self.normalizer: ObservationNormalizer | None = None
         if normalize:
@@ -152,7 +157,10 @@ class ActorCritic(nn.Module):
 
 
 def _trunk(
-    inputs: int, hidden: tuple[int, ...], outputs: int, activation: type[nn.Module]
+    inputs: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    activation: type[nn.Module],
 ) -> nn.Sequential:
     """Return an MLP: linear layers of the `hidden` widths with activations, and a linear output layer."""
     layers: list[nn.Module] = []
@@ -194,7 +202,10 @@ def noise_shape(actions: Actions) -> tuple[int, ...]:
 
 
 def output_of(
-    actions: Actions, outputs: Tensor, values: Tensor, log_std: Tensor | None
+    actions: Actions,
+    outputs: Tensor,
+    values: Tensor,
+    log_std: Tensor | None,
 ) -> PolicyOutput:
     """Return the distribution of actions with the given network outputs [N, K] and values [N].
 
@@ -206,7 +217,9 @@ def output_of(
         return MultiDiscreteOutput(outputs, actions, values)
     assert log_std is not None, "continuous actions have a deviation"
     return ContinuousOutput(
-        outputs.view(-1, *actions.shape), log_std.view(actions.shape), values
+        outputs.view(-1, *actions.shape),
+        log_std.view(actions.shape),
+        values,
     )
 
 
@@ -219,21 +232,24 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     """
     if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
         # Away from 0 and 1, where the logarithms are infinite
-        uniform = noise.clamp(torch.finfo(torch.float32).tiny, 1.0 - 2.0**-24)
+        smallest = torch.finfo(torch.float32).tiny
+        largest = 1.0 - 2.0**-24
+        uniform = noise.clamp(smallest, largest)
         gumbel = -torch.log(-torch.log(uniform))
-        actions = mode(output._replace(logits=output.logits + gumbel))
+        perturbed = output._replace(logits=output.logits + gumbel)
+        actions = mode(perturbed)
     else:
-        actions = output.means + output.log_std.exp() * noise
+        std = output.log_std.exp()
+        actions = output.means + std * noise
     return actions, logprob(output, actions)
 
 
 def mode(output: PolicyOutput) -> Tensor:
     """Return the most probable actions: [N] or [N, *A] int64, or [N, *A] float32."""
     if isinstance(output, MultiDiscreteOutput):
-        chosen = [
-            part.argmax(dim=-1)
-            for part in output.logits.split(output.actions.n, dim=-1)
-        ]
+        chosen = []
+        for part in output.logits.split(output.actions.n, dim=-1):
+            chosen.append(part.argmax(dim=-1))
         return torch.stack(chosen, dim=-1).view(-1, *output.actions.shape)
     if isinstance(output, DiscreteOutput):
         return output.logits.argmax(dim=-1)
@@ -244,23 +260,27 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
     """Return log-probabilities of choices or log-densities of continuous actions, summed over elements: [N]."""
     if isinstance(output, DiscreteOutput):
         index = actions.unsqueeze(-1)
-        return output.logits.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
+        logprobs = output.logits.log_softmax(dim=-1)
+        return logprobs.gather(-1, index).squeeze(-1)
     if isinstance(output, MultiDiscreteOutput):
-        index = actions.flatten(1) + first_logits(output.actions, actions.device)
-        return (
-            choice_logprobs(output.logits, output.actions).gather(-1, index).sum(dim=-1)
-        )
+        firsts = first_logits(output.actions, actions.device)
+        index = actions.flatten(1) + firsts
+        logprobs = choice_logprobs(output.logits, output.actions)
+        return logprobs.gather(-1, index).sum(dim=-1)
     # Normal density: -0.5 z^2 - log std - 0.5 log(2 pi) for each element
     z = (actions - output.means) * torch.exp(-output.log_std)
     size = output.log_std.numel()
     squares = z.square().reshape(len(z), size).sum(dim=-1)
-    return -0.5 * squares - (output.log_std.sum() + size * HALF_LOG_2PI)
+    constant = output.log_std.sum() + size * HALF_LOG_2PI
+    return -0.5 * squares - constant
 
 
 def choice_logprobs(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
     """Return the log-probabilities [N, sum of n] of all choices, normalised within each element of the action."""
-    parts = logits.split(actions.n, dim=-1)
-    return torch.cat([part.log_softmax(dim=-1) for part in parts], dim=-1)
+    normalised = []
+    for part in logits.split(actions.n, dim=-1):
+        normalised.append(part.log_softmax(dim=-1))
+    return torch.cat(normalised, dim=-1)
 
 
 def first_logits(actions: MultiDiscreteActions, device: torch.device) -> Tensor:

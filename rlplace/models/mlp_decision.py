@@ -55,7 +55,9 @@ class MlpDecisions:
             self._constant = log_std.sum() + self._outputs * HALF_LOG_2PI
 
     def __call__(
-        self, observations: Tensor, noise: Tensor
+        self,
+        observations: Tensor,
+        noise: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, log-probabilities [N] and values [N] for observations [N, *O] and noise.
 
@@ -74,22 +76,25 @@ class MlpDecisions:
             return *sample(output, noise), values
         # Sample from the normal distribution; log-density summed over the elements
         actions = outputs + self._std * noise.reshape(outputs.shape)
-        squares = ((actions - outputs) * self._precision).square_().sum(dim=-1)
-        return actions.view(noise.shape), -0.5 * squares - self._constant, values
+        z = (actions - outputs) * self._precision
+        squares = z.square_().sum(dim=-1)
+        logprobs = -0.5 * squares - self._constant
+        return actions.view(noise.shape), logprobs, values
 
     def _through(self, layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
         """Return the output [N, K] of a trunk for rows [N, O]."""
         *hidden, (weight, bias) = layers
+        activate = cast("Callable[[Tensor], Tensor]", self._activate)
         for each, shift in hidden:
             before = torch.addmm(shift, rows, each)
-            rows = cast("Callable[[Tensor], Tensor]", self._activate)(before)
+            rows = activate(before)
         return torch.addmm(bias, rows, weight)
 
 
 def _layers(trunk: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
     """Return (transposed weight, bias) of each linear layer."""
-    return [
-        (layer.weight.t(), layer.bias)
-        for layer in trunk
-        if isinstance(layer, nn.Linear)
-    ]
+    layers: list[tuple[Tensor, Tensor]] = []
+    for layer in trunk:
+        if isinstance(layer, nn.Linear):
+            layers.append((layer.weight.t(), layer.bias))
+    return layers

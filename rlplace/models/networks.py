@@ -119,7 +119,9 @@ class NetworkPolicy(nn.Module):
         return output_of(self.actions, outputs, values, log_std), memory
 
     def inputs(
-        self, observations: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        observations: Tensor,
+        dtype: torch.dtype = torch.float32,
     ) -> Observed:
         """Return observations as the network takes them. `dtype` is that of numbers; images stay uint8."""
         spaces = self._spaces
@@ -231,7 +233,9 @@ class NetworkPass:
 
         def run(steps: slice, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             outputs, values, after = self._call(
-                given.observations[steps].flatten(0, 1), memory, given.begins[steps]
+                given.observations[steps].flatten(0, 1),
+                memory,
+                given.begins[steps],
             )
             return outputs, values, after
 
@@ -254,7 +258,9 @@ class NetworkPass:
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
         found: tuple[Tensor, ...] = torch.func.functional_call(
-            self._policy.network, self._leaves, given
+            self._policy.network,
+            self._leaves,
+            given,
         )
         return found
 
@@ -300,18 +306,18 @@ class ImageEncoder(nn.Module):
         self.numbers = nn.Linear(numbers, _BESIDE) if numbers else None
         # Features of the convolutions, found without computing
         with torch.device("meta"):
-            sizes = [
-                _convolutions(config, at)(torch.empty(1, *at)).numel()
-                for at in map(image_size, shapes)
-            ]
-        joined = sum(sizes)
+            joined = 0
+            for shape in shapes:
+                size = image_size(shape)
+                convolutions = _convolutions(config, size)
+                joined += convolutions(torch.empty(1, *size)).numel()
         if numbers:
             joined += _BESIDE
+        # Layers over all features together
         widths = [joined, *config.hidden]
-        layers = [
-            nn.Sequential(nn.Linear(*pair), nn.ReLU())
-            for pair in itertools.pairwise(widths)
-        ]
+        layers = []
+        for inputs, outputs in itertools.pairwise(widths):
+            layers.append(nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU()))
         self.joint = nn.Sequential(*layers)
         self.features = widths[-1]
 
@@ -356,13 +362,17 @@ class ImageNetwork(ImageEncoder):
     def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # more than features
         """Return outputs [N, K] and values [N]."""
         joined = super().forward(observations)
-        return self.policy(joined), self.value(joined)[:, 0]
+        outputs = self.policy(joined)
+        values = self.value(joined)[:, 0]
+        return outputs, values
 
 
 def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
     """Return the linear heads of policy and value."""
     outputs = math.prod(noise_shape(actions))
-    return nn.Linear(features, outputs), nn.Linear(features, 1)
+    policy = nn.Linear(features, outputs)
+    value = nn.Linear(features, 1)
+    return policy, value
 
 
 def entries_of(observations: Observed) -> Mapping[str, Tensor]:
@@ -418,7 +428,9 @@ def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequenti
     # A layer: number of channels, kernel, stride
     if config.network == "nature":
         for width, (kernel, stride) in zip(
-            config.channels or _NATURE_CHANNELS, _NATURE, strict=True
+            config.channels or _NATURE_CHANNELS,
+            _NATURE,
+            strict=True,
         ):
             layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU()]
             channels = width
@@ -450,7 +462,12 @@ def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
         got = ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
         why = f"{config.name}: {error}; it gets rlplace.envs.contract.Spaces first"
         raise ConfigError.of(
-            "bad-module-kwargs", "actor.model.kwargs", what, got, why, "kwargs: {}"
+            "bad-module-kwargs",
+            "actor.model.kwargs",
+            what,
+            got,
+            why,
+            "kwargs: {}",
         ) from error
     # A policy has no frozen parameters
     frozen = None
@@ -462,6 +479,11 @@ def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
         why = "all parameters of a policy are trained"
         fix = "keep what is not trained as a buffer: self.register_buffer(name, tensor)"
         raise ConfigError.of(
-            "bad-network", "actor.model", what, f"{config.name}: {frozen}", why, fix
+            "bad-network",
+            "actor.model",
+            what,
+            f"{config.name}: {frozen}",
+            why,
+            fix,
         )
     return module

@@ -87,7 +87,10 @@ class Packed:
         total = 0
 
         def add(
-            piece: NDArray[Any], start: int, follows: int | None, files: Files = ()
+            piece: NDArray[Any],
+            start: int,
+            follows: int | None,
+            files: Files = (),
         ) -> int:
             """Append a segment; return the place of its first token in the packed tensor."""
             nonlocal total
@@ -164,14 +167,17 @@ class Packed:
             return None
         # A continued segment sees the segment before it, and itself
         own = torch.arange(len(self.tokens)).split(self.lengths)
-        seen = [
-            part if follows is None else torch.cat((own[follows], part))
-            for part, follows in zip(own, self.after, strict=True)
-        ]
+        seen = []
+        for part, follows in zip(own, self.after, strict=True):
+            if follows is not None:
+                part = torch.cat((own[follows], part))
+            seen.append(part)
         lengths = [len(part) for part in seen]
         device = self.tokens.device
         edges = torch.tensor(
-            [0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device
+            [0, *itertools.accumulate(lengths)],
+            dtype=torch.int32,
+            device=device,
         )
         return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
@@ -275,7 +281,9 @@ def _attention(
         key, value = (of.repeat_interleave(groups, dim=1) for of in (key, value))
         groups = 1
     attend = functools.partial(
-        functional.scaled_dot_product_attention, scale=scaling, enable_gqa=groups > 1
+        functional.scaled_dot_product_attention,
+        scale=scaling,
+        enable_gqa=groups > 1,
     )
     # One call for each segment
     parts = [tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)]
@@ -413,7 +421,11 @@ class _TokenScores(torch.autograd.Function):
                 place = targets[rows] - entries.start
                 terms = (highest, total, means[rows], chosen[rows])
                 highest = _add_tile(
-                    hidden[rows], head[entries], place, temperature, *terms
+                    hidden[rows],
+                    head[entries],
+                    place,
+                    temperature,
+                    *terms,
                 )
             # Join the sums of all ranks: scale them to the highest logit of all
             if parallel is not None:
@@ -434,7 +446,9 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None
+        ctx: Any,
+        by_logprob: Tensor | None,
+        by_entropy: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         hidden, head, targets, normalisers, means = ctx.saved_tensors
         # A gradient that is not needed is not computed

@@ -36,7 +36,8 @@ class _Activation(NamedTuple):
 # By the module in a trunk. Where the input is overwritten, the gradient follows from the output.
 _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
     nn.Tanh: _Activation(
-        torch.tanh_, lambda gradients, _, output: _ATEN.tanh_backward(gradients, output)
+        torch.tanh_,
+        lambda gradients, _, output: _ATEN.tanh_backward(gradients, output),
     ),
     nn.ReLU: _Activation(
         torch.relu_,
@@ -58,10 +59,11 @@ def flatten(module: nn.Module) -> Tensor:
 
 def slices(flat: Tensor, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, slice of `flat`) for each parameter; the slice has the parameter's shape."""
-    named = list(module.named_parameters())
-    parts = flat.split([parameter.numel() for _, parameter in named])
-    for (name, parameter), part in zip(named, parts, strict=True):
-        yield name, part.view(parameter.shape)
+    first = 0
+    for name, parameter in module.named_parameters():
+        last = first + parameter.numel()
+        yield name, flat[first:last].view(parameter.shape)
+        first = last
 
 
 class _Trunk:
@@ -79,15 +81,11 @@ class _Trunk:
         if len(layers) > 1:
             self._activation = _ACTIVATIONS[type(layers[1])]
         # Of each layer: weight, bias, and the gradients of both
-        self._layers = list(
-            zip(
-                weights[0::2],
-                weights[1::2],
-                gradients[0::2],
-                gradients[1::2],
-                strict=True,
-            )
-        )
+        self._layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for at in range(0, len(weights), 2):
+            weight, bias = weights[at : at + 2]
+            of_weight, of_bias = gradients[at : at + 2]
+            self._layers.append((weight, bias, of_weight, of_bias))
         # Of each layer: its input, and that input before the activation
         self._kept: list[tuple[Tensor, Tensor]] = []
 
@@ -128,8 +126,12 @@ class _Trunks:
     ) -> None:
         def trunk(name: str, layers: nn.Sequential) -> _Trunk:
             prefix = f"{name}."
-            own_weights = [t for n, t in weights.items() if n.startswith(prefix)]
-            own_gradients = [t for n, t in gradients.items() if n.startswith(prefix)]
+            own_weights = []
+            own_gradients = []
+            for parameter, weight in weights.items():
+                if parameter.startswith(prefix):
+                    own_weights.append(weight)
+                    own_gradients.append(gradients[parameter])
             return _Trunk(layers, own_weights, own_gradients)
 
         self._policy = trunk("policy", module.policy)
@@ -145,8 +147,10 @@ class _Trunks:
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         """Write the gradients of all weights, from those of `outputs` and `values`."""
-        self._policy.backward(outputs.to(self._dtype))
-        self._value.backward(values.to(self._dtype)[:, None])
+        of_policy = outputs.to(self._dtype)
+        of_value = values.to(self._dtype)[:, None]
+        self._policy.backward(of_policy)
+        self._value.backward(of_value)
 
 
 class Passes:
@@ -156,7 +160,10 @@ class Passes:
     """
 
     def __init__(
-        self, module: ActorCritic | NetworkPolicy, weights: Tensor, gradient: Tensor
+        self,
+        module: ActorCritic | NetworkPolicy,
+        weights: Tensor,
+        gradient: Tensor,
     ) -> None:
         """`weights` and `gradient` are [parameters], in the dtype of the computation."""
         of = dict(slices(weights, module))
@@ -219,18 +226,23 @@ class _Choices:
         self._each = self.entropies[:, None]
 
     def backward(
-        self, gradients: Tensor, entropy_gradient: float
+        self,
+        gradients: Tensor,
+        entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient of the logits; the second tensor is unused."""
         # d log p_t / d z = [t] - p
         found = self._probabilities * -gradients[:, None]
         found.scatter_add_(
-            -1, self._actions, gradients[:, None].expand_as(self._actions)
+            -1,
+            self._actions,
+            gradients[:, None].expand_as(self._actions),
         )
         # dH / d z = -p (log p + H)
         if entropy_gradient != 0.0:
             found.sub_(
-                self._probabilities * (self._logs + self._each), alpha=entropy_gradient
+                self._probabilities * (self._logs + self._each),
+                alpha=entropy_gradient,
             )
         return found, gradients
 
@@ -239,15 +251,19 @@ class _ManyChoices(_Choices):
     """Actions of several independent choices each."""
 
     def __init__(
-        self, logits: Tensor, actions: Tensor, space: MultiDiscreteActions
+        self,
+        logits: Tensor,
+        actions: Tensor,
+        space: MultiDiscreteActions,
     ) -> None:
         self._logs = choice_logprobs(logits, space)
         self._actions = actions + first_logits(space, actions.device)
         self._probabilities = self._logs.exp()
         self.logprobs = self._logs.gather(-1, self._actions).sum(dim=-1)
         # Entropy [N, elements] of each choice, then repeated for each of its logits
-        parts = (self._probabilities * self._logs).split(space.n, dim=-1)
-        each = -torch.stack([part.sum(dim=-1) for part in parts], dim=-1)
+        terms = self._probabilities * self._logs
+        sums = [part.sum(dim=-1) for part in terms.split(space.n, dim=-1)]
+        each = -torch.stack(sums, dim=-1)
         self.entropies = each.sum(dim=-1)
         repeats = torch.tensor(space.n, device=each.device)
         self._each = each.repeat_interleave(repeats, dim=-1)
@@ -256,7 +272,12 @@ class _ManyChoices(_Choices):
 class _Numbers:
     """Actions of independent normal distributions, whose deviations are the same for all observations."""
 
-    def __init__(self, means: Tensor, log_std: Tensor, actions: Tensor) -> None:
+    def __init__(
+        self,
+        means: Tensor,
+        log_std: Tensor,
+        actions: Tensor,
+    ) -> None:
         self._inverse = torch.exp(-log_std)
         size = log_std.numel()
         total = log_std.sum()
@@ -268,7 +289,9 @@ class _Numbers:
         self.entropies = (total + size * (0.5 + HALF_LOG_2PI)).expand(len(means))  # [N]
 
     def backward(
-        self, gradients: Tensor, entropy_gradient: float
+        self,
+        gradients: Tensor,
+        entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of the means [N, K] and of the log deviations [K]."""
         column = gradients[:, None]

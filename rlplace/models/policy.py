@@ -47,7 +47,12 @@ class Policy(nn.Module):
     high: Tensor
 
     def __init__(
-        self, network: PolicyNetwork, spaces: Spaces, config: Config, *, seed: int
+        self,
+        network: PolicyNetwork,
+        spaces: Spaces,
+        config: Config,
+        *,
+        seed: int,
     ) -> None:
         super().__init__()
         self.network = network
@@ -126,7 +131,9 @@ class Policy(nn.Module):
         """Return actions sampled from the distribution."""
         size = (len(output.values), *noise_shape(self.spaces.actions))
         draw = torch.randn if self._bounded else torch.rand
-        return self._within(sample(output, draw(size, generator=self._generator))[0])
+        noise = draw(size, generator=self._generator)
+        actions, _ = sample(output, noise)
+        return self._within(actions)
 
     def _within(self, actions: Tensor) -> Tensor:
         """Return actions, clamped to the bounds of a continuous space."""
@@ -164,11 +171,15 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
         found[name] = _shaped(tensor, expected.get(name))
     there = {name: tuple(tensor.shape) for name, tensor in found.items()}
     wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    every_name = there.keys() | wanted.keys()
-    odd = sorted(name for name in every_name if there.get(name) != wanted.get(name))
+    odd = []
+    for name in sorted(there.keys() | wanted.keys()):
+        if there.get(name) != wanted.get(name):
+            odd.append(name)
     if odd:
         what = "the weights are not those of a policy for this simulator"
-        why = f"{odd[0]} is {there.get(odd[0], 'missing')} there and {wanted.get(odd[0], 'missing')} by config.yaml"
+        stored_shape = there.get(odd[0], "missing")
+        wanted_shape = wanted.get(odd[0], "missing")
+        why = f"{odd[0]} is {stored_shape} there and {wanted_shape} by config.yaml"
         why += f"; {config.simulator_env.id} may show or take something else than when it was trained on"
         fix = "name a checkpoint of this simulator, or bring back the simulator of then"
         raise ConfigError.of("other-state", key, what, str(trained.weights), why, fix)
@@ -187,7 +198,12 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
         what = "the weights cannot be read"
         fix = "export them again: python -m rlplace.export RUN <new folder>"
         raise ConfigError.of(
-            "checkpoint-damaged", key, what, str(trained.weights), str(error), fix
+            "checkpoint-damaged",
+            key,
+            what,
+            str(trained.weights),
+            str(error),
+            fix,
         ) from error
 
 
@@ -267,7 +283,9 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
             "it has a memory, which goes from one step to the next beside the observations",
         )
     traced: torch.jit.ScriptModule = torch.jit.trace(
-        policy, _example(policy), check_trace=False
+        policy,
+        _example(policy),
+        check_trace=False,
     )
     # A trace has the branches of one batch: compare with random observations
     other = torch.randint(0, 255, (3, *policy.spaces.observation_shape)).to(
@@ -292,7 +310,8 @@ def _example(policy: Policy) -> Tensor:
     """Return two observations of zeros."""
     spaces = policy.spaces
     return torch.zeros(
-        (2, *spaces.observation_shape), dtype=getattr(torch, spaces.observation_dtype)
+        (2, *spaces.observation_shape),
+        dtype=getattr(torch, spaces.observation_dtype),
     )
 
 

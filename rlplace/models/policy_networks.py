@@ -35,7 +35,10 @@ Decide = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def build_policy(
-    spaces: Spaces, actor: ActorConfig, algorithm: AlgorithmConfig, seed: int
+    spaces: Spaces,
+    actor: ActorConfig,
+    algorithm: AlgorithmConfig,
+    seed: int,
 ) -> PolicyNetwork:
     """Build the policy of a job on the host, in float32. Equal arguments give equal weights in every process.
 
@@ -63,7 +66,10 @@ def build_policy(
     if isinstance(network, ImageNetwork | RecurrentNetwork | ChunkTransformer):
         network.initialise(generator)
     return NetworkPolicy(
-        spaces, network, normalize=normalize, initial_log_std=model.initial_log_std
+        spaces,
+        network,
+        normalize=normalize,
+        initial_log_std=model.initial_log_std,
     )
 
 
@@ -86,7 +92,10 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
         else NumberEncoder(spaces, model)
     )
     return RecurrentNetwork(
-        encoder, spaces.actions, lstm=model.memory == "lstm", size=model.memory_size
+        encoder,
+        spaces.actions,
+        lstm=model.memory == "lstm",
+        size=model.memory_size,
     )
 
 

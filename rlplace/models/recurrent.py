@@ -35,11 +35,12 @@ class NumberEncoder(nn.Module):
         super().__init__()
         # Widths of the layers, from the numbers of an observation on
         widths = (sum(entry.size for entry in spaces.entries), *config.hidden)
-        layers = [
-            (nn.Linear(*pair), ACTIVATIONS[config.activation]())
-            for pair in itertools.pairwise(widths)
-        ]
-        self.layers = nn.Sequential(*itertools.chain(*layers))
+        activation = ACTIVATIONS[config.activation]
+        layers: list[nn.Module] = []
+        for inputs, outputs in itertools.pairwise(widths):
+            layers.append(nn.Linear(inputs, outputs))
+            layers.append(activation())
+        self.layers = nn.Sequential(*layers)
         self.features = widths[-1]
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -90,7 +91,10 @@ class RecurrentNetwork(nn.Module):
         initialise([self.value], 1.0, generator)
 
     def forward(
-        self, observations: Observed, memory: Tensor, begins: Tensor | None = None
+        self,
+        observations: Observed,
+        memory: Tensor,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step."""
         # The encoder does not depend on the memory: all steps at once
@@ -123,7 +127,10 @@ class StepByStep(nn.Module):
         self.own = own
 
     def forward(
-        self, observations: Observed, memory: Tensor, begins: Tensor | None = None
+        self,
+        observations: Observed,
+        memory: Tensor,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step."""
         dtype = next((each.dtype for each in self.own.parameters()), memory.dtype)

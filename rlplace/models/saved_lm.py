@@ -15,7 +15,12 @@ from rlplace.models.saved_state import SavedState
 
 
 def write_lm(
-    folder: Path, out: Path, spec: LmSpec, kind: type[PackedLm], *, average: bool
+    folder: Path,
+    out: Path,
+    spec: LmSpec,
+    kind: type[PackedLm],
+    *,
+    average: bool,
 ) -> None:
     """Write a language model as a folder of transformers, like a run at its end.
 
@@ -45,7 +50,9 @@ def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Te
 
 
 def _lm_weights(
-    state: SavedState, spec: LmSpec, module: PackedLm
+    state: SavedState,
+    spec: LmSpec,
+    module: PackedLm,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name in a checkpoint, whole weight). Raises ConfigError if a saved shape differs from the model's."""
     # Parameters by the first of their names, and their dtypes

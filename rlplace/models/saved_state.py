@@ -53,7 +53,12 @@ class SavedState:
             what = "the checkpoint has no moving average"
             why = "the run kept none: actor.ema_decay"
             raise ConfigError.of(
-                "bad-option", "--ema", what, str(folder), why, "leave out --ema"
+                "bad-option",
+                "--ema",
+                what,
+                str(folder),
+                why,
+                "leave out --ema",
             )
         # Buffers have no average and come from the weights
         self._places = {}
@@ -92,7 +97,9 @@ class SavedState:
         with warnings.catch_warnings():
             # This process has no ranks, on purpose
             warnings.filterwarnings(
-                "ignore", "torch.distributed is disabled", UserWarning
+                "ignore",
+                "torch.distributed is disabled",
+                UserWarning,
             )
             state_dict_loader.load(
                 places,

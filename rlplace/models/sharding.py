@@ -72,28 +72,32 @@ def _put_together(parameter: DTensor) -> Tensor:
     """Gather the parts of all ranks of a mesh of two dimensions in one call; DTensor would gather in two."""
     copies, each = parameter.device_mesh.shape
     # Where the part of each rank lies, in the order of ranks
-    parts = [
-        part_at(parameter, {SHARD: copy, TENSOR: within})
-        for copy in range(copies)
-        for within in range(each)
-    ]
+    parts = []
+    for replica in range(copies):
+        for tp_rank in range(each):
+            place = {SHARD: replica, TENSOR: tp_rank}
+            parts.append(part_at(parameter, place))
     # Parts may differ in size: gather as many elements as the largest has
     shapes = [[dim.stop - dim.start for dim in part] for part in parts]
     room = max(map(math.prod, shapes))
     mine = own(parameter)
     gathered = mine.new_empty(len(parts), room)
-    if mine.numel() < room:
-        mine = functional.pad(mine.reshape(-1), (0, room - mine.numel()))
+    missing = room - mine.numel()
+    if missing > 0:
+        mine = functional.pad(mine.reshape(-1), (0, missing))
     all_gather(gathered.view(-1), mine.reshape(-1))
     # Copy each part to its place
     found = mine.new_empty(parameter.shape)
     for part, shape, row in zip(parts, shapes, gathered, strict=True):
-        found[part] = row[: math.prod(shape)].view(shape)
+        size = math.prod(shape)
+        found[part] = row[:size].view(shape)
     return found
 
 
 def all_gather(
-    whole: Tensor, part: Tensor, group: dist.ProcessGroup | None = None
+    whole: Tensor,
+    part: Tensor,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Fill `whole` with the parts of all ranks of `group`, in the order of ranks. A collective."""
     # Torch before 2.13 has it under another name
@@ -139,7 +143,8 @@ def part_at(
         # Elements of each part, rounded up
         each = -(-(stop - start) // mesh[name].size())
         first = min(start + place[name] * each, stop)
-        part[placement.dim] = (first, min(first + each, stop))
+        last = min(first + each, stop)
+        part[placement.dim] = (first, last)
     return tuple(slice(*bounds) for bounds in part)
 
 
@@ -186,16 +191,24 @@ def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, 
     among = parameter.device_mesh[TENSOR]
     rows, columns = local.shape
     each = -(-rows // among.size())
-    counts = [max(0, min(each, rows - rank * each)) for rank in range(among.size())]
+    counts = []
+    for rank in range(among.size()):
+        left = rows - rank * each
+        counts.append(max(0, min(each, left)))
     mine = counts[among.get_local_rank()]
     # Exchange rows for columns
     parts = local.new_empty(among.size(), mine, columns)
     taken = [mine * columns] * among.size()
     given = [count * columns for count in counts]
     dist.all_to_all_single(
-        parts.view(-1), local.reshape(-1), taken, given, group=among.get_group()
+        parts.view(-1),
+        local.reshape(-1),
+        taken,
+        given,
+        group=among.get_group(),
     )
-    whole_rows = parts.transpose(0, 1).reshape(mine, among.size() * columns)
+    width = among.size() * columns
+    whole_rows = parts.transpose(0, 1).reshape(mine, width)
     placements = (Shard(0),) * parameter.device_mesh.ndim
     return whole_rows, placements
 
@@ -206,20 +219,23 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     Tensors are consumed one by one; only one at a time is copied to the host.
     """
     prints = sorted(itertools.starmap(_fingerprint, tensors))
-    return hashlib.sha256("\n".join(prints).encode()).hexdigest()
+    joined = "\n".join(prints).encode()
+    return hashlib.sha256(joined).hexdigest()
 
 
 def _fingerprint(name: str, tensor: Tensor) -> str:
     """Return name, dtype, shape and SHA-256 of one tensor."""
     # A copy: a storage that NumPy refers to cannot be resized, which offloading does
     copy = tensor.detach().to("cpu", copy=True).contiguous()
-    content = copy.reshape(-1).view(torch.uint8).numpy().tobytes()
+    in_bytes = copy.reshape(-1).view(torch.uint8)
+    content = in_bytes.numpy().tobytes()
     found = hashlib.sha256(content).hexdigest()
     return f"{name} {copy.dtype} {list(copy.shape)} {found}"
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
     """Return the random generator for initial values of the parameter `name`; equal on every rank."""
-    hashed = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    text = f"{seed} {name}"
+    hashed = hashlib.sha256(text.encode()).digest()
     number = int.from_bytes(hashed[:8], "little", signed=True)
     return torch.Generator().manual_seed(number)

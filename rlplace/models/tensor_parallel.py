@@ -70,7 +70,9 @@ class TensorParallel:
         return cast(Tensor, _Alike.apply(values, self.mesh.size()))
 
     def reduce_(
-        self, values: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+        self,
+        values: Tensor,
+        how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> Tensor:
         """Reduce `values` over the ranks, in place. A collective."""
         dist.all_reduce(values, how, group=self.group)
@@ -162,7 +164,10 @@ def _cut_rows_or_columns(
                     f"{parameter.shape[dim]} rows or columns do not divide into {mesh.size()}"
                 )
             part = distribute_tensor(
-                parameter.detach(), mesh, [Shard(dim)], src_data_rank=None
+                parameter.detach(),
+                mesh,
+                [Shard(dim)],
+                src_data_rank=None,
             )
             made[parameter] = nn.Parameter(part, requires_grad=parameter.requires_grad)
         module._parameters[name] = made[parameter]
@@ -190,7 +195,9 @@ def _own_parts(module: nn.Module) -> Iterator[None]:
 
 
 def _cut_vocabulary(
-    lm: PreTrainedModel, mesh: DeviceMesh, made: dict[nn.Parameter, nn.Parameter]
+    lm: PreTrainedModel,
+    mesh: DeviceMesh,
+    made: dict[nn.Parameter, nn.Parameter],
 ) -> None:
     """Split embedding and head by rows of the vocabulary."""
     embedding = lm.get_input_embeddings()
@@ -211,7 +218,8 @@ def _cut_vocabulary(
 
     def forward(tokens: Tensor) -> Tensor:
         # Rows of other ranks are zero here; the sum over ranks is the embedding
-        ours = (tokens >= first) & (tokens < first + rows)
+        last = first + rows
+        ours = (tokens >= first) & (tokens < last)
         found = own_rows(torch.where(ours, tokens - first, 0))
         embedded = found * ours.unsqueeze(-1)
         return cast(Tensor, _Scatter.apply(embedded, mesh.get_group()))
@@ -223,11 +231,15 @@ def _entering(parallel: TensorParallel) -> Any:
     """Return a hook that gathers the states given to a module."""
 
     def hook(
-        _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+        _: nn.Module,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (parallel.gather(args[0]), *args[1:]), named
-        return args, named | {"hidden_states": parallel.gather(named["hidden_states"])}
+            states = parallel.gather(args[0])
+            return (states, *args[1:]), named
+        states = parallel.gather(named["hidden_states"])
+        return args, named | {"hidden_states": states}
 
     return hook
 
@@ -235,15 +247,18 @@ def _entering(parallel: TensorParallel) -> Any:
 def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Gather [.., tokens, E] of all ranks along the tokens."""
     tokens, width = states.shape[-2:]
-    found = states.new_empty(*states.shape[:-2], tokens * group.size(), width)
-    all_gather(found.view(-1, width), states.contiguous().view(-1, width), group=group)
+    batch = states.shape[:-2]
+    found = states.new_empty(*batch, tokens * group.size(), width)
+    sent = states.contiguous().view(-1, width)
+    all_gather(found.view(-1, width), sent, group=group)
     return found
 
 
 def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum states [.., tokens, E] over ranks; return this rank's tokens of the sum."""
     tokens, width = states.shape[-2:]
-    found = states.new_empty(*states.shape[:-2], tokens // group.size(), width)
+    batch = states.shape[:-2]
+    found = states.new_empty(*batch, tokens // group.size(), width)
     sent = states.contiguous().view(group.size(), -1, width)
     if states.is_cuda:
         # Torch before 2.13 has it under another name

@@ -102,9 +102,15 @@ class Tokenizer:
         The ids are the model's own and those of special tokens among `texts`. The texts are all others.
         """
         special = self._without_text
-        added = [special[text] for text in texts if text in special]
-        ids = dict.fromkeys([*self.stop_token_ids, *added])
-        return tuple(ids), tuple(text for text in texts if text not in special)
+        ids = list(self.stop_token_ids)
+        others = []
+        for text in texts:
+            if text in special:
+                ids.append(special[text])
+            else:
+                others.append(text)
+        without_repetitions = dict.fromkeys(ids)
+        return tuple(without_repetitions), tuple(others)
 
     def special_within(self, text: str) -> str | None:
         """Return a special token that `text` contains; None if there is none.
@@ -119,13 +125,11 @@ class Tokenizer:
     @property
     def _without_text(self) -> Mapping[str, int]:
         """Added tokens, by text, that decoding leaves out of an answer."""
-        added = {
-            token.content: number
-            for number, token in self._library.get_added_tokens_decoder().items()
-        }
-        return {
-            text: number for text, number in added.items() if not self.decode([number])
-        }
+        without = {}
+        for number, token in self._library.get_added_tokens_decoder().items():
+            if not self.decode([number]):
+                without[token.content] = number
+        return without
 
     @property
     def size(self) -> int:
@@ -152,13 +156,19 @@ class Tokenizer:
             why = "of bytes decoded with surrogateescape, or an escape"
             fix = 'decode the bytes with errors="replace"'
             raise ConfigError.of(
-                "no-text", "env.task", what, ascii(text)[:400], why, fix
+                "no-text",
+                "env.task",
+                what,
+                ascii(text)[:400],
+                why,
+                fix,
             ) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
         """Decode tokens to text; with `special`, special tokens are shown."""
         text: str = self._library.decode(
-            [int(t) for t in tokens], skip_special_tokens=not special
+            [int(t) for t in tokens],
+            skip_special_tokens=not special,
         )
         return text
 
@@ -182,7 +192,12 @@ class Tokenizer:
             why = "prompts are messages of a chat, and only the template defines how this model sees one"
             fix = "env.chat=false sends prompts as plain text        (or: add a chat_template.jinja)"
             raise ConfigError.of(
-                "no-chat-template", _KEY, what, str(self._folder), why, fix
+                "no-chat-template",
+                _KEY,
+                what,
+                str(self._folder),
+                why,
+                fix,
             )
         chat = [
             {"role": message.role, "content": _content(message)} for message in messages
@@ -211,7 +226,12 @@ class Tokenizer:
             if any(message.role == "system" for message in messages):
                 fix = "env.system=null        (if the roles it takes do not include system)"
             raise ConfigError.of(
-                "chat-template-refused", _KEY, what, got, why, fix
+                "chat-template-refused",
+                _KEY,
+                what,
+                got,
+                why,
+                fix,
             ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
@@ -233,8 +253,10 @@ class StopTexts:
         seen = tokens[-self._most :]
         written = self._tokenizer.decode(seen)
         found = [text for text in self._texts if text in written]
+        if not found:
+            return False
         # It was there before if the text without the last token has as many
-        before = self._tokenizer.decode(seen[:-1]) if found else ""
+        before = self._tokenizer.decode(seen[:-1])
         return any(written.count(text) > before.count(text) for text in found)
 
 
@@ -329,7 +351,8 @@ def _json(file: Path) -> dict[str, Any]:
         raise _damaged(file, error) from error
     if not isinstance(content, dict):
         raise _damaged(
-            file, TypeError(f"it is a {type(content).__name__}, not an object")
+            file,
+            TypeError(f"it is a {type(content).__name__}, not an object"),
         )
     return content
 
@@ -341,7 +364,12 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
         "save it anew: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
     )
     return ConfigError.of(
-        "no-tokenizer", _KEY, what, str(file), f"{type(error).__name__}: {error}", fix
+        "no-tokenizer",
+        _KEY,
+        what,
+        str(file),
+        f"{type(error).__name__}: {error}",
+        fix,
     )
 
 
@@ -395,7 +423,10 @@ def _environment() -> jinja2.Environment:
         sort_keys: bool = False,
     ) -> str:
         return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            sort_keys=sort_keys,
         )
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

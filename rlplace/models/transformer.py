@@ -62,7 +62,8 @@ class ChunkTransformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         # Outputs of one action of the chunk
         self.policy = nn.Linear(
-            width, math.prod(noise_shape(spaces.actions)) // spaces.chunk
+            width,
+            math.prod(noise_shape(spaces.actions)) // spaces.chunk,
         )
         self.value = nn.Linear(width, 1)
 
@@ -81,15 +82,22 @@ class ChunkTransformer(nn.Module):
             if entry in self._images:
                 pixels = as_channels_first(scaled_pixels(given, dtype))
                 # [N, W, rows, columns] to [N, tokens, W]
-                tokens.append(layer(pixels).flatten(2).transpose(1, 2))
+                patches = layer(pixels)
+                tokens.append(patches.flatten(2).transpose(1, 2))
             else:
-                tokens.append(layer(given.flatten(1).to(dtype))[:, None])
+                numbers = given.flatten(1).to(dtype)
+                tokens.append(layer(numbers)[:, None])
+        # Tokens and queries go through the blocks together
         seen = torch.cat(tokens, dim=1) + self.places
         asked = self.queries.expand(len(seen), -1, -1)
-        through = self.blocks(torch.cat([seen, asked], dim=1))
+        joined = torch.cat([seen, asked], dim=1)
+        through = self.blocks(joined)
         # The last tokens are the queries: n actions, then the value
-        answers = self.norm(through[:, -self._chunk - 1 :])
-        return self.policy(answers[:, :-1]).flatten(1), self.value(answers[:, -1])[:, 0]
+        first_query = -self._chunk - 1
+        answers = self.norm(through[:, first_query:])
+        outputs = self.policy(answers[:, :-1]).flatten(1)
+        values = self.value(answers[:, -1])[:, 0]
+        return outputs, values
 
 
 class _Block(nn.Module):
@@ -102,15 +110,22 @@ class _Block(nn.Module):
         self.attention = nn.Linear(width, 3 * width)
         self.joined = nn.Linear(width, width)
         self.layer = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens [N, L, W] after this block."""
         # Queries, keys and values: [3, N, heads, L, W / heads]
-        projected = self.attention(self.norms[0](tokens))
-        parts = projected.unflatten(-1, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        normalised = self.norms[0](tokens)
+        projected = self.attention(normalised)
+        parts = projected.unflatten(-1, (3, self._heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        by_head = scaled_dot_product_attention(query, key, value)
+        attended = by_head.transpose(1, 2).flatten(2)
         tokens = tokens + self.joined(attended)
-        added: Tensor = self.layer(self.norms[1](tokens))
+        # Feed-forward layer
+        normalised = self.norms[1](tokens)
+        added: Tensor = self.layer(normalised)
         return tokens + added

@@ -80,7 +80,12 @@ class VisionSpec:
             why = "patch_size, merge_size and the size of images in preprocessor_config.json define what it sees"
             fix = "save it there: AutoImageProcessor.from_pretrained(<model>).save_pretrained(<folder>)"
             raise ConfigError.of(
-                "no-image-processor", "actor.model.path", what, str(folder), why, fix
+                "no-image-processor",
+                "actor.model.path",
+                what,
+                str(folder),
+                why,
+                fix,
             )
         patch, merge, least, most = numbers
         # The job may allow fewer tokens
@@ -113,12 +118,12 @@ class VisionSpec:
         columns = round(width / cell)
         if rows * columns * cell**2 > self.most:
             scale = math.sqrt(height * width / self.most)
-            rows, columns = (
-                max(1, math.floor(side / scale / cell)) for side in (height, width)
-            )
+            rows = max(1, math.floor(height / scale / cell))
+            columns = max(1, math.floor(width / scale / cell))
         elif rows * columns * cell**2 < self.least:
             scale = math.sqrt(self.least / (height * width))
-            rows, columns = (math.ceil(side * scale / cell) for side in (height, width))
+            rows = math.ceil(height * scale / cell)
+            columns = math.ceil(width * scale / cell)
         # A narrow image has at least one cell across, which can exceed the bound again
         if rows * columns * cell**2 > self.most:
             raise ValueError(
@@ -168,7 +173,13 @@ class VisionSpec:
         repeats[places] = counts
         return np.repeat(tokens, repeats)
 
-    def _bad(self, what: str, got: str, why: str, fix: str) -> ConfigError:
+    def _bad(
+        self,
+        what: str,
+        got: str,
+        why: str,
+        fix: str,
+    ) -> ConfigError:
         """Return the error of a bad image or prompt."""
         return ConfigError.of("bad-image", "env.kwargs", what, got, why, fix)
 

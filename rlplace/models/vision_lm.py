@@ -42,7 +42,8 @@ class VisionInput:
     def _processor(self) -> Any:
         """The image processor of the model's folder, loaded at its first use."""
         return AutoImageProcessor.from_pretrained(
-            self.vision.folder, local_files_only=True
+            self.vision.folder,
+            local_files_only=True,
         )
 
     def read(self, files: Files) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,9 @@ class VisionInput:
         size = {"shortest_edge": self.vision.least, "longest_edge": self.vision.most}
         images = [Image.open(io.BytesIO(file)) for file in files]
         read = self._processor(images=images, size=size, return_tensors="pt")
-        return read["pixel_values"].float(), read["image_grid_thw"]
+        patches = read["pixel_values"].float()
+        grids = read["image_grid_thw"]
+        return patches, grids
 
     def states(
         self,
@@ -88,7 +91,9 @@ class VisionInput:
                 "a prompt is expanded to the tokens of its images"
             )
             found, _ = base.get_rope_index(
-                tokens[None], mm_token_type_ids=mark[None].int(), image_grid_thw=grid
+                tokens[None],
+                mm_token_type_ids=mark[None].int(),
+                image_grid_thw=grid,
             )
             # A continued segment counts on from the one before it
             if follows is not None:
@@ -100,21 +105,27 @@ class VisionInput:
         places = torch.cat(marks)[None].to(tokens.device)
         turned = torch.cat(positions, dim=-1).to(tokens.device)
         seen = base.get_image_features(
-            patches.to(tokens.device), grids.to(tokens.device), return_dict=True
+            patches.to(tokens.device),
+            grids.to(tokens.device),
+            return_dict=True,
         )
         states = lm.get_input_embeddings()(tokens)[None]
         states = states.masked_scatter(
-            places[..., None], torch.cat(seen.pooler_output).to(states.dtype)
+            places[..., None],
+            torch.cat(seen.pooler_output).to(states.dtype),
         )
         # Qwen3-VL also adds states of the tower in the first layers of the decoder
         if layers := getattr(seen, "deepstack_features", None):
-            stacked = [
-                torch.cat(layer) if isinstance(layer, (list, tuple)) else layer
-                for layer in layers
-            ]
+            stacked = []
+            for layer in layers:
+                if isinstance(layer, (list, tuple)):
+                    layer = torch.cat(layer)
+                stacked.append(layer)
             others |= {"visual_pos_masks": places, "deepstack_visual_embeds": stacked}
         out = VisionLm.decoder_of(lm)(
-            inputs_embeds=states, position_ids=turned, **others
+            inputs_embeds=states,
+            position_ids=turned,
+            **others,
         )
         return out.last_hidden_state[0], turned[:, 0]
 
@@ -171,7 +182,8 @@ class VisionLm(CausalLm):
     def blocks(self) -> list[nn.Module]:
         """The blocks of the decoder, then those of the vision tower."""
         tower = cast(Any, self.lm.base_model).visual
-        return [*cast(nn.ModuleList, self.decoder_of(self.lm).layers), *tower.blocks]
+        layers = cast(nn.ModuleList, self.decoder_of(self.lm).layers)
+        return [*layers, *tower.blocks]
 
 
 def vision_lm_of(vision: VisionSpec) -> type[VisionLm]:

@@ -154,7 +154,9 @@ class AdvantageEstimator:
         groups = rewarded
         if self._config.leaves_out:
             groups, non_finite, scores, inferred = without_non_finite(
-                groups, scores, inferred
+                groups,
+                scores,
+                inferred,
             )
         targets = dict(inferred)
         outcomes = Outcomes.of(groups)
@@ -172,7 +174,10 @@ class AdvantageEstimator:
         if algorithm.name == "ppo":
             values = _tensor(inferred.get("values") or scores["critic"])
             rewards = token_rewards(
-                outcomes.rewards, outcomes.lengths, penalty, self._kl_coef
+                outcomes.rewards,
+                outcomes.lengths,
+                penalty,
+                self._kl_coef,
             ).float()
             if self._variant is not None:
                 steps = TokenSteps(rewards, values, outcomes.lengths)
@@ -206,7 +211,11 @@ class AdvantageEstimator:
         if kl is not None and algorithm.kl_target is not None and count:
             each = float(kl.sum()) / count
             self._kl_coef = next_kl_coef(
-                self._kl_coef, each, count, algorithm.kl_target, algorithm.kl_horizon
+                self._kl_coef,
+                each,
+                count,
+                algorithm.kl_target,
+                algorithm.kl_horizon,
             )
         return experience
 
@@ -223,7 +232,10 @@ class AdvantageEstimator:
         self._reward_moments = Moments(count=count, mean=mean, var=var)
 
     def _rewarded(
-        self, sample: Sample, number: int, scores: Mapping[str, BySample]
+        self,
+        sample: Sample,
+        number: int,
+        scores: Mapping[str, BySample],
     ) -> Sample:
         """Return the sample with the weighted scores of all reward components added to its reward.
 
@@ -237,7 +249,9 @@ class AdvantageEstimator:
             for name, score in scored.items()
         )
         return dataclasses.replace(
-            sample, reward=sample.reward + weighed, rewards={**sample.rewards, **scored}
+            sample,
+            reward=sample.reward + weighed,
+            rewards={**sample.rewards, **scored},
         )
 
     def _shaped(self, rewards: Tensor) -> Tensor:
@@ -256,7 +270,9 @@ class AdvantageEstimator:
         return rewards.clamp(-limit, limit)
 
     def _kl(
-        self, groups: Groups, known: Mapping[Target, BySample]
+        self,
+        groups: Groups,
+        known: Mapping[Target, BySample],
     ) -> tuple[Tensor | None, dict[str, Metric]]:
         """Return the KL of each response token from the reference, [M], and its metrics; None without a reference.
 
@@ -299,7 +315,9 @@ class AdvantageEstimator:
 
 
 def without_non_finite(
-    groups: Groups, scores: Mapping[str, BySample], inferred: Mapping[Target, BySample]
+    groups: Groups,
+    scores: Mapping[str, BySample],
+    inferred: Mapping[Target, BySample],
 ) -> tuple[
     Groups, list[tuple[Sample, str]], Mapping[str, BySample], Mapping[Target, BySample]
 ]:

@@ -188,14 +188,22 @@ class LmLearner:
         return summed.view(found.shape)
 
     def _value_loss(
-        self, values: Tensor, old_values: Tensor, returns: Tensor
+        self,
+        values: Tensor,
+        old_values: Tensor,
+        returns: Tensor,
     ) -> Tensor:
         """Return the loss of each token, [N], from tensors [N]."""
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
         return value_loss(values, old_values, returns, self._algorithm.value_clip)
 
-    def _lap(self, watch: Stopwatch, part: str, size: float = 0) -> None:
+    def _lap(
+        self,
+        watch: Stopwatch,
+        part: str,
+        size: float = 0,
+    ) -> None:
         """End a lap once the accelerator has finished its work.
 
         GPU work is queued: without the wait its time would be measured in the next lap that synchronizes.
@@ -246,7 +254,9 @@ class LmLearner:
                 }
             # Means and gradient norm over all ranks; None: not finite, and the step is skipped
             numbers = self._trainer.sum_over_ranks(
-                [*partial], torch.stack([*partial.values()]), iteration
+                [*partial],
+                torch.stack([*partial.values()]),
+                iteration,
             )
             watch.lap("exchange", self._ranks.world_size)
             if numbers is not None:
@@ -300,7 +310,12 @@ class ActorLearner(LmLearner):
         shared_prefix_cost: float | None,
     ) -> None:
         super().__init__(
-            config, lm, trainer, ranks, shared_prefix_cost, config.actor.token_budget
+            config,
+            lm,
+            trainer,
+            ranks,
+            shared_prefix_cost,
+            config.actor.token_budget,
         )
         algorithm = self._algorithm
         self._clip = Clip(
@@ -327,7 +342,9 @@ class ActorLearner(LmLearner):
         return super().plan(lengths, iteration)
 
     def infer(
-        self, shard: SampleShard, asked: Collection[Target]
+        self,
+        shard: SampleShard,
+        asked: Collection[Target],
     ) -> dict[Target, BySample]:
         """Return the `asked` targets of all samples, by the current weights; the same on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
@@ -354,7 +371,10 @@ class ActorLearner(LmLearner):
         return inferred
 
     def _token_scores(
-        self, batch: Batch, micro_batches: Iterable[MicroBatch], fields: Sequence[str]
+        self,
+        batch: Batch,
+        micro_batches: Iterable[MicroBatch],
+        fields: Sequence[str],
     ) -> Tensor:
         """Return [fields, M]: the named fields of the model's scores, for all response tokens. A collective."""
 
@@ -386,7 +406,8 @@ class ActorLearner(LmLearner):
         sampled: list[_Sampled] = []
 
         def differentiate(
-            picks: MicroBatch, totals: Totals
+            picks: MicroBatch,
+            totals: Totals,
         ) -> tuple[Tensor, dict[str, Tensor]]:
             scores = self._lm.module(batch.packed(picks), self._temperature)
             trainer = scores.logprobs.detach()
@@ -420,7 +441,10 @@ class ActorLearner(LmLearner):
         return mismatch_metrics(by_trainer, by_engine, versions == iteration, cut)
 
     def _corrected(
-        self, behaviour: Tensor, engine: Tensor, lengths: Tensor
+        self,
+        behaviour: Tensor,
+        engine: Tensor,
+        lengths: Tensor,
     ) -> Corrected | tuple[None, Tensor]:
         """Return importance weights [N], trainer over engine, and which were cut, [N] bool; no weights without
         correction.
@@ -459,7 +483,12 @@ class ActorLearner(LmLearner):
             importance, cut = self._corrected(behaviour, engine, batch.lengths(picks))
             held.sampled.append((trainer, engine, batch.versions(picks), cut))
             loss, parts = self._loss(
-                batch, picks, self._most, scores, behaviour, importance
+                batch,
+                picks,
+                self._most,
+                scores,
+                behaviour,
+                importance,
             )
             loss.backward()
             self._lap(watch, self._part("micro_batch"), batch.size(picks))
@@ -472,7 +501,9 @@ class ActorLearner(LmLearner):
         """The largest totals that a step over all samples of an iteration can have."""
         samples = (self._algorithm.prompts or 1) * self._algorithm.samples_per_prompt
         return Totals(
-            samples=samples, tokens=samples * self._longest, longest=self._longest
+            samples=samples,
+            tokens=samples * self._longest,
+            longest=self._longest,
         )
 
     def _step(self, iteration: int) -> Update:
@@ -497,7 +528,9 @@ class ActorLearner(LmLearner):
         # Sum over ranks, step
         lr = self._trainer.learning_rate(iteration)
         numbers = self._trainer.sum_over_ranks(
-            [*held.partial], torch.stack(partial), iteration
+            [*held.partial],
+            torch.stack(partial),
+            iteration,
         )
         watch.lap("exchange", self._ranks.world_size)
         if numbers is not None:
@@ -589,7 +622,12 @@ class CriticLearner(LmLearner):
         shared_prefix_cost: float | None,
     ) -> None:
         super().__init__(
-            config, lm, trainer, ranks, shared_prefix_cost, config.critic.token_budget
+            config,
+            lm,
+            trainer,
+            ranks,
+            shared_prefix_cost,
+            config.critic.token_budget,
         )
 
     def values(self, shard: SampleShard) -> Tensor:
@@ -606,7 +644,11 @@ class CriticLearner(LmLearner):
         return self._infer(batch, micro_batches, values_of, 1)[0]
 
     def learn(
-        self, shard: SampleShard, old_values: Tensor, returns: Tensor, iteration: int
+        self,
+        shard: SampleShard,
+        old_values: Tensor,
+        returns: Tensor,
+        iteration: int,
     ) -> Update:
         """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device.
 
@@ -621,7 +663,8 @@ class CriticLearner(LmLearner):
         counted = [int(part.sum()) for part in by_sample]
 
         def differentiate(
-            picks: MicroBatch, totals: Totals
+            picks: MicroBatch,
+            totals: Totals,
         ) -> tuple[Tensor, dict[str, Tensor]]:
             places = batch.places(picks)
             tokens = max(1, totals.tokens)
@@ -639,5 +682,9 @@ class CriticLearner(LmLearner):
             }
 
         return self._learn(
-            lengths, self.plan(lengths, iteration), iteration, differentiate, counted
+            lengths,
+            self.plan(lengths, iteration),
+            iteration,
+            differentiate,
+            counted,
         )

@@ -30,7 +30,10 @@ class Moments(Protocol):
     packed: bool  # whether `read` returns new float32 tensors on the host
 
     def step(
-        self, stepped: Sequence[Tensor], gradients: Sequence[Tensor], lr: float
+        self,
+        stepped: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        lr: float,
     ) -> None:
         """Step the tensors in place. `gradients` have the dtypes of the tensors and may be overwritten."""
 
@@ -42,7 +45,12 @@ class Moments(Protocol):
         `take_over`.
         """
 
-    def take_over(self, values: Values, steps_made: int, where: Where) -> None:
+    def take_over(
+        self,
+        values: Values,
+        steps_made: int,
+        where: Where,
+    ) -> None:
         """Resume after `steps_made` steps from `values`, the filled tensors of `read`."""
 
 
@@ -59,7 +67,10 @@ class FloatMoments:
         self._steps = [torch.zeros((), device=tensor.device) for tensor in stepped]
 
     def step(
-        self, stepped: Sequence[Tensor], gradients: Sequence[Tensor], lr: float
+        self,
+        stepped: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        lr: float,
     ) -> None:
         first, second = (self._moments[name] for name in _NAMES)
         _step(stepped, gradients, first, second, self._steps, lr, self._config)
@@ -70,7 +81,12 @@ class FloatMoments:
     def read(self, where: Where) -> Values:
         return {name: [*map(where, moment)] for name, moment in self._moments.items()}
 
-    def take_over(self, values: Values, steps_made: int, where: Where) -> None:
+    def take_over(
+        self,
+        values: Values,
+        steps_made: int,
+        where: Where,
+    ) -> None:
         for step in self._steps:
             where(step).fill_(steps_made)
 
@@ -93,10 +109,17 @@ class ByteMoments:
         self._root = [_Packed.zeros(tensor, signed=False) for tensor in stepped]
 
     def step(
-        self, stepped: Sequence[Tensor], gradients: Sequence[Tensor], lr: float
+        self,
+        stepped: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        lr: float,
     ) -> None:
         for tensor, gradient, first_moment, root_moment in zip(
-            stepped, gradients, self._first, self._root, strict=True
+            stepped,
+            gradients,
+            self._first,
+            self._root,
+            strict=True,
         ):
             # Piece by piece, so that only one piece is unpacked to float32 at a time
             pieces = zip(
@@ -141,10 +164,17 @@ class ByteMoments:
             root.square_()
         return dict(zip(_NAMES, read, strict=True))
 
-    def take_over(self, values: Values, steps_made: int, where: Where) -> None:
+    def take_over(
+        self,
+        values: Values,
+        steps_made: int,
+        where: Where,
+    ) -> None:
         self._steps_made = steps_made
         for moment, read in zip(
-            (self._first, self._root), values.values(), strict=True
+            (self._first, self._root),
+            values.values(),
+            strict=True,
         ):
             for packed, numbers in zip(moment, read, strict=True):
                 # Pack on the host, then copy to where the moments are now
@@ -162,7 +192,13 @@ class _Packed:
     `signed`: the table is -1 to 1, else 0 to 1.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        *,
+        signed: bool,
+    ) -> None:
         self.codes = codes
         self.scales = scales
         self.signed = signed

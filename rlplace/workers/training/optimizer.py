@@ -216,11 +216,16 @@ class Trainer:
 
     def learning_rate(self, iteration: int) -> float:
         return learning_rate(
-            self._config, self.steps_made, iteration / self._iterations
+            self._config,
+            self.steps_made,
+            iteration / self._iterations,
         )
 
     def sum_over_ranks(
-        self, names: Sequence[str], shares: Tensor, iteration: int
+        self,
+        names: Sequence[str],
+        shares: Tensor,
+        iteration: int,
     ) -> Numbers | None:
         """Sum this rank's `shares` (partial sums of means) over ranks; return them by `names`, with the gradient
         norm.
@@ -275,7 +280,12 @@ class Trainer:
         named = ", ".join(ranks) or "none: the sum of all"
         return f"{what} of rank {named}"
 
-    def _diverged(self, numbers: Numbers, where: str, iteration: int) -> DivergedError:
+    def _diverged(
+        self,
+        numbers: Numbers,
+        where: str,
+        iteration: int,
+    ) -> DivergedError:
         repeated = f", {self._skipped} times in a row before" if self._skipped else ""
         listed = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
         return DivergedError.about(

@@ -89,7 +89,9 @@ class PolicyLearner:
         # Normalise advantages over all ranks, and observations by the statistics of the rollout
         if self._algorithm.advantages_normalized:
             of_advantages = Moments(
-                count=moments.count, mean=moments.mean[0], var=moments.var[0]
+                count=moments.count,
+                mean=moments.mean[0],
+                var=moments.var[0],
             )
             samples = samples._replace(
                 advantages=normalized(samples.advantages, of_advantages, 1e-8)
@@ -109,7 +111,12 @@ class PolicyLearner:
         without_autograd = manual_backward and self._custom_loss is None
         with torch.inference_mode(without_autograd):
             steps, stopped = self._steps(
-                samples, sequences, sound_of_all, iteration, lr, watch
+                samples,
+                sequences,
+                sound_of_all,
+                iteration,
+                lr,
+                watch,
             )
         # The statistics change after the last step only
         self._policy.drop_gathered()
@@ -169,7 +176,9 @@ class PolicyLearner:
         if self._algorithm.normalize_rewards:
             rewards = rewards.masked_fill(non_finite, 0.0)
             rewards = self._return_scale(
-                rewards, terminated | truncated, self._ranks.sum
+                rewards,
+                terminated | truncated,
+                self._ranks.sum,
             )
         # A step with NaN reward ends its episode. With its value as reward, the step before sees the expected rest.
         rewards = torch.where(non_finite, values, rewards)
@@ -196,7 +205,9 @@ class PolicyLearner:
             gamma = self._algorithm.gamma
             gae_lambda = self._algorithm.gae_lambda
             advantages, returns = gae(
-                **known._asdict(), gamma=gamma, gae_lambda=gae_lambda
+                **known._asdict(),
+                gamma=gamma,
+                gae_lambda=gae_lambda,
             )
         return StepSamples(
             # [T, B, ...] becomes [N, ...]
@@ -209,7 +220,9 @@ class PolicyLearner:
         )
 
     def _statistics(
-        self, samples: StepSamples, sound: Tensor
+        self,
+        samples: StepSamples,
+        sound: Tensor,
     ) -> tuple[Moments, Tensor]:
         """Return moments [3] of advantages, returns and value errors over all ranks, and the sums of observation
         statistics.
@@ -243,7 +256,10 @@ class PolicyLearner:
         return self._ranks.sum(found.flatten()).cpu().bool()
 
     def _sequences(
-        self, samples: StepSamples, trajectory: Trajectory, sound: Tensor | None
+        self,
+        samples: StepSamples,
+        trajectory: Trajectory,
+        sound: Tensor | None,
     ) -> SequenceSamples | None:
         """Cut the samples into sequences; None for a policy without memory.
 
@@ -257,7 +273,12 @@ class PolicyLearner:
         burn_in = algorithm.burn_in
         sound = None if sound is None else sound.to(self._device)
         return SequenceSamples(
-            policy, samples, trajectory, length=length, burn_in=burn_in, sound=sound
+            policy,
+            samples,
+            trajectory,
+            length=length,
+            burn_in=burn_in,
+            sound=sound,
         )
 
     def _steps(
@@ -287,7 +308,10 @@ class PolicyLearner:
         passes = self._policy.passes(len(names))
         for _ in range(self._algorithm.epochs):
             for given, mine, count in self._minibatches(
-                samples, sequences, sound, generator
+                samples,
+                sequences,
+                sound,
+                generator,
             ):
                 shares = self._differentiate(passes, given, mine, count)
                 self._policy.synchronize()
@@ -318,7 +342,11 @@ class PolicyLearner:
         number = self._algorithm.num_minibatches
         if sequences is not None:
             for picked, count in minibatches(
-                self._rows, number, generator, sound, self._algorithm.unrolled
+                self._rows,
+                number,
+                generator,
+                sound,
+                self._algorithm.unrolled,
             ):
                 yield *sequences.pick(picked), count
             return
@@ -334,7 +362,11 @@ class PolicyLearner:
             yield mine.observations, mine, count
 
     def _differentiate(
-        self, passes: Passes, given: Tensor | Sequences, mine: StepSamples, count: int
+        self,
+        passes: Passes,
+        given: Tensor | Sequences,
+        mine: StepSamples,
+        count: int,
     ) -> Tensor:
         """Run forward and backward; return this rank's partial sums of the step's means.
 

@@ -60,7 +60,10 @@ class Ranks:
     _members = 0  # open Ranks of this process
 
     def __init__(
-        self, context: WorkerContext, timeout_s: float, parallel: Parallel = _ALONE
+        self,
+        context: WorkerContext,
+        timeout_s: float,
+        parallel: Parallel = _ALONE,
     ) -> None:
         """Block until all ranks of the worker's group have joined; the calling thread computes on its device from now
         on.
@@ -126,7 +129,9 @@ class Ranks:
         everyone = dist.group.WORLD
         assert everyone is not None, "init_process_group made no group"
         self.mesh = DeviceMesh.from_group(
-            everyone, device.type, mesh_dim_names=(SHARD,)
+            everyone,
+            device.type,
+            mesh_dim_names=(SHARD,),
         )
         if tensor_parallel > 1:
             self.mesh = self._tensor_parallel_mesh(device.type, timeout)
@@ -186,7 +191,10 @@ class Ranks:
         ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
         groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
         return DeviceMesh.from_group(
-            groups, device_type, mesh=ranks, mesh_dim_names=(SHARD, TENSOR)
+            groups,
+            device_type,
+            mesh=ranks,
+            mesh_dim_names=(SHARD, TENSOR),
         )
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
@@ -221,7 +229,9 @@ class Ranks:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
         return DeviceMesh.from_group(
-            group, self.mesh.device_type, mesh_dim_names=(SHARD,)
+            group,
+            self.mesh.device_type,
+            mesh_dim_names=(SHARD,),
         )
 
     def beside(self) -> dist.ProcessGroup | None:
@@ -350,7 +360,11 @@ class _OnHost:
     """The buffers that FSDP asks its collectives for."""
 
     def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+        self,
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 

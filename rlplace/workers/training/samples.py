@@ -75,7 +75,9 @@ class Masked(Protocol):
 
 
 def sizes_of(
-    samples: Sequence[Masked], *, shared_prefix_cost: float | None
+    samples: Sequence[Masked],
+    *,
+    shared_prefix_cost: float | None,
 ) -> SampleSizes:
     """Return the sizes of samples for packing, and how long a prefix the samples of each group share.
 
@@ -128,7 +130,11 @@ class SampleShard:
 
 
 def take_groups(
-    channel: Channel, groups: int, owner: str, *, part: int | None = None
+    channel: Channel,
+    groups: int,
+    owner: str,
+    *,
+    part: int | None = None,
 ) -> list[list[Sample]]:
     """Block until all `groups` of an iteration have arrived, in any order, or `part` of them; return them in
     ascending order.
@@ -141,7 +147,9 @@ def take_groups(
 
 
 def arriving_groups(
-    channel: Channel, groups: int, owner: str
+    channel: Channel,
+    groups: int,
+    owner: str,
 ) -> Iterator[Sequence[Sample]]:
     """Yield the `groups` of an iteration in the order of arrival. Raises as `take_groups`."""
     taken = set[int]()
@@ -225,7 +233,11 @@ def take_scores(
 
 
 def take_returns(
-    channel: Channel, samples: Sequence[Sample], owner: str, *, skip: bool = False
+    channel: Channel,
+    samples: Sequence[Sample],
+    owner: str,
+    *,
+    skip: bool = False,
 ) -> list[TokenArray]:
     """Return the returns from the actor for each of `samples`, in their order; block while the actor computes them.
 

@@ -37,7 +37,13 @@ class SharedSum:
     Unusable after a TimeoutError: restarted ranks map another file.
     """
 
-    def __init__(self, file: Path, rank: int, ranks: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        file: Path,
+        rank: int,
+        ranks: int,
+        timeout_s: float,
+    ) -> None:
         """Map `file`, which `create` has made for the same number of `ranks`.
 
         `timeout_s`: longest wait for another rank. Raises OSError if the file is missing or has another size.

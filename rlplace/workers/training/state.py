@@ -46,7 +46,10 @@ State = Mapping[str, Tensor]  # sharded, or whole and equal on all ranks
 
 
 def trained_state(
-    model: TrainedModel, trainer: Trainer, moments: Values, where: Where
+    model: TrainedModel,
+    trainer: Trainer,
+    moments: Values,
+    where: Where,
 ) -> dict[str, Tensor]:
     """Return the state of model, optimizer and average; a learner adds its own state.
 
@@ -65,7 +68,12 @@ def trained_state(
 
 
 @torch.no_grad()
-def take_over(state: State, trainer: Trainer, moments: Values, where: Where) -> None:
+def take_over(
+    state: State,
+    trainer: Trainer,
+    moments: Values,
+    where: Where,
+) -> None:
     """Continue from `state`, whose tensors and `moments` have been filled from a checkpoint."""
     trainer.steps_made = int(state["steps_made"])
     trainer.optimizer.moments.take_over(moments, trainer.steps_made, where)
@@ -78,7 +86,13 @@ def take_over(state: State, trainer: Trainer, moments: Values, where: Where) -> 
 class StateFiles:
     """Saves and loads the state of one rank. Owns the copy that is being written, and the thread that writes it."""
 
-    def __init__(self, context: WorkerContext, ranks: Ranks, *, copies: bool) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        ranks: Ranks,
+        *,
+        copies: bool,
+    ) -> None:
         """`copies`: whether the host has room for a copy of this rank's state."""
         self._ranks = ranks
         self._component = context.slot.component
@@ -88,7 +102,12 @@ class StateFiles:
         # torch warns about both: a single rank saves by itself, and every rank reads its own rows by itself
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
-    def save(self, folder: Path, state: State, new: Collection[str] = ()) -> None:
+    def save(
+        self,
+        folder: Path,
+        state: State,
+        new: Collection[str] = (),
+    ) -> None:
         """Copy the state to the host and write it into `folder` in the background, after the previous save. A
         collective.
 
@@ -107,7 +126,9 @@ class StateFiles:
     def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
         """Write this rank's part; return the names of its files. A collective. Raises the error of the lowest rank."""
         writer = HuggingFaceStorageWriter(
-            str(folder), _file_numbers(state, self._ranks), save_distributed=True
+            str(folder),
+            _file_numbers(state, self._ranks),
+            save_distributed=True,
         )
         # Copying ahead is for tensors on a GPU; these are on the host, and this thread has no GPU
         writer.per_thread_copy_ahead = 0
@@ -143,7 +164,12 @@ class StateFiles:
             first = next(failures)[0]
             raise unreadable_state(self._component, folder, first) from error
 
-    def _compare(self, folder: Path, found: Metadata, state: State) -> None:
+    def _compare(
+        self,
+        folder: Path,
+        found: Metadata,
+        state: State,
+    ) -> None:
         """Raise ConfigError for the first tensor that is missing, unexpected, or of another shape or dtype."""
         there: Mapping[str, object] = found.state_dict_metadata
         for name in sorted(there.keys() | state.keys()):
@@ -154,7 +180,9 @@ class StateFiles:
                 got = _stored(stored)
             if name not in state or stored is None or not _same(stored, state[name]):
                 raise other_state(
-                    self._component, f"{folder}: {name} has {got}", expected
+                    self._component,
+                    f"{folder}: {name} has {got}",
+                    expected,
                 )
 
     def close(self) -> None:

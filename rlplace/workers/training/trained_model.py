@@ -202,7 +202,10 @@ class TrainedModel(abc.ABC):
         return [(tied, tensor) for tensor, tied in names.items()]
 
     def _shard(
-        self, names: Sequence[str], tensor: Tensor, data: Tensor | None = None
+        self,
+        names: Sequence[str],
+        tensor: Tensor,
+        data: Tensor | None = None,
     ) -> Shard:
         """Return a tensor as it is sent. `data`: this rank's merged part, if it is not that of `tensor` itself."""
         # Buffers keep their dtype
@@ -218,7 +221,9 @@ class TrainedModel(abc.ABC):
         )
 
     def _blocks(
-        self, tensor: Tensor, placements: Sequence[Placement]
+        self,
+        tensor: Tensor,
+        placements: Sequence[Placement],
     ) -> tuple[Block, ...]:
         """Return the range of elements that each rank has of a tensor that is sharded by rows."""
         ranks = self._ranks
@@ -234,7 +239,10 @@ class TrainedModel(abc.ABC):
 
     @torch.no_grad()
     def _merged(
-        self, name: str, weight: Tensor, part: Callable[[Tensor], Tensor]
+        self,
+        name: str,
+        weight: Tensor,
+        part: Callable[[Tensor], Tensor],
     ) -> Tensor | None:
         """Return a weight with its factors added; None if it has no factors.
 
@@ -256,7 +264,12 @@ class TrainedPolicy(TrainedModel):
     A step exchanges gradient and metrics in one tensor; then all ranks make the same step.
     """
 
-    def __init__(self, module: PolicyNetwork, compute: Dtype, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        module: PolicyNetwork,
+        compute: Dtype,
+        ranks: Ranks,
+    ) -> None:
         """`module`: on the ranks' device already, with equal weights on all of them."""
         self.module = module
         self._flat = flatten(module)
@@ -326,7 +339,10 @@ class TrainedLm(TrainedModel):
     """
 
     def __init__(
-        self, spec: LmSpec, ranks: Ranks, kind: type[PackedLm] | None = None
+        self,
+        spec: LmSpec,
+        ranks: Ranks,
+        kind: type[PackedLm] | None = None,
     ) -> None:
         """`kind`: class of the module; None: CausalLm."""
         from rlplace.models.causal_lm import CausalLm, build

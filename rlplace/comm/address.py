@@ -74,7 +74,10 @@ class SpreadChannel(Channel):
         self._end(key)._put(item, key, weight, version, patience_s)
 
     def _get(
-        self, limit: float | None, key: str, patience_s: float | None
+        self,
+        limit: float | None,
+        key: str,
+        patience_s: float | None,
     ) -> list[Any]:
         return self._end(key)._items(limit, key, patience_s)
 

@@ -76,12 +76,23 @@ def late(
         fix = f"find out why {listed(gone)} died"
     what = f"{owner} waited {waited_s:.1f} s for {wanted}"
     return _error(
-        ChannelTimeout, "channel-timeout", spec, what, key=key, why=why, fix=fix
+        ChannelTimeout,
+        "channel-timeout",
+        spec,
+        what,
+        key=key,
+        why=why,
+        fix=fix,
     )
 
 
 def refused(
-    spec: ChannelSpec, owner: str, key: str, stats: ChannelStats, *, puts: bool
+    spec: ChannelSpec,
+    owner: str,
+    key: str,
+    stats: ChannelStats,
+    *,
+    puts: bool,
 ) -> ChannelFull | ChannelEmpty:
     """Return the error of a put or get that does not wait and found no credit or no item."""
     held = f"the channel holds {holding(stats)}"
@@ -128,7 +139,10 @@ def broken(spec: ChannelSpec, owner: str, why: str) -> ChannelBroken:
 
 
 def silent(
-    spec: ChannelSpec, owner: str, method: str, waited_s: float
+    spec: ChannelSpec,
+    owner: str,
+    method: str,
+    waited_s: float,
 ) -> ChannelTimeout:
     """Return the error of a call that the channel's process has not answered."""
     what = f"{owner} waited {waited_s:.1f} s for the channel itself to answer {method}"
@@ -154,7 +168,13 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
     why = f"declared keys: {listed(repr(k) for k in declared)}"
     fix = f"key={near!r}" if near else None
     return _error(
-        ChannelMisuse, "unknown-key", spec, what, got=repr(key), why=why, fix=fix
+        ChannelMisuse,
+        "unknown-key",
+        spec,
+        what,
+        got=repr(key),
+        why=why,
+        fix=fix,
     )
 
 
@@ -163,12 +183,20 @@ def crowded(spec: ChannelSpec, owner: str, what: str) -> ChannelError:
     why = f"it was made with places for {spec.participants} {what}, and all are taken"
     fix = f"ChannelSpec(..., participants={2 * spec.participants})"
     return _error(
-        ChannelError, "channel-crowded", spec, f"no place for {owner}", why=why, fix=fix
+        ChannelError,
+        "channel-crowded",
+        spec,
+        f"no place for {owner}",
+        why=why,
+        fix=fix,
     )
 
 
 def name_too_long(
-    spec: ChannelSpec, owner: str, name: str, limit_bytes: int
+    spec: ChannelSpec,
+    owner: str,
+    name: str,
+    limit_bytes: int,
 ) -> ChannelMisuse:
     """Return the error of a name or key with too many bytes."""
     what = f"{owner[:_SHOWN_CHARACTERS]} used a name or key that is too long"
@@ -189,13 +217,24 @@ def name_too_long(
 
 
 def bad_argument(
-    spec: ChannelSpec, owner: str, name: str, got: object, wanted: str, fix: str
+    spec: ChannelSpec,
+    owner: str,
+    name: str,
+    got: object,
+    wanted: str,
+    fix: str,
 ) -> ChannelMisuse:
     """Return the error of a wrong argument. `wanted`: what it should be."""
     what = f"{owner} gave a wrong {name}"
     why = f"{name} is {wanted}"
     return _error(
-        ChannelMisuse, "bad-argument", spec, what, got=repr(got), why=why, fix=fix
+        ChannelMisuse,
+        "bad-argument",
+        spec,
+        what,
+        got=repr(got),
+        why=why,
+        fix=fix,
     )
 
 

@@ -136,7 +136,9 @@ class Packer(pickle.Pickler):
         self._chunks: list[bytes] = []
         self._buffers: list[memoryview] = []
         super().__init__(
-            _Stream(self._chunks.append), 5, buffer_callback=self._stays_inside
+            _Stream(self._chunks.append),
+            5,
+            buffer_callback=self._stays_inside,
         )
 
     def pack(self, value: Any) -> Packed:

@@ -82,7 +82,12 @@ class QueueMachine:
     The caller wakes the wakers whose numbers a step has put into `wakes`.
     """
 
-    def __init__(self, table: Table, process: int, store: Store) -> None:
+    def __init__(
+        self,
+        table: Table,
+        process: int,
+        store: Store,
+    ) -> None:
         self.table = table
         self.spec = table.spec
         self.process = process
@@ -99,7 +104,12 @@ class QueueMachine:
 
     # ── putting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def put(self, put: Put, waker: int, now: float) -> bool:
+    def put(
+        self,
+        put: Put,
+        waker: int,
+        now: float,
+    ) -> bool:
         """Return whether credit was granted. If not, the put waits from now on, unless `waker` is 0.
 
         Raises ChannelClosed, ChannelBroken.
@@ -142,7 +152,12 @@ class QueueMachine:
             self._join(put, t.PUTTERS, waker, now)
         return False
 
-    def fill(self, put: Put, payload: Any, now: float) -> None:
+    def fill(
+        self,
+        put: Put,
+        payload: Any,
+        now: float,
+    ) -> None:
         """Append the item of a put that holds credit to the line of its key."""
         entry, put.entry = put.entry, 0
         if self._lost(put):
@@ -177,7 +192,13 @@ class QueueMachine:
             return credit
         return credit + t.SPARE_ENTRIES - unconfirmed
 
-    def _hold(self, owner: int, key: int, weight: float, version: int) -> int:
+    def _hold(
+        self,
+        owner: int,
+        key: int,
+        weight: float,
+        version: int,
+    ) -> int:
         """Return a new entry, which is in no line yet."""
         words = self.words
         # A freed entry, or one that was never in use
@@ -197,7 +218,13 @@ class QueueMachine:
         self.reals[entry + t.E_WEIGHT] = weight
         return entry
 
-    def _append(self, entry: int, key: int, payload: Any, now: float) -> None:
+    def _append(
+        self,
+        entry: int,
+        key: int,
+        payload: Any,
+        now: float,
+    ) -> None:
         words = self.words
         line = key + t.K_ITEMS
         self.store.place(entry, payload)
@@ -224,7 +251,12 @@ class QueueMachine:
 
     # ── getting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, get: Get, waker: int, now: float) -> bool:
+    def get(
+        self,
+        get: Get,
+        waker: int,
+        now: float,
+    ) -> bool:
         """Return whether items were taken. If not, the get waits from now on, unless `waker` is 0.
 
         Raises EndOfStream, ChannelBroken.
@@ -307,7 +339,12 @@ class QueueMachine:
         """Whether nothing more will be put at this key: the channel is closed, and no put holds credit."""
         return bool(self.words[t.CLOSED] and not self.words[key + t.K_RESERVED])
 
-    def _count(self, key: int, limit: float, most: int) -> int:
+    def _count(
+        self,
+        key: int,
+        limit: float,
+        most: int,
+    ) -> int:
         """Return how many items from the head of the line weigh at most `limit`, up to `most`; at least one."""
         total = 0.0
         count = 0
@@ -320,7 +357,12 @@ class QueueMachine:
             entry = self.words[entry + t.E_NEXT]
         return count
 
-    def _take(self, get: Get, key: int, count: int) -> None:
+    def _take(
+        self,
+        get: Get,
+        key: int,
+        count: int,
+    ) -> None:
         """Move the first `count` items of a key's line to `get.taken`."""
         words = self.words
         reals = self.reals
@@ -386,7 +428,13 @@ class QueueMachine:
         request.waiter = 0
         self._remove(waiter, now)
 
-    def _join(self, request: Put | Get, line: int, waker: int, now: float) -> None:
+    def _join(
+        self,
+        request: Put | Get,
+        line: int,
+        waker: int,
+        now: float,
+    ) -> None:
         """Append a request to a line of waiters. Raises ChannelError if all records are in use."""
         words = self.words
         reals = self.reals
@@ -431,7 +479,13 @@ class QueueMachine:
         words[waiter + t.W_NEXT] = words[t.FREE_WAITER]
         words[t.FREE_WAITER] = waiter
 
-    def _ahead(self, line: int, waiter: int, most: int, now: float) -> int:
+    def _ahead(
+        self,
+        line: int,
+        waiter: int,
+        most: int,
+        now: float,
+    ) -> int:
         """Return how many waiters of a line are served before `waiter` (0: count all), counting up to `most`."""
         words = self.words
         reals = self.reals
@@ -445,7 +499,12 @@ class QueueMachine:
             other = words[other + t.W_NEXT]
         return count
 
-    def _wake(self, line: int, supply: int, now: float) -> None:
+    def _wake(
+        self,
+        line: int,
+        supply: int,
+        now: float,
+    ) -> None:
         """Wake waiters of a line, at most as many as there is `supply` for.
 
         Waiters that are awake already use up supply too, but not stalled ones.
@@ -480,7 +539,9 @@ class QueueMachine:
         first = self.table.waiters
         words = self.words
         records = range(
-            first, first + words[t.WAITERS_USED] * t.WAITER_WORDS, t.WAITER_WORDS
+            first,
+            first + words[t.WAITERS_USED] * t.WAITER_WORDS,
+            t.WAITER_WORDS,
         )
         return [waiter for waiter in records if words[waiter + t.W_LINE]]
 
@@ -498,7 +559,12 @@ class QueueMachine:
         key = request.key_name
         puts = isinstance(request, Put)
         return channel_errors.late(
-            self.spec, owner, key, waited_s, self.stats(now), puts=puts
+            self.spec,
+            owner,
+            key,
+            waited_s,
+            self.stats(now),
+            puts=puts,
         )
 
     def refused(self, request: Put | Get, now: float) -> Exception:

@@ -171,7 +171,12 @@ class Names:
             self._records[name, words[record + PROCESS]] = record
         return self._names
 
-    def find(self, name: str, owner: str, process: int = 0) -> int:
+    def find(
+        self,
+        name: str,
+        owner: str,
+        process: int = 0,
+    ) -> int:
         """Return the record of a name, for a participant also of its process; a new record if there is none.
 
         `owner`: for errors. Raises ChannelMisuse for a name that is too long, ChannelError if all records are in use.
@@ -189,7 +194,10 @@ class Names:
             # Append a record
             if len(encoded) > MAX_NAME_BYTES:
                 raise channel_errors.name_too_long(
-                    table.spec, owner, name, MAX_NAME_BYTES
+                    table.spec,
+                    owner,
+                    name,
+                    MAX_NAME_BYTES,
                 )
             if table.words[self._used] == self._most:
                 raise channel_errors.crowded(table.spec, owner, self._kind)

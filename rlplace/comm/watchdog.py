@@ -162,7 +162,9 @@ class Watchdog:
         self._reported: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(
-            target=self._watch, name="watchdog", daemon=True
+            target=self._watch,
+            name="watchdog",
+            daemon=True,
         )
 
     def __enter__(self) -> Watchdog:
@@ -198,7 +200,12 @@ class Watchdog:
         self._reported = waiting  # the report names all of these
         return f"nothing has moved for {self._stall_s:g} s or more where these wait\n{report(views)}"
 
-    def _still_s(self, name: str, stats: ChannelStats, now: float) -> float:
+    def _still_s(
+        self,
+        name: str,
+        stats: ChannelStats,
+        now: float,
+    ) -> float:
         """Return for how many seconds a channel with waits has not moved, as far as the readings tell."""
         # Compare with the last reading
         before, since = self._moved.get(name, (-1, now))

@@ -69,7 +69,10 @@ class Lanes:
         return Work(future)
 
     def _start(
-        self, lane: Hashable, future: Future[Any], call: Callable[[], Any]
+        self,
+        lane: Hashable,
+        future: Future[Any],
+        call: Callable[[], Any],
     ) -> None:
         def run() -> None:
             _settle(future, call)

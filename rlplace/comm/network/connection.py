@@ -60,7 +60,11 @@ class Connection:
     """
 
     def __init__(
-        self, endpoint: str, keys: Keys, *, patience_s: float = CONNECT_S
+        self,
+        endpoint: str,
+        keys: Keys,
+        *,
+        patience_s: float = CONNECT_S,
     ) -> None:
         self.endpoint = endpoint
         self.keys = keys
@@ -89,7 +93,9 @@ class Connection:
         self._stop, self._stopped = os.pipe()
         self._socket.connect(endpoint)
         self._reader = threading.Thread(
-            target=self._read, name=f"rlplace {endpoint}", daemon=True
+            target=self._read,
+            name=f"rlplace {endpoint}",
+            daemon=True,
         )
         self._reader.start()
 
@@ -177,7 +183,9 @@ class Connection:
         if self._broken is not None or self._lost_at is not None:
             return
         self._socket.send_multipart(
-            (wire.pack(request), *frames), zmq.NOBLOCK, copy=False
+            (wire.pack(request), *frames),
+            zmq.NOBLOCK,
+            copy=False,
         )
         # Sending may have consumed the signal of an incoming message
         if wire.has_message(self._socket):
@@ -352,20 +360,35 @@ class RemoteChannel(Channel):
         patience_s = self.spec.timeout_s
         try:
             self.connection.ask(
-                self, "fill", serial, marks, outgoing=frames, patience_s=patience_s
+                self,
+                "fill",
+                serial,
+                marks,
+                outgoing=frames,
+                patience_s=patience_s,
             )
         except BaseException:  # interrupted, or the channel broke
             self.connection.withdraw(credit)
             raise
 
     def _get(
-        self, limit: float | None, key: str, patience_s: float | None
+        self,
+        limit: float | None,
+        key: str,
+        patience_s: float | None,
     ) -> list[Any]:
         waiter = self.connection.ask(
-            self, "get", limit, key, patience_s, patience_s=patience_s
+            self,
+            "get",
+            limit,
+            key,
+            patience_s,
+            patience_s=patience_s,
         )
         return self._open_all(
-            wire.disclose(waiter.reply.marks, waiter.frames), codec.unpack, key
+            wire.disclose(waiter.reply.marks, waiter.frames),
+            codec.unpack,
+            key,
         )
 
     def close(self) -> None:

@@ -133,7 +133,12 @@ class Authenticator:
     logged.
     """
 
-    def __init__(self, context: zmq.Context, server: zmq.Socket, keys: Keys) -> None:
+    def __init__(
+        self,
+        context: zmq.Context,
+        server: zmq.Socket,
+        keys: Keys,
+    ) -> None:
         """Set the job's keys and limits on `server`, and open the sockets that ZeroMQ asks through."""
         self._keys = keys
         self.socket = context.socket(zmq.REP)
@@ -191,7 +196,9 @@ class ChannelServer:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._closing = asyncio.Event()
         self._thread = threading.Thread(
-            target=self._run, name="rlplace channel server", daemon=True
+            target=self._run,
+            name="rlplace channel server",
+            daemon=True,
         )
 
     def add(self, name: str, channel: SharedChannel) -> None:
@@ -313,7 +320,10 @@ class ChannelServer:
                 self._loop.call_soon(self._receive)
 
     def _take_in(
-        self, client: bytes, request: Request, frames: Sequence[zmq.Frame]
+        self,
+        client: bytes,
+        request: Request,
+        frames: Sequence[zmq.Frame],
     ) -> None:
         """Handle one message of a client."""
         session = self._sessions.get(client)
@@ -361,7 +371,9 @@ class ChannelServer:
         """
         try:
             self._socket.send_multipart(
-                (session.client, *answer), zmq.NOBLOCK, copy=False
+                (session.client, *answer),
+                zmq.NOBLOCK,
+                copy=False,
             )
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
@@ -375,7 +387,10 @@ class ChannelServer:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _perform(
-        self, session: Session, request: Request, frames: Sequence[zmq.Frame]
+        self,
+        session: Session,
+        request: Request,
+        frames: Sequence[zmq.Frame],
     ) -> None:
         """Perform a request and answer it, with an error if it fails."""
         try:
@@ -388,7 +403,10 @@ class ChannelServer:
             if isinstance(error, KeyError):
                 why = f"no channel {request.channel!r} there"
             broken = ChannelBroken.about(
-                "channel-broken", f"channel {request.channel}", what, why=why
+                "channel-broken",
+                f"channel {request.channel}",
+                what,
+                why=why,
             )
             answer = [wire.pack(Reply(request.serial, error=broken))]
         # The answer is kept, as the client may ask again
@@ -397,7 +415,10 @@ class ChannelServer:
         self._deliver(session, answer)
 
     async def _do(
-        self, session: Session, request: Request, frames: Sequence[zmq.Frame]
+        self,
+        session: Session,
+        request: Request,
+        frames: Sequence[zmq.Frame],
     ) -> Answer:
         """Perform a request; return its answer. What the client must confirm stays in `session.held`."""
         user = (request.channel, request.owner)

@@ -124,7 +124,12 @@ class StreamSource:
                 return f"it is gone: no connection for {LOST_S:.0f} s"
         return f"it asked for nothing for {timeout_s:.1f} s"
 
-    def _send(self, taker: bytes, number: int, *items: Any) -> bool:
+    def _send(
+        self,
+        taker: bytes,
+        number: int,
+        *items: Any,
+    ) -> bool:
         """Send items; return whether the taker is connected. A lost taker asks again over its next connection."""
         # Number and marks, then the data
         marks, frames = wire.enclose(
@@ -132,7 +137,9 @@ class StreamSource:
         )
         try:
             self._socket.send_multipart(
-                (taker, pickle.dumps((number, marks)), *frames), zmq.NOBLOCK, copy=False
+                (taker, pickle.dumps((number, marks)), *frames),
+                zmq.NOBLOCK,
+                copy=False,
             )
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
@@ -236,7 +243,9 @@ def _address_towards(endpoint: str) -> str:
     """Return this machine's own address on the route to an endpoint; nothing is sent."""
     parts = urlsplit(endpoint)
     family, kind, _, _, address = socket.getaddrinfo(
-        parts.hostname, parts.port, type=socket.SOCK_DGRAM
+        parts.hostname,
+        parts.port,
+        type=socket.SOCK_DGRAM,
     )[0]
     # Connecting a datagram socket chooses a route and sends nothing
     with socket.socket(family, kind) as probe:

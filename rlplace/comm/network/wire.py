@@ -65,7 +65,8 @@ def pack(message: Request | Reply) -> bytes:
 
 
 def enclose(
-    items: Iterable[codec.Packed], frame_bytes: int
+    items: Iterable[codec.Packed],
+    frame_bytes: int,
 ) -> tuple[tuple[Mark, ...], list[Frame]]:
     """Return marks for the envelope, and the frames behind it, of at most `frame_bytes` each; they alias the items'
     arrays.
@@ -263,5 +264,10 @@ def _refused(host: str, why: str) -> ClusterError:
     what = "cannot listen on this address"
     fix = "the address by which the other nodes reach this one, such as 10.0.0.1"
     return ClusterError.about(
-        "server-address", "channel server", what, got=repr(host), why=why, fix=fix
+        "server-address",
+        "channel server",
+        what,
+        got=repr(host),
+        why=why,
+        fix=fix,
     )

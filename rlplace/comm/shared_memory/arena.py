@@ -112,7 +112,11 @@ class Arena:
             what = f"this process cannot map the {size} of addresses in which large items lie"
             why = f"{error.strerror}; addresses are no memory, and this process has a limit of them"
             raise OutputError.about(
-                "shm-full", _key(folder), what, why=why, fix="ulimit -v unlimited"
+                "shm-full",
+                _key(folder),
+                what,
+                why=why,
+                fix="ulimit -v unlimited",
             ) from None
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
@@ -404,7 +408,11 @@ class Arena:
             why = f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor"
             fix = "let it go on or end it; a dead process holds up no other"
             raise ChannelTimeout.about(
-                "channel-timeout", _key(self._folder), what, why=why, fix=fix
+                "channel-timeout",
+                _key(self._folder),
+                what,
+                why=why,
+                fix=fix,
             )
         try:
             # The previous holder died in the middle of a change

@@ -38,7 +38,11 @@ class ItemStore:
     """Implements Store in shared memory. A payload is a small item, or the address of its segment in an arena."""
 
     def __init__(
-        self, table: Table, mapped: mmap.mmap, arenas: Arenas, channel: int
+        self,
+        table: Table,
+        mapped: mmap.mmap,
+        arenas: Arenas,
+        channel: int,
     ) -> None:
         """`channel`: the channel's number as holder of segments."""
         self._words = table.words
@@ -233,7 +237,10 @@ class SharedChannel(QueueEnd):
                 self.give_back(put)
 
     def _get(
-        self, limit: float | None, key: str, patience_s: float | None
+        self,
+        limit: float | None,
+        key: str,
+        patience_s: float | None,
     ) -> list[Any]:
         attachment = self._attachment
         get = Get(self.owner, key, limit)
@@ -241,7 +248,9 @@ class SharedChannel(QueueEnd):
         if limit is None:
             return [attachment.store.open(get.taken[0][0])]
         return self._open_all(
-            [payload for payload, _, _ in get.taken], attachment.store.open, key
+            [payload for payload, _, _ in get.taken],
+            attachment.store.open,
+            key,
         )
 
     # ── for a channel server: packed items, and promises to clients that may vanish ──────────────────────────────────
@@ -263,12 +272,17 @@ class SharedChannel(QueueEnd):
         return put
 
     async def take(
-        self, limit: float | None, key: str, patience_s: float | None
+        self,
+        limit: float | None,
+        key: str,
+        patience_s: float | None,
     ) -> Get:
         """Take packed items for a client that may never receive them: `confirm` them or `give_back`."""
         get = Get(self.owner, key, limit, remote=True)
         await self._attachment.attempt_async(
-            self._attachment.queue.get, get, patience_s
+            self._attachment.queue.get,
+            get,
+            patience_s,
         )
         try:
             # Copied now, so that the segment is free while the network is slow

@@ -60,7 +60,12 @@ class JobFolder:
             why = f"sockets are made in it, whose paths have at most {LONGEST_SOCKET} bytes"
             fix = f"{_KEY}={SHARED_MEMORY}        (or a link to the folder, of at most {longest} characters)"
             raise ClusterError.about(
-                "long-folder", _KEY, what, got=str(parent), why=why, fix=fix
+                "long-folder",
+                _KEY,
+                what,
+                got=str(parent),
+                why=why,
+                fix=fix,
             )
         try:
             # Folders of dead owners first, which may have filled the memory
@@ -80,7 +85,12 @@ class JobFolder:
             why = f"{error.strerror or error}; channels between processes of one node live in this folder"
             fix = f"{_KEY}={SHARED_MEMORY}"
             raise ClusterError.about(
-                "shm-folder", _KEY, what, got=str(parent), why=why, fix=fix
+                "shm-folder",
+                _KEY,
+                what,
+                got=str(parent),
+                why=why,
+                fix=fix,
             ) from error
         return cls(path, lock)
 
@@ -215,5 +225,10 @@ def too_small(folder: Path, needed_bytes: int) -> ClusterError:
     why = "items between processes of one node lie in shared memory, up to the capacity of their channel"
     fix = f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})"
     return ClusterError.about(
-        "shm-too-small", _KEY, what, got=str(folder), why=why, fix=fix
+        "shm-too-small",
+        _KEY,
+        what,
+        got=str(folder),
+        why=why,
+        fix=fix,
     )

@@ -226,7 +226,9 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         if places:
             overrides.append(f"hydra.searchpath={places}")
         with initialize_config_dir(
-            str(line.root), job_name="rlplace", version_base="1.3"
+            str(line.root),
+            job_name="rlplace",
+            version_base="1.3",
         ):
             if line.flags.cfg:
                 _print_config(line, overrides)
@@ -247,7 +249,9 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
 
 
 def _composed_jobs(
-    argv: Sequence[str], line: CommandLine, overrides: list[str]
+    argv: Sequence[str],
+    line: CommandLine,
+    overrides: list[str],
 ) -> list[Composed]:
     """Compose one config, or under `--multirun` one for each combination of values, inside of an initialised Hydra."""
     jobs = [overrides]
@@ -288,7 +292,12 @@ def _unknown_config(line: CommandLine) -> ConfigError:
     elif line.name is None or line.flags.config_name is not None:
         fix = f"--config-name {fix}"
     return ConfigError.of(
-        code, "--config-name", what + suggestion(near), line.name, why, fix
+        code,
+        "--config-name",
+        what + suggestion(near),
+        line.name,
+        why,
+        fix,
     )
 
 
@@ -298,7 +307,11 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
     assert hydra is not None
     if line.flags.cfg != "job" or line.name is None:
         hydra.show_cfg(
-            line.name, overrides, line.flags.cfg, line.flags.package, line.flags.resolve
+            line.name,
+            overrides,
+            line.flags.cfg,
+            line.flags.package,
+            line.flags.resolve,
         )
         return
     # Without the keys that belong to a task or model which another has replaced
@@ -346,7 +359,9 @@ def with_defaults(file: Path) -> Composed | None:
             # Hydra's warnings about style: the file belongs to another program
             warnings.simplefilter("ignore")
             return _composed(
-                file.stem, [f"hydra.searchpath=[file://{folder}]"], resolve=False
+                file.stem,
+                [f"hydra.searchpath=[file://{folder}]"],
+                resolve=False,
             )
     except (HydraException, OmegaConfBaseException, yaml.YAMLError):
         return None
@@ -374,7 +389,10 @@ def _composed_despite_lists(name: str | None, overrides: list[str]) -> Composed:
 
 
 def _composed(
-    name: str | None, overrides: list[str], *, resolve: bool = True
+    name: str | None,
+    overrides: list[str],
+    *,
+    resolve: bool = True,
 ) -> Composed:
     """Compose one config inside of an initialised Hydra. `resolve`: replace `${...}` by values."""
     assert name is not None, "checked above"
@@ -446,7 +464,8 @@ def _composed(
 
 
 def _job_of(
-    name: str, overrides: list[str]
+    name: str,
+    overrides: list[str],
 ) -> tuple[DictConfig, list[Path], list[str]]:
     """Compose a config without Hydra's own block; return it with the folders that it came from, and its overrides."""
     config = compose(name, overrides, return_hydra_config=True)
@@ -483,7 +502,9 @@ def _join_names(mapping: dict[Any, Any]) -> None:
 
 
 def _file_sources(
-    places: Sequence[Path], name: str, prefix: str = ""
+    places: Sequence[Path],
+    name: str,
+    prefix: str = "",
 ) -> dict[str, Source]:
     """Return the source lines of all keys of config `name` and of the configs that it extends.
 
@@ -496,7 +517,9 @@ def _file_sources(
 
 
 def _with_parents(
-    places: Sequence[Path], name: str, below: Collection[str] = ()
+    places: Sequence[Path],
+    name: str,
+    below: Collection[str] = (),
 ) -> list[Path]:
     """Return the files of config `name` and of the configs in its `defaults`: parents first, its own file last.
 
@@ -676,7 +699,12 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
         fix = f"model@actor.model={value}"
         raise ConfigError.of(
-            "renamed-key", MODEL, "is now model@actor.model", word, why, fix
+            "renamed-key",
+            MODEL,
+            "is now model@actor.model",
+            word,
+            why,
+            fix,
         )
     # Overrides that Hydra takes as they are
     is_model_key = ".model." in key and not key.startswith("actor.model.kwargs.")
@@ -751,7 +779,9 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
         return _no_such_part(error, line)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return _not_resolved(
-            error, yaml.safe_load(line.text), line_sources(line.text, _short(line.file))
+            error,
+            yaml.safe_load(line.text),
+            line_sources(line.text, _short(line.file)),
         )
     if isinstance(error, UnicodeDecodeError):
         # Reads each file, and raises an error that names the one that is not UTF-8
@@ -849,7 +879,12 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     if word != plain:
         why = "it has a dash where a hyphen is meant, as word processors and chats write it"
         return ConfigError.of(
-            "bad-config", key, "cannot read the override", word, why, plain
+            "bad-config",
+            key,
+            "cannot read the override",
+            word,
+            why,
+            plain,
         )
     # A value with blanks that the shell has split: join words until all brackets are closed
     rest = words[words.index(word) :] if word in words else [word]
@@ -866,7 +901,9 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     # Lists of numbers in braces, such as 0-3,5-7, need quotes
     fix = "quote text with commas, and close brackets and braces"
     quoted = re.sub(
-        r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])", r'\1"\2"', word
+        r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])",
+        r'\1"\2"',
+        word,
     )
     if quoted != word:
         with contextlib.suppress(OverrideParseException):
@@ -912,7 +949,9 @@ def _as_text(word: str) -> str | None:
 
 
 def _not_resolved(
-    error: OmegaConfBaseException, written: object, sources: Mapping[str, Source]
+    error: OmegaConfBaseException,
+    written: object,
+    sources: Mapping[str, Source],
 ) -> ConfigError:
     """Explain a value that refers to nothing, cannot be read, or has not been given yet (???).
 
@@ -956,12 +995,21 @@ def _not_resolved(
     if value is not None:
         got = f"{leaf}: {value}"
     return ConfigError.of(
-        "bad-config", key, what, got, why, fix, source=source_of(key, sources)
+        "bad-config",
+        key,
+        what,
+        got,
+        why,
+        fix,
+        source=source_of(key, sources),
     )
 
 
 def _referred_key(
-    name: str, key: str, value: object, sources: Mapping[str, Source]
+    name: str,
+    key: str,
+    value: object,
+    sources: Mapping[str, Source],
 ) -> str | None:
     """Return the key that `${name}` in the value of `key` probably means; None if no key resembles it."""
     block, _, word = name.rpartition(".")

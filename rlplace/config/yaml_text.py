@@ -171,7 +171,12 @@ def text_of(file: Path, shown: str) -> str:
         fix = f"iconv -f {written} -t UTF-8 {word} > {word}.new && mv {word}.new {word}"
         fix += "        (or save it as UTF-8 in your editor)"
         raise ConfigError.of(
-            "bad-yaml", shown, "is no text in UTF-8", None, str(error), fix
+            "bad-yaml",
+            shown,
+            "is no text in UTF-8",
+            None,
+            str(error),
+            fix,
         ) from error
 
 
@@ -213,7 +218,12 @@ def _composed(text: str) -> yaml.Node | None:
     return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
-def not_yaml(error: yaml.YAMLError, file: str, code: str, key: str) -> ConfigError:
+def not_yaml(
+    error: yaml.YAMLError,
+    file: str,
+    code: str,
+    key: str,
+) -> ConfigError:
     """Convert an error of the YAML library to the standard error form."""
     # What the library says
     mark = getattr(error, "problem_mark", None)
@@ -270,7 +280,13 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
     why = "a key has one value"
     fix = f"remove line {first} or line {second}"
     return ConfigError.of(
-        "bad-yaml", key, what, got, why, fix, source=Source(file=file, line=second)
+        "bad-yaml",
+        key,
+        what,
+        got,
+        why,
+        fix,
+        source=Source(file=file, line=second),
     )
 
 
@@ -341,7 +357,8 @@ def _in_flow(text: str, start: int) -> bool:
 
 
 def _spans(
-    node: yaml.Node | None, path: str
+    node: yaml.Node | None,
+    path: str,
 ) -> Iterator[tuple[str, tuple[int, int, int]]]:
     """Yield for every key its path, where the key begins, and where its value begins and ends: positions in the
     text.
@@ -369,7 +386,9 @@ def _end(node: yaml.Node) -> int:
 
 
 def misread_numbers(
-    text: str, file: str, sources: Mapping[str, Source]
+    text: str,
+    file: str,
+    sources: Mapping[str, Source],
 ) -> Iterator[Problem]:
     """Yield problems of numbers that YAML reads to another base, unless a later file or override replaces them."""
     for key, node in scalars(text).items():
@@ -404,7 +423,9 @@ def misread_numbers(
 
 
 def not_blocks(
-    text: str, file: str, places: Callable[[ModelKind], Sequence[str]]
+    text: str,
+    file: str,
+    places: Callable[[ModelKind], Sequence[str]],
 ) -> ConfigError | None:
     """Explain a list in place of a block of keys, or `defaults` that are not a list; None if the text has neither.
 
@@ -441,7 +462,13 @@ def not_blocks(
             fix = f"{key}: {shown}"
             what = "expected a block of keys"
             return ConfigError.of(
-                "wrong-type", key, what, show(value), why, fix, source=lines.get(key)
+                "wrong-type",
+                key,
+                what,
+                show(value),
+                why,
+                fix,
+                source=lines.get(key),
             )
     return None
 

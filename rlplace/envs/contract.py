@@ -303,5 +303,5 @@ class Adapter(Protocol):
         ...
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator:
-        """Return a simulator of so many rows."""
+        """Return a simulator of `rows` rows."""
         ...

@@ -132,7 +132,7 @@ class GymnasiumVector:
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
-        """Restore each row; return the first observations of those that had to begin a new episode."""
+        """Restore each row; return, by row, the first observation of each episode that had to begin anew."""
         begun: dict[int, NDArray[Any]] = {}
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0

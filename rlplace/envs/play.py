@@ -51,7 +51,7 @@ def play(
     longest: int,
     video: Path | None = None,
 ) -> list[Played]:
-    """Play so many episodes. Equal seeds and actions give equal episodes.
+    """Play `episodes` whole episodes. Equal seeds and actions give equal episodes.
 
     `longest`: most steps of an episode. `video`: a file for pictures of the first row. Raises ConfigError: there
     is no such simulator, or it draws nothing; SimulatorError: a number is not finite, or an episode does not end;

@@ -399,7 +399,7 @@ def _by_token(
 ) -> dict[str, list[int]]:
     """Elements per token saved in each layer, as the difference of a longer and a shorter pass.
 
-    `run_pass` runs a pass over so many tokens. `whole`: widths that tensor parallelism does not split.
+    `run_pass` runs a pass over the given number of tokens. `whole`: widths that tensor parallelism does not split.
     """
     short = _pass(model, layers, hidden, run_pass, _TOKENS)
     long = _pass(model, layers, hidden, run_pass, 2 * _TOKENS)

@@ -49,7 +49,7 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def like(parameter: Tensor, local: Tensor) -> Tensor:
-    """Wrap `local` as a DTensor sharded like `parameter`; return it as it is if the parameter is not sharded.
+    """Wrap `local` as a DTensor sharded like `parameter`; return `local` itself if it is not sharded.
 
     `local` may be on the host, whatever device the mesh has.
     """

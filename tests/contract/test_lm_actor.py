@@ -79,7 +79,9 @@ def test_a_lap_ends_when_the_accelerator_has_done_what_it_was_given(
 ) -> None:
     """A GPU is only given its work: without a wait, all of it would be in the lap that reads the first number."""
     actor, log, lap = actor_of(qwen, algorithm=rules), list[str](), Stopwatch.lap
-    monkeypatch.setattr(TrainedLm, "synchronize", lambda self: log.append("synchronized"))
+    monkeypatch.setattr(
+        TrainedLm, "synchronize", lambda self: log.append("synchronized")
+    )
 
     def noting(self: Stopwatch, part: str, size: float = 0.0) -> None:
         log.append(part)

@@ -74,7 +74,7 @@ class Packed:
 
         Without sequences: one token, which is not scored.
 
-        `alike` gives each sequence a number and a length. Neighbours with the same number share so many first
+        `alike` gives each sequence a number and a length. Neighbours with the same number share that many first
         tokens. None of these is scored, and all `images` belong to them. Empty: nothing is shared.
         """
         # One entry for each segment, and for each piece of scored tokens

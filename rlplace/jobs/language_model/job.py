@@ -186,6 +186,9 @@ class LanguageModelJob(Job):
         return ()
 
     def performance(self, config: Config, plan_: Plan, case: MemoryCase) -> Performance:
+        # Here: a plan without a profile needs no NumPy.
+        from rlplace.foresight.performance import Performance
+
         return Performance(config, plan_, case)
 
     def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:

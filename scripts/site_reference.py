@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.codes import codes
-from rlplace.config.fields import ModelKind, blocks_in, default_of, fields_of, tag_of
+from rlplace.config.fields import (
+    JobName,
+    blocks_in,
+    default_of,
+    fields_of,
+    jobs,
+    subject_of,
+    tag_of,
+)
 from rlplace.config.schema import Config
 from rlplace.units import show_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
-JOBS = {"mlp": "simulators", "causal_lm": "language models"}
 
 # The names that the guides use, by their modules, with what they are for.
 API: dict[str, tuple[str, tuple[str, ...] | None]] = {
@@ -135,7 +141,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the config, in one kind of job."""
+    """One key of the config, in one job."""
 
     name: str  # dotted
     type: str
@@ -147,24 +153,26 @@ class Key:
 def config_page() -> str:
     """Return a table for each block of the config, with the jobs that have a key where not all have it."""
     found = {
-        kind: {(key.name, key.tag): key for key in keys_of(Config, kind)}
-        for kind in KINDS
+        job: {(key.name, key.tag): key for key in keys_of(Config, job)}
+        for job in jobs()
     }
     names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
     sections: dict[str, list[tuple[str, ...]]] = {}
     for name, tag in names:
         here = {
-            kind: keys[name, tag] for kind, keys in found.items() if (name, tag) in keys
+            job: keys[name, tag] for job, keys in found.items() if (name, tag) in keys
         }
         first, *others = here.values()
-        jobs = "all" if len(here) == len(KINDS) else JOBS[next(iter(here))]
-        jobs += f", `kind: {tag}`" if tag else ""
+        having = "all" if len(here) == len(found) else subject_of(next(iter(here)))
+        having += f", `kind: {tag}`" if tag else ""
         type_, default = first.type, first.default
         if any((other.type, other.default) != (type_, default) for other in others):
-            type_ = _by_kind({JOBS[kind]: key.type for kind, key in here.items()})
-            default = _by_kind({JOBS[kind]: key.default for kind, key in here.items()})
+            types_ = {subject_of(job): key.type for job, key in here.items()}
+            defaults = {subject_of(job): key.default for job, key in here.items()}
+            type_ = _by_job(types_)
+            default = _by_job(defaults)
         sections.setdefault(name.partition(".")[0] if "." in name else "", []).append(
-            (f"`{name}`", type_, default, jobs, _plain(first.doc))
+            (f"`{name}`", type_, default, having, _plain(first.doc))
         )
     top = sections.pop("", [])
     text = (
@@ -177,7 +185,7 @@ def config_page() -> str:
     return text
 
 
-def _by_kind(values: Mapping[str, str]) -> str:
+def _by_job(values: Mapping[str, str]) -> str:
     return (
         values.popitem()[1]
         if len({*values.values()}) == 1
@@ -186,13 +194,13 @@ def _by_kind(values: Mapping[str, str]) -> str:
 
 
 def keys_of(
-    block: type, kind: ModelKind, prefix: str = "", tag: str = ""
+    block: type, job: JobName, prefix: str = "", tag: str = ""
 ) -> Iterator[Key]:
     """Yield the keys below a block; those of a list of blocks are below `name[]`."""
-    for name, (field, hint) in fields_of(block, kind).items():
+    for name, (field, hint) in fields_of(block, job).items():
         inner, default, doc = (
             blocks_in(hint),
-            default_of(field, kind),
+            default_of(field, job),
             str(field.metadata.get("doc") or ""),
         )
         if not inner or default == ():
@@ -207,7 +215,7 @@ def keys_of(
         for one in inner:
             own = tag_of(one) if len(inner) > 1 else tag
             yield from keys_of(
-                one, kind, f"{prefix}{name}{'[]' if default == () else ''}.", own
+                one, job, f"{prefix}{name}{'[]' if default == () else ''}.", own
             )
 
 

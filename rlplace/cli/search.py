@@ -21,9 +21,10 @@ from pathlib import Path
 
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
+from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.options import OptionParser
-from rlplace.config.read import value_at, word_meant
+from rlplace.config.read import word_meant
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import (
     ConfigError,

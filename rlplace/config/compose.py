@@ -36,11 +36,12 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
+from rlplace.config.found import value_at
 from rlplace.config.from_environment import of_environment, without_variable
-from rlplace.config.keys import all_places, takes_list
+from rlplace.config.keys import every_place, takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.paths import at_home, names_config, readable
-from rlplace.config.read import value_at, word_meant
+from rlplace.config.read import word_meant
 from rlplace.config.yaml_text import (
     closes,
     line_sources,
@@ -708,10 +709,8 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         )
     # Overrides that Hydra takes as they are
     is_model_key = ".model." in key and not key.startswith("actor.model.kwargs.")
-    is_of_simulator = key in all_places("mlp")
-    of_language_model = (
-        is_model_key and not is_of_simulator and _may_have_language_model(line)
-    )
+    known = key in every_place()
+    of_language_model = is_model_key and not known and _may_have_language_model(line)
     changes = override.type is OverrideType.CHANGE
     if not changes or override.is_hydra_override() or of_language_model:
         return word
@@ -786,7 +785,7 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
     if isinstance(error, UnicodeDecodeError):
         # Reads each file, and raises an error that names the one that is not UTF-8
         _with_parents(line.folders, str(line.name))
-    wrong = not_blocks(line.text, _short(line.file), all_places)
+    wrong = not_blocks(line.text, _short(line.file), every_place)
     if isinstance(wrong, ConfigError):
         return wrong
     # The override that Hydra could not apply, if it was that

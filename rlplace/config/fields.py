@@ -6,10 +6,9 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 JobName = Literal["simulator", "language_model"]
-ModelKind = Literal["mlp", "causal_lm"]  # what the actor trains
 Dtype = Literal["fp32", "bf16", "fp16"]
 Field = tuple["dataclasses.Field[Any]", object]  # with its type
 
@@ -18,9 +17,9 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     """Make a config field of a one-line meaning and rules. A `default` that is a type is called for each block.
 
     `minimum`, `above`, `maximum` and `below` bound a number; `unit="bytes"` reads `16GiB`,
-    `unit="share or bytes"` also `5 %`, and a `unit="share"` may have been meant in percent. `only` names the one kind
-    of actor model that has this key; `mlp` is the default in a job whose actor is an MLP, where it differs; `by_kind`
-    has the type by kind of actor model, where it differs.
+    `unit="share or bytes"` also `5 %`, and a `unit="share"` may have been meant in percent. `only` names the one job
+    that has this key; `simulator` is the default in a job on simulators, where it differs; `by_job` has the type by
+    job, where it differs.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):
@@ -34,36 +33,56 @@ def block(kind: type, **rules: Any) -> Any:
 
 
 def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Make a field of jobs that train a language model."""
-    return knob(doc, default, only="causal_lm", **rules)
+    """Make a field of jobs on language models."""
+    return knob(doc, default, only="language_model", **rules)
 
 
-def mlp_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Make a field of jobs that train an MLP."""
-    return knob(doc, default, only="mlp", **rules)
+def simulator_knob(doc: str, default: Any, **rules: Any) -> Any:
+    """Make a field of jobs on simulators."""
+    return knob(doc, default, only="simulator", **rules)
+
+
+class ByJob(TypedDict):
+    """The type of a key in each job, where it differs."""
+
+    simulator: Any
+    language_model: Any
+
+
+def jobs() -> tuple[JobName, ...]:
+    """Return the names of the jobs that a `Config` can be of."""
+    return typing.get_args(JobName)
+
+
+def other_job(job: JobName) -> JobName:
+    """Return the job that a block may have been meant for instead."""
+    return next(name for name in jobs() if name != job)
+
+
+def subject_of(job: JobName) -> str:
+    """Return what a job is on, as in "a job on simulators"."""
+    return f"{job.replace('_', ' ')}s"
 
 
 @functools.cache
-def fields_of(of: type, kind: ModelKind) -> dict[str, Field]:
-    """Return the fields of a block in a job with this kind of actor model, by name, with their types."""
+def fields_of(of: type, job: JobName) -> dict[str, Field]:
+    """Return the fields of a block in a job of this name, by their own names, with their types."""
     hints = typing.get_type_hints(of)
     return {
-        f.name: (f, f.metadata.get("by_kind", {}).get(kind, hints[f.name]))
+        f.name: (f, f.metadata.get("by_job", {}).get(job, hints[f.name]))
         for f in dataclasses.fields(of)
-        if f.metadata.get("only", kind) == kind
+        if f.metadata.get("only", job) == job
     }
 
 
-def default_of(field: dataclasses.Field[Any], kind: ModelKind) -> Any:
-    """Return the default of a field in a job of this kind, as plain values; MISSING where it is required."""
+def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
+    """Return the default of a field in a job of this name, as plain values; MISSING where it is required."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         if dataclasses.is_dataclass(made) and not isinstance(made, type):
             return dataclasses.asdict(made)
         return made
-    if kind == "mlp":
-        return field.metadata.get("mlp", field.default)
-    return field.default
+    return field.metadata.get(job, field.default)
 
 
 def blocks_in(hint: object) -> tuple[type, ...]:
@@ -85,7 +104,7 @@ def tag_of(block: type) -> str:
     return str(next(f.default for f in dataclasses.fields(block) if f.name == "kind"))
 
 
-def block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
+def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
     """Return the block of a path of keys; behind a key of several blocks, "<kind>" says which it is."""
     others: tuple[type, ...] = ()
     for step in path:
@@ -94,7 +113,7 @@ def block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
                 (other for other in others if f"<{tag_of(other)}>" == step), block
             )
             continue
-        fields = fields_of(block, kind)
+        fields = fields_of(block, job)
         below = (
             blocks_in(fields[step][1])
             if isinstance(step, str) and step in fields
@@ -105,9 +124,9 @@ def block_at(block: type, kind: ModelKind, path: Sequence[int | str]) -> type:
     return block
 
 
-def block_below(block: type, kind: ModelKind, step: int | str) -> type:
+def block_below(block: type, job: JobName, step: int | str) -> type:
     """Return the block of a key; an index or a name of the user's own leads to a block of the same type."""
-    fields = fields_of(block, kind)
+    fields = fields_of(block, job)
     if isinstance(step, str) and step in fields:
         return block_in(fields[step][1]) or block
     return block

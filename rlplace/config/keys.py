@@ -6,18 +6,17 @@ import functools
 import typing
 from collections.abc import Iterator
 
-from rlplace.config.fields import ModelKind, block_at, blocks_in, fields_of
+from rlplace.config.fields import JobName, block_at, blocks_in, fields_of, jobs
 from rlplace.config.schema import Config
 
 PLACEMENT = "cluster.component_placement"
-KINDS: tuple[ModelKind, ...] = ("mlp", "causal_lm")
 
 
-def all_places(kind: ModelKind) -> tuple[str, ...]:
-    """Return the path of every key of a config."""
+def all_places(job: JobName) -> tuple[str, ...]:
+    """Return the path of every key of a config of this job."""
 
     def inside(block: type, above: str) -> Iterator[str]:
-        for name, (_, hint) in fields_of(block, kind).items():
+        for name, (_, hint) in fields_of(block, job).items():
             yield f"{above}{name}"
             for below in blocks_in(hint):
                 yield from inside(below, f"{above}{name}.")
@@ -25,15 +24,14 @@ def all_places(kind: ModelKind) -> tuple[str, ...]:
     return tuple(dict.fromkeys(inside(Config, "")))
 
 
+def every_place() -> tuple[str, ...]:
+    """Return the path of every key that a config of any job may have."""
+    return tuple(dict.fromkeys(place for job in jobs() for place in all_places(job)))
+
+
 def places_of(name: str) -> list[str]:
-    return list(
-        dict.fromkeys(
-            p
-            for kind in KINDS
-            for p in all_places(kind)
-            if p.rpartition(".")[2] == name
-        )
-    )
+    """Return the paths of all keys whose last part is this name."""
+    return [place for place in every_place() if place.rpartition(".")[2] == name]
 
 
 @functools.cache
@@ -42,14 +40,12 @@ def takes_list(key: str) -> bool:
     above, _, name = key.rpartition(".")
     if above == PLACEMENT:
         return True
-    blocks = [
-        block_at(Config, kind, above.split(".") if above else ()) for kind in KINDS
-    ]
-    hints = [
-        fields_of(block, kind)[name][1]
-        for block, kind in zip(blocks, KINDS, strict=True)
-        if name in fields_of(block, kind)
-    ]
+    path = above.split(".") if above else ()
+    hints = []
+    for job in jobs():
+        fields = fields_of(block_at(Config, job, path), job)
+        if name in fields:
+            hints.append(fields[name][1])
     return any(
         typing.get_origin(option) is tuple
         for hint in hints

@@ -43,7 +43,10 @@ class RayConfig:
         "fork",
     )
     start_timeout_s: float = knob(
-        "longest wait for Ray and for all workers to answer", 1800.0, above=0, mlp=120.0
+        "longest wait for Ray and for all workers to answer",
+        1800.0,
+        above=0,
+        simulator=120.0,
     )
     reserve_timeout_s: float = knob(
         "longest wait for the cluster to have the accelerators free", 60.0, above=0

@@ -2,7 +2,7 @@
 
 ::
 
-    mapping ──> keys of earlier configs ──> the kind of model that the actor trains ──> blocks ──> Config, problems
+    mapping ──> keys of earlier configs ──> the job that it is of ──> blocks ──> Config, problems
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -23,17 +22,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlplace.config.fields import (
     Field,
-    ModelKind,
+    JobName,
     block_at,
     block_below,
     block_in,
     blocks_in,
     default_of,
     fields_of,
+    jobs,
+    other_job,
+    subject_of,
     tag_of,
 )
+from rlplace.config.found import Found, drop, value_at
 from rlplace.config.from_environment import decoded
-from rlplace.config.keys import KINDS, PLACEMENT, all_places, places_of
+from rlplace.config.keys import PLACEMENT, all_places, every_place, places_of
 from rlplace.config.model_folder import instead_of, model_folder, no_folder
 from rlplace.config.other_names import (
     BELOW,
@@ -42,18 +45,17 @@ from rlplace.config.other_names import (
     NO_SUCH,
     PARALLEL,
     SPLITS,
-    meant_word,
     not_named,
 )
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
 from rlplace.config.schema import (
-    AlgorithmName,
     Config,
     FrozenConfig,
     RewardConfig,
     TrainedConfig,
 )
+from rlplace.config.which_job import USUAL, find_job, has_marked_keys
 from rlplace.config.yaml_text import quote, show, torn_number
 from rlplace.errors import (
     COMMAND_LINE,
@@ -71,26 +73,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
-_NOTHING: Any = object()  # a value that is not there
-# Tag -> its values and the kind of actor model that each goes with.
-TAGS: Mapping[str, Mapping[str, ModelKind]] = {
-    "actor.model.kind": {
-        **dict.fromkeys(("cnn", "transformer", "module", "mlp"), "mlp"),
-        "causal_lm": "causal_lm",
-    },
-    "env.kind": {"gymnasium": "mlp", "envpool": "mlp", "text": "causal_lm"},
-    "rollout.engine": {
-        "torch": "mlp",
-        "transformers": "causal_lm",
-        "vllm": "causal_lm",
-    },
-}
-MODEL_KEYS = ("path", "model_type")  # either is in every language model
-_OWN = "package.module:Class"  # an adapter or engine of the user's
-_OWN_TAGS: Mapping[str, ModelKind] = {
-    "env.kind": "mlp",
-    "rollout.engine": "causal_lm",
-}  # whose values may be such
 MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
 _GONE = {
     "cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"
@@ -139,8 +121,8 @@ def try_config(
         _of_library(library, written, found)
         return None, found.problems
     _replace_renamed(written, found)
-    kind = find_kind(written, found)
-    config, problems = read_block(Config, written, kind, places)
+    job = find_job(written, found)
+    config, problems = read_block(Config, written, job, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
             if not key.startswith(
@@ -175,7 +157,7 @@ def try_config(
 def read_block(
     block: type[_T],
     mapping: object,
-    kind: ModelKind = "mlp",
+    job: JobName = USUAL,
     sources: Mapping[str, Source] | None = None,
 ) -> tuple[_T | None, list[Problem]]:
     """Return a config dataclass, None where it cannot be read, and every problem of the mapping."""
@@ -184,68 +166,33 @@ def read_block(
     from rlplace.config.validate import model_of, plain
 
     found = Found(sources=sources or {})
-    written = _of_kind(block, block, mapping, kind, "", found)
+    written = _of_job(block, block, mapping, job, "", found)
     try:
         return plain(
-            model_of(cast(Any, block), kind).model_validate(written)
+            model_of(cast(Any, block), job).model_validate(written)
         ), found.problems
     except pydantic.ValidationError as error:
         for wrong in error.errors(include_url=False):
-            _report(block, kind, wrong, written, found)
+            _report(block, job, wrong, written, found)
         return None, found.problems
 
 
-@dataclasses.dataclass(slots=True)
-class Found:
-    """Collects problems, each with the place of its key or of the nearest key above it."""
-
-    sources: Mapping[str, Source]
-    problems: list[Problem] = dataclasses.field(default_factory=list)
-
-    def reject(
-        self,
-        code: str,
-        key: str,
-        what: str,
-        value: object = _NOTHING,
-        *,
-        why: str | None = None,
-        fix: str | None = None,
-        got: str | None = None,
-        span: tuple[int, int] | None = None,
-    ) -> None:
-        got = got if value is _NOTHING else show(value)
-        source = source_of(key, self.sources)
-        problem = Problem(
-            code=code,
-            key=key,
-            what=what,
-            got=got,
-            span=span,
-            source=source,
-            why=why,
-            fix=fix,
-        )
-        if problem not in self.problems:
-            self.problems.append(problem)
-
-
-def _of_kind(
+def _of_job(
     ours: type | None,
     theirs: type | None,
     mapping: object,
-    kind: ModelKind,
+    job: JobName,
     above: str,
     found: Found,
 ) -> object:
-    """Drop keys that only jobs with the other kind of actor model have.
+    """Drop keys that only the other job has; they are problems unless they change nothing.
 
-    They are problems unless they change nothing. `ours` and `theirs` are the block in jobs of this and the other kind.
+    `ours` and `theirs` are the block in this job and in the other one.
     """
     if not isinstance(mapping, Mapping) or ours is None:
         return mapping
-    other: ModelKind = "mlp" if kind == "causal_lm" else "causal_lm"
-    here = fields_of(ours, kind)
+    other = other_job(job)
+    here = fields_of(ours, job)
     there = {} if theirs is None else fields_of(theirs, other)
     kept: dict[str, object] = {}
     for name, value in mapping.items():
@@ -255,21 +202,22 @@ def _of_kind(
             and len(options := blocks_in(here[name][1])) > 1
             and isinstance(value, Mapping)
         ):
-            value = _of_alternative(options, value, kind, key, found)
+            value = _of_alternative(options, value, job, key, found)
         if name in here or name not in there:
             inside = [
                 block_in(fields[name][1]) if name in fields else None
                 for fields in (here, there)
             ]
-            kept[str(name)] = _of_kind(
-                inside[0], inside[1], value, kind, f"{key}.", found
+            kept[str(name)] = _of_job(
+                inside[0], inside[1], value, job, f"{key}.", found
             )
         elif value != default_of(there[name][0], other):
-            why = f"only with actor.model.kind: {other}; this job has {kind}"
+            why = (
+                f"only in jobs on {subject_of(other)}; this one is on {subject_of(job)}"
+            )
             fix = f"remove {key}"
-            if (
-                kind == "mlp" and name in _CHANGES_TRAINING
-            ):  # what was meant is another job, or nothing
+            if name in _CHANGES_TRAINING:
+                # What was meant is another job, or nothing.
                 fix = one_of(
                     [
                         fix,
@@ -279,7 +227,7 @@ def _of_kind(
             found.reject(
                 "wrong-kind",
                 key,
-                f"is no key of a job with {kind}",
+                f"is no key of a job on {subject_of(job)}",
                 value,
                 why=why,
                 fix=fix,
@@ -290,7 +238,7 @@ def _of_kind(
 def _of_alternative(
     options: Sequence[type],
     mapping: Mapping[Any, object],
-    kind: ModelKind,
+    job: JobName,
     above: str,
     found: Found,
 ) -> Mapping[Any, object]:
@@ -302,11 +250,11 @@ def _of_alternative(
     kept: dict[Any, object] = {}
     for name, value in mapping.items():
         others = {
-            tag_of(o): fields_of(o, kind)[name][0]
+            tag_of(o): fields_of(o, job)[name][0]
             for o in options
-            if name in fields_of(o, kind)
+            if name in fields_of(o, job)
         }
-        usuals = [default_of(field, kind) for field in others.values()]
+        usuals = [default_of(field, job) for field in others.values()]
         if not others or tag_of(block) in others:
             kept[name] = value
         elif not any(
@@ -327,7 +275,7 @@ def _of_alternative(
 
 
 def _report(
-    block: type, kind: ModelKind, wrong: ErrorDetails, written: Any, found: Found
+    block: type, job: JobName, wrong: ErrorDetails, written: Any, found: Found
 ) -> None:
     path = [
         step for step in wrong["loc"] if not str(step).startswith("<")
@@ -340,9 +288,9 @@ def _report(
     )
     leaf = key.rpartition(".")[2]
     value = wrong["input"]
-    above = block_at(block, kind, wrong["loc"][:-1])
+    above = block_at(block, job, wrong["loc"][:-1])
     if wrong["type"] == "missing":
-        field, _ = fields_of(above, kind)[str(path[-1])]
+        field, _ = fields_of(above, job)[str(path[-1])]
         fix = f"{leaf}: <a value>"
         if leaf == "component_placement":
             fix = "defaults: [hybrid_ppo, _self_]        (or your own block)"
@@ -357,16 +305,16 @@ def _report(
             leaf,
             value,
             key,
-            fields_of(above, kind),
-            _place_of(key, fields_of(above, kind), kind),
+            fields_of(above, job),
+            _place_of(key, fields_of(above, job), job),
             written,
             found,
         )
     elif wrong["type"] == "model_type":
-        below = block_below(above, kind, path[-1]) if path else above
-        if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, kind):
+        below = block_below(above, job, path[-1]) if path else above
+        if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, job):
             beside = functools.reduce(lambda of, step: of[step], path[:-1], written)
-            names = [name for name in beside if name not in fields_of(below, kind)]
+            names = [name for name in beside if name not in fields_of(below, job)]
             why = f"there is a block for each of {', '.join(map(str, names))}"
             fix = f"{names[0]}: {{{leaf}: {show(value)}}}        (in each block that it is meant for)"
             found.reject(
@@ -385,7 +333,7 @@ def _report(
     else:
         context = wrong["ctx"]
         item = isinstance(path[-1], int)  # the line has the whole list
-        text = context["fix"] or _such_as(above, kind, wrong["loc"], context)
+        text = context["fix"] or _such_as(above, job, wrong["loc"], context)
         fits = text and (
             _whole_list(path, text, written) if item else f"{leaf}: {text}"
         )
@@ -402,7 +350,7 @@ def _report(
 
 
 def _such_as(
-    block: type, kind: ModelKind, path: Sequence[int | str], wrong: Mapping[str, Any]
+    block: type, job: JobName, path: Sequence[int | str], wrong: Mapping[str, Any]
 ) -> str | None:
     """Say in <...> what a key takes, with its usual value where it has one: nobody knows which is meant."""
     name = str(
@@ -412,7 +360,7 @@ def _such_as(
             if isinstance(step, str) and not step.startswith("<")
         )
     )
-    if name not in (fields := fields_of(block, kind)):
+    if name not in (fields := fields_of(block, job)):
         return None
     what = wrong["what"].removeprefix("expected ")
     why = wrong["why"] or ""
@@ -427,9 +375,7 @@ def _such_as(
     elif what == wrong["what"]:
         what = "a value"
     field, _ = fields[name]
-    usual = (
-        "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, kind)
-    )
+    usual = "16GiB" if field.metadata.get("unit") == "bytes" else default_of(field, job)
     plain = (
         isinstance(usual, (int, float, str))
         and not isinstance(usual, bool)
@@ -503,21 +449,21 @@ def _unknown(
     )
 
 
-def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | None:
+def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
     """Return the path of the key that is meant by an unknown one: of the same meaning, nearly or elsewhere its name."""
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
     ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
     if ours is not None:
-        places = (
-            [role + ours, *([f"actor{ours}"] if kind == "mlp" else [])]
-            if ours.startswith(".")
-            else [ours]
-        )
+        places = [ours]
+        if ours.startswith("."):
+            # Below the component where it stands; or where it is, if only one component has it.
+            places = [role + ours]
+            having = [place for place in all_places(job) if place.endswith(ours)]
+            if len(having) == 1:
+                places += having
         if (
-            place := next(
-                (place for place in places if place in all_places(kind)), None
-            )
+            place := next((place for place in places if place in all_places(job)), None)
         ) is not None:
             return place
     begun = [field for field in fields if field.startswith(name)]
@@ -527,14 +473,14 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
         return f"{above}.{near}".removeprefix(".")
     same = [
         place
-        for place in all_places(kind)
+        for place in all_places(job)
         if place.rpartition(".")[2] == name and place != key
     ]
     beside = [place for place in same if place.startswith(f"{above}.")] or same
     if not beside:
         below = {
             p.rpartition(".")[2]: p
-            for p in all_places(kind)
+            for p in all_places(job)
             if p.startswith(f"{above}.")
         }
         beside = (
@@ -550,16 +496,14 @@ def _place_of(key: str, fields: Mapping[str, Field], kind: ModelKind) -> str | N
 @functools.cache
 def word_meant(name: str, value: str) -> str | None:
     """Return key=value for a name that may be a key's whole path, its last part or another name of it."""
-    for kind in KINDS:
-        places = all_places(kind)
-        found = (
-            name if name in places else _place_of(name, fields_of(Config, kind), kind)
-        )
+    for job in jobs():
+        places = all_places(job)
+        found = name if name in places else _place_of(name, fields_of(Config, job), job)
         if found is not None and not any(
             place.startswith(f"{found}.") for place in places
         ):  # no block
             above, _, last = found.rpartition(".")
-            switch = not above and fields_of(Config, kind)[last][1] is bool
+            switch = not above and fields_of(Config, job)[last][1] is bool
             return f"{found}={value or ('true' if switch else '<a value>')}"
     return None
 
@@ -581,7 +525,7 @@ def _spread(mapping: dict[str, Any]) -> None:
     for path in [
         path
         for path in mapping
-        if "." in str(path) and str(path).partition(".")[0] in all_places("causal_lm")
+        if "." in str(path) and str(path).partition(".")[0] in every_place()
     ]:
         value = mapping.pop(path)
         keys = mapping
@@ -611,135 +555,11 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
     )
 
 
-# ── kind of the job ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def find_kind(mapping: dict[str, Any], found: Found) -> ModelKind:
-    """Return the kind of the job; tags that are rejected, and those of its language models, are dropped.
-
-    The first tag that is written decides, and keys of a language model count as its tag. Without one, an algorithm
-    that only language models have decides; else it is a job with simulators.
-    """
-    written: dict[str, ModelKind] = {}
-    for tag, values in TAGS.items():
-        value = value_at(mapping, tag)
-        if value is None:
-            continue
-        if tag in _OWN_TAGS and isinstance(value, str) and ":" in value:
-            written[tag] = _OWN_TAGS[tag]
-        elif isinstance(value, str) and value in values:
-            written[tag] = values[value]
-        else:
-            near = meant_word(value, values)
-            choices = ", ".join([*values, _OWN] if tag in _OWN_TAGS else values)
-            what = "unknown choice" + suggestion(near)
-            fix = None if near is None else f"{tag.rpartition('.')[2]}: {near}"
-            found.reject(
-                "unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix
-            )
-            _drop(mapping, tag)
-    model = value_at(mapping, "actor.model")
-    name = value_at(mapping, "algorithm.name")
-    if (
-        "actor.model.kind" not in written
-        and isinstance(model, Mapping)
-        and {*MODEL_KEYS} & model.keys()
-    ):
-        written["actor.model"] = "causal_lm"
-    names = typing.get_args(AlgorithmName)
-    of_text = (meant_word(name, names) or name) in names[1:]
-    deciding = next(iter(written), None)
-    of_text |= (
-        deciding is None
-        and isinstance(name, str)
-        and name not in names
-        and _has_text_keys(mapping)
-    )
-    kind: ModelKind = (
-        written[deciding] if deciding is not None else "causal_lm" if of_text else "mlp"
-    )
-    for tag, of in written.items():
-        if of != kind and tag in TAGS:
-            fits = [value for value, k in TAGS[tag].items() if k == kind][-1]
-            found.reject(
-                "wrong-kind",
-                tag,
-                f"does not go with {deciding}: {value_at(mapping, deciding or tag)}",
-                value_at(mapping, tag),
-                why=f"it is for actor.model.kind: {of}; this job has {kind}",
-                fix=f"{tag.rpartition('.')[2]}: {fits}",
-            )
-            _drop(mapping, tag)
-    if of_text and kind == "mlp":
-        why = f"{name} compares answers of a language model; actor.model.kind is mlp"
-        found.reject(
-            "wrong-kind",
-            "algorithm.name",
-            "does not train an MLP",
-            name,
-            why=f"{why}; choices: ppo",
-        )
-        _drop(mapping, "algorithm.name")
-    if kind == "causal_lm":
-        for role, block in mapping.items():
-            _drop_tag(block, role, found)
-    return kind
-
-
-def _has_text_keys(mapping: Mapping[str, object]) -> bool:
-    """Whether a block has keys that only jobs with a language model have."""
-    only = {*all_places("causal_lm")} - {*all_places("mlp")}
-    blocks = {
-        name: block for name, block in mapping.items() if isinstance(block, Mapping)
-    }
-    return any(
-        f"{name}.{key}" in only for name, block in blocks.items() for key in block
-    )
-
-
-def _drop_tag(block: object, key: str, found: Found) -> None:
-    """Leave keys alone of a component's language model; a tag alone is no model."""
-    if not isinstance(block, dict):
-        return
-    model = block.get("model")
-    if isinstance(model, dict):
-        kind = model.pop("kind", None)
-        if kind not in (None, "causal_lm"):
-            code = "wrong-kind" if kind == "mlp" else "unknown-choice"
-            why = "every model of a job with a language model is one"
-            found.reject(
-                code,
-                f"{key}.model.kind",
-                "is no kind of this model",
-                kind,
-                why=why,
-                fix="kind: causal_lm",
-            )
-        block["model"] = model or None
-    elif key == "reward":
-        for name, below in block.items():
-            if name != "kwargs":
-                _drop_tag(below, f"reward.{name}", found)
-
-
-def value_at(mapping: Mapping[str, object], path: str) -> object:
-    value: object = mapping
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def _stands(mapping: Mapping[str, object], path: str) -> bool:
     """Whether a key is written, be it with null."""
     above, _, name = path.rpartition(".")
     block = value_at(mapping, above) if above else mapping
     return isinstance(block, Mapping) and name in block
-
-
-def _drop(mapping: Mapping[str, object], path: str) -> None:
-    block = value_at(mapping, path.rpartition(".")[0])
-    if isinstance(block, dict):
-        block.pop(path.rpartition(".")[2], None)
 
 
 # ── renamed keys ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -772,7 +592,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 )
             meant[old] = value
             if ".optimizer." in path:
-                _drop(
+                drop(
                     new, path
                 )  # the line of the fix has the whole block, with this value
             elif not isinstance(value_at(new, path), (dict, NoneType)):
@@ -814,7 +634,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         )
         algorithm["name"] = "ppo"
         _put(new, "actor.model", {"kind": "causal_lm"})
-    elif isinstance(algorithm, dict) and not _has_text_keys(new):
+    elif isinstance(algorithm, dict) and not has_marked_keys(new):
         source = source_of("algorithm.name", found.sources)
         typed = source is not None and source.file.startswith(COMMAND_LINE)
         if said := not_named(algorithm.get("name"), typed=typed):
@@ -880,8 +700,6 @@ def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
     Those of the folder win. No folder is needed where keys of a config.json are written in the config. Raises
     ConfigError.
     """
-    if config.kind == "mlp":
-        return config
     reward = config.reward
     if isinstance(reward, RewardConfig):
         rewards: RewardConfig | dict[str, RewardConfig] = _with_model(

@@ -10,8 +10,15 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from rlplace.config.engines import TextRolloutConfig as TextRolloutConfig
+from rlplace.config.fields import (
+    ByJob,
+    JobName,
+    block,
+    knob,
+    lm_knob,
+    simulator_knob,
+)
 from rlplace.config.fields import Dtype as Dtype
-from rlplace.config.fields import JobName, ModelKind, block, knob, lm_knob, mlp_knob
 from rlplace.config.machines import AcceleratorConfig as AcceleratorConfig
 from rlplace.config.machines import AcceleratorRunConfig as AcceleratorRunConfig
 from rlplace.config.machines import ClusterConfig as ClusterConfig
@@ -83,6 +90,12 @@ class SimulatorEnvConfig:
     accelerator_memory: int = knob(
         "bytes a rank's simulator holds on its accelerators", 0, unit="bytes"
     )
+
+    def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
+        """Return the keys that a run on simulators needs and the config lacks -> why, what to write."""
+        if self.id:
+            return {}
+        return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +173,22 @@ class TextEnvConfig(AgentConfig):
         "bytes that each of these processes may take", 4 << 30, unit="bytes"
     )
 
+    def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
+        """Return the keys that a run on a language model needs and the config lacks -> why, what to write."""
+        missing: dict[str, tuple[str, str]] = {}
+        if config.algorithm.prompts is None:
+            missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
+        if self.task is None:
+            why = "the task has the prompts and the rewards"
+            missing["env.task"] = (why, "task: arithmetic")
+        if config.model is None:
+            fix = "model: {kind: causal_lm, path: <a Hugging Face folder>}"
+            missing["actor.model"] = ("what is trained", fix)
+        if "env" not in config.placed:
+            why = "env asks the prompts and computes the rewards"
+            missing["cluster.component_placement.env"] = (why, "env: cpu")
+        return missing
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRolloutConfig:
@@ -197,7 +226,7 @@ class OptimizerConfig:
         "adamw | adamw_master: float32 copies of the weights | adamw_8bit: moments of 8 bits",
         "adamw",
     )
-    lr: float = knob("learning rate after the warm-up", 1e-6, above=0, mlp=3e-4)
+    lr: float = knob("learning rate after the warm-up", 1e-6, above=0, simulator=3e-4)
     schedule: Literal["constant", "linear", "cosine"] = knob(
         "the others fall to the end of the run", "constant"
     )
@@ -209,10 +238,10 @@ class OptimizerConfig:
     )
     beta1: float = knob("Adam's first-moment decay", 0.9, minimum=0, below=1)
     beta2: float = knob("Adam's second-moment decay", 0.999, minimum=0, below=1)
-    eps: float = knob("Adam's denominator floor", 1e-8, above=0, mlp=1e-5)
+    eps: float = knob("Adam's denominator floor", 1e-8, above=0, simulator=1e-5)
     weight_decay: float = knob("decoupled weight decay", 0.0, minimum=0)
     max_grad_norm: float = knob(
-        "clip the global gradient norm here", 1.0, above=0, mlp=0.5
+        "clip the global gradient norm here", 1.0, above=0, simulator=0.5
     )
     on_host: bool = lm_knob(
         "keep the optimizer's state in host memory and step there", False
@@ -245,7 +274,9 @@ class TrainedConfig:
     """A trained model: the actor, a critic."""
 
     model: PolicyConfig | ModelKeys | None = knob(
-        _ACTOR_MODEL, None, by_kind={"mlp": PolicyConfig, "causal_lm": ModelKeys | None}
+        _ACTOR_MODEL,
+        None,
+        by_job=ByJob(simulator=PolicyConfig, language_model=ModelKeys | None),
     )
     micro_batch: int = lm_knob(
         "sequences of one forward and backward pass of a rank, in a plan", 1, minimum=1
@@ -257,8 +288,8 @@ class TrainedConfig:
     compute: Dtype = knob(
         "dtype of the computation",
         "bf16",
-        mlp="fp32",
-        by_kind={"mlp": Literal["fp32", "bf16"]},
+        simulator="fp32",
+        by_job={"simulator": Literal["fp32", "bf16"]},
     )
     optimizer: OptimizerConfig = block(OptimizerConfig)
     zero_stage: Literal[0, 1, 2, 3] = lm_knob(
@@ -404,7 +435,7 @@ class AlgorithmConfig:
     name: AlgorithmName = knob(
         "ppo: with a critic | the others, of language models: without", "ppo"
     )
-    rollout_steps: int = mlp_knob(
+    rollout_steps: int = simulator_knob(
         "T: steps each env takes per iteration", 64, minimum=1
     )
     sequence_length: int | None = lm_knob(
@@ -426,18 +457,20 @@ class AlgorithmConfig:
         None,
         minimum=1,
     )
-    unroll_steps: int | None = mlp_knob(
+    unroll_steps: int | None = simulator_knob(
         "steps of the sequences that a policy with memory learns from; null: rollout_steps",
         None,
         minimum=1,
     )
-    burn_in: int = mlp_knob(
+    burn_in: int = simulator_knob(
         "steps before such a sequence by which its memory is made anew, without learning from them",
         0,
         minimum=0,
     )
-    epochs: int = knob("passes over each iteration's samples", 1, minimum=1, mlp=10)
-    num_minibatches: int = mlp_knob("optimizer steps per pass", 4, minimum=1)
+    epochs: int = knob(
+        "passes over each iteration's samples", 1, minimum=1, simulator=10
+    )
+    num_minibatches: int = simulator_knob("optimizer steps per pass", 4, minimum=1)
     clip_ratio_low: float = knob(
         "how far below 1 the policy ratio may go", 0.2, above=0, below=1
     )
@@ -493,17 +526,17 @@ class AlgorithmConfig:
         maximum=64,
     )
     gamma: float = knob(
-        "discount per step or learned token", 1.0, minimum=0, maximum=1, mlp=0.99
+        "discount per step or learned token", 1.0, minimum=0, maximum=1, simulator=0.99
     )
     gae_lambda: float = knob("GAE's bias/variance exchange", 0.95, minimum=0, maximum=1)
     value_clip: float | None = knob(
-        "clip of the value change; null: none", 0.2, above=0, mlp=None
+        "clip of the value change; null: none", 0.2, above=0, simulator=None
     )
     value_coef: float = knob(
         "weight of the value loss, where policy and value share a model",
         0.1,
         minimum=0,
-        mlp=0.5,
+        simulator=0.5,
     )
     kl_coef: float = lm_knob(
         "weight of the KL from the reference; with kl_target the first one",
@@ -520,7 +553,7 @@ class AlgorithmConfig:
         "kl_coef adapts until the KL is this; null: it is constant", None, above=0
     )
     kl_horizon: int = lm_knob("samples over which kl_coef adapts", 10_000, minimum=1)
-    target_kl: float | None = mlp_knob(
+    target_kl: float | None = simulator_knob(
         "end the iteration's updates above this KL; null: never", None, above=0
     )
     reward_clip: float | None = lm_knob(
@@ -532,7 +565,7 @@ class AlgorithmConfig:
     normalize_advantages: bool | None = knob(
         "zero mean, unit variance over the iteration; null: with ppo", None
     )
-    normalize_observations: bool = mlp_knob(
+    normalize_observations: bool = simulator_knob(
         "by running mean and variance, kept with the weights", True
     )
     max_staleness: int = lm_knob(
@@ -653,16 +686,16 @@ class RunnerConfig:
         "called after each iteration, and when the run ends", ()
     )
     stage_timeout_s: float = knob(
-        "longest time one stage may take", 3600.0, above=0, mlp=600.0
+        "longest time one stage may take", 3600.0, above=0, simulator=600.0
     )
     channel_timeout_s: float = knob(
-        "longest wait for one item of a channel", 1800.0, above=0, mlp=120.0
+        "longest wait for one item of a channel", 1800.0, above=0, simulator=120.0
     )
     watchdog_s: float = knob(
         "report which component waits for which when nothing moves for so long; 0: never",
         300.0,
         minimum=0,
-        mlp=30.0,
+        simulator=30.0,
     )
     requeue_exit_code: int | None = knob(
         "exit code after a signal of a scheduler, if there is a checkpoint to go on with; null: 128 + signal",
@@ -746,20 +779,20 @@ class Config:
     cluster: ClusterConfig
     env: EnvConfig = knob(
         "kind: gymnasium | envpool | text | package.module:Class",
-        by_kind={"mlp": SimulatorEnvConfig, "causal_lm": TextEnvConfig},
+        by_job=ByJob(simulator=SimulatorEnvConfig, language_model=TextEnvConfig),
     )
     rollout: RolloutConfig = knob(
         "engine: torch | transformers | vllm",
-        by_kind={"mlp": TorchRolloutConfig, "causal_lm": TextRolloutConfig},
+        by_job=ByJob(simulator=TorchRolloutConfig, language_model=TextRolloutConfig),
     )
     actor: ActorConfig = block(ActorConfig)
-    critic: CriticConfig = block(CriticConfig, only="causal_lm")
-    reference: ReferenceConfig = block(ReferenceConfig, only="causal_lm")
+    critic: CriticConfig = block(CriticConfig, only="language_model")
+    reference: ReferenceConfig = block(ReferenceConfig, only="language_model")
     reward: RewardConfig | Mapping[str, RewardConfig] = lm_knob(
         "one block for all, or for components reward.<name> one block under each name",
         RewardConfig,
     )
-    agent: AgentConfig = block(AgentConfig, only="causal_lm")
+    agent: AgentConfig = block(AgentConfig, only="language_model")
     algorithm: AlgorithmConfig = block(AlgorithmConfig)
     memory: MemoryConfig = block(MemoryConfig)
     runner: RunnerConfig = block(RunnerConfig)
@@ -779,7 +812,7 @@ class Config:
     dry_run: bool = knob("print the plan and stop", False)
 
     @property
-    def kind(self) -> ModelKind:
+    def kind(self) -> Literal["mlp", "causal_lm"]:
         """What the actor trains; mlp stands for every policy of simulators."""
         if isinstance(self.actor.model, PolicyConfig):
             return "mlp"
@@ -822,42 +855,7 @@ class Config:
     @property
     def missing(self) -> Mapping[str, tuple[str, str]]:
         """Keys that a run needs and this config lacks -> why, what to write. A plan can do without."""
-        if self.kind == "mlp":
-            lacks = isinstance(self.env, SimulatorEnvConfig) and not self.env.id
-            if lacks:
-                return {
-                    "env.id": (
-                        "the simulator that env steps",
-                        "id: InvertedPendulum-v5",
-                    )
-                }
-            return {}
-        found = {
-            "algorithm.prompts": (
-                self.algorithm.prompts,
-                "prompts of an iteration",
-                "prompts: 32",
-            ),
-            "env.task": (
-                self.text_env.task,
-                "the task has the prompts and the rewards",
-                "task: arithmetic",
-            ),
-            "actor.model": (
-                self.model,
-                "what is trained",
-                "model: {kind: causal_lm, path: <a Hugging Face folder>}",
-            ),
-        }
-        missing = {
-            key: (why, fix) for key, (value, why, fix) in found.items() if value is None
-        }
-        if "env" not in self.placed:
-            missing["cluster.component_placement.env"] = (
-                "env asks the prompts and computes the rewards",
-                "env: cpu",
-            )
-        return missing
+        return self.env.missing(self)
 
     @property
     def actor_infers(self) -> bool:

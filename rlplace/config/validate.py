@@ -18,11 +18,12 @@ import pydantic
 import pydantic.json_schema
 from pydantic_core import PydanticCustomError
 
-from rlplace.config.fields import ModelKind, default_of, fields_of, tag_of
+from rlplace.config.fields import JobName, default_of, fields_of, jobs, tag_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
-from rlplace.config.read import MODEL_KEYS, MOST_WHOLE, TAGS
-from rlplace.config.schema import AlgorithmName, Config
+from rlplace.config.read import MOST_WHOLE
+from rlplace.config.schema import Config
+from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
 from rlplace.config.yaml_text import show
 from rlplace.errors import suggestion
 
@@ -64,11 +65,11 @@ class Block(pydantic.BaseModel):
 
 
 @functools.cache
-def model_of(block: type, kind: ModelKind) -> type[Block]:
-    """Return the model of a config dataclass in a job with this kind of actor model."""
+def model_of(block: type, job: JobName) -> type[Block]:
+    """Return the model of a config dataclass in a job of this name."""
     fields: dict[str, Any] = {}
-    for name, (field, hint) in fields_of(block, kind).items():
-        default = default_of(field, kind)
+    for name, (field, hint) in fields_of(block, job).items():
+        default = default_of(field, job)
         about: dict[str, Any] = {"description": field.metadata.get("doc")}
         if (
             dataclasses.is_dataclass(hint)
@@ -79,10 +80,10 @@ def model_of(block: type, kind: ModelKind) -> type[Block]:
         elif default is not dataclasses.MISSING:
             about["default"] = default
         rules = {**field.metadata, "name": name, "usual": default}
-        fields[name] = (_annotation(hint, rules, kind), pydantic.Field(**about))
+        fields[name] = (_annotation(hint, rules, job), pydantic.Field(**about))
     doc = (block.__doc__ or "").strip().partition("\n")[0]
     model = pydantic.create_model(
-        f"{block.__name__}_{kind}",
+        f"{block.__name__}_{job}",
         __base__=Block,
         __doc__=None if doc.startswith(block.__name__) else doc,
         **fields,
@@ -108,21 +109,21 @@ def plain(value: object) -> Any:
     return value
 
 
-def _annotation(hint: Any, rules: Mapping[str, Any], kind: ModelKind) -> Any:
+def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
     args = typing.get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return model_of(hint, kind)
+        return model_of(hint, job)
     if any(
         typing.get_origin(o) is Mapping
         and dataclasses.is_dataclass(typing.get_args(o)[1])
         for o in args
     ):
-        return _one_or_named(args, kind)
+        return _one_or_named(args, job)
     if _tagged(hint):
-        return _one_of_kinds(args, kind)
+        return _one_of_kinds(args, job)
     if typing.get_origin(hint) is tuple:
         items: Any = tuple
-        listed = items[_annotation(args[0], rules, kind), ...]
+        listed = items[_annotation(args[0], rules, job), ...]
         return Annotated[
             listed,
             pydantic.Strict(False),
@@ -149,7 +150,7 @@ def _tagged(hint: Any) -> bool:
     )
 
 
-def _one_of_kinds(blocks: Sequence[Any], kind: ModelKind) -> Any:
+def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
     """Take the block whose `kind` is written; the first where none is."""
     tags = {tag_of(block): block for block in blocks}
 
@@ -158,7 +159,7 @@ def _one_of_kinds(blocks: Sequence[Any], kind: ModelKind) -> Any:
         return f"<{written if written in tags else next(iter(tags))}>"
 
     options: list[Any] = [
-        Annotated[cast(Any, model_of(b, kind)), pydantic.Tag(f"<{tag}>")]
+        Annotated[cast(Any, model_of(b, job)), pydantic.Tag(f"<{tag}>")]
         for tag, b in tags.items()
     ]
     return Annotated[
@@ -166,12 +167,12 @@ def _one_of_kinds(blocks: Sequence[Any], kind: ModelKind) -> Any:
     ]
 
 
-def _one_or_named(args: Sequence[Any], kind: ModelKind) -> Any:
+def _one_or_named(args: Sequence[Any], job: JobName) -> Any:
     """Take one block, one block under each of several names, or null."""
     (block,) = (
         arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg)
     )
-    model: Any = model_of(block, kind)
+    model: Any = model_of(block, job)
     fields = {f.name for f in dataclasses.fields(block)}
 
     def which(value: object) -> str:
@@ -569,34 +570,26 @@ def _as_number(text: str, of: object) -> str | None:
 
 def config_schema() -> dict[str, Any]:
     """Return the schema of a config file. Nothing is required: other files or the command line may have it."""
-    kinds = typing.get_args(ModelKind)
     _, schema = pydantic.json_schema.models_json_schema(
-        [(model_of(Config, kind), "validation") for kind in kinds]
+        [(model_of(Config, job), "validation") for job in jobs()]
     )
     blocks: dict[str, Any] = {
         name: _relaxed(block) for name, block in schema["$defs"].items()
     }
-    for kind in kinds:
-        blocks[f"Config_{kind}"]["properties"] |= _HYDRA
+    for job in jobs():
+        blocks[f"Config_{job}"]["properties"] |= _HYDRA
     keys: dict[str, Any] = {
         "type": "object",
         "anyOf": [{"required": [key]} for key in MODEL_KEYS],
     }
-    language = {
-        tag: [v for v, kind in values.items() if kind == "causal_lm"]
-        for tag, values in TAGS.items()
-    }
-    language["algorithm.name"] = [
-        name for name in typing.get_args(AlgorithmName) if name != "ppo"
-    ]
-    conditions = [_having(key, {"enum": values}) for key, values in language.items()]
+    conditions = [_having(key, {"enum": values}) for key, values in marks().items()]
     return {
         "$schema": DRAFT,
         "title": "rlplace config",
         "type": "object",
         "if": {"anyOf": [*conditions, _having("actor.model", keys)]},
-        "then": {"$ref": "#/$defs/Config_causal_lm"},
-        "else": {"$ref": "#/$defs/Config_mlp"},
+        "then": {"$ref": f"#/$defs/Config_{MARKED}"},
+        "else": {"$ref": f"#/$defs/Config_{USUAL}"},
         "$defs": blocks,
     }
 

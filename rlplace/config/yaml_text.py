@@ -13,7 +13,6 @@ from pathlib import Path
 
 import yaml
 
-from rlplace.config.fields import ModelKind
 from rlplace.errors import ConfigError, Problem, Source, source_of
 
 # Text that stands without quotes in a block: no character in it has a meaning in YAML
@@ -425,17 +424,17 @@ def misread_numbers(
 def not_blocks(
     text: str,
     file: str,
-    places: Callable[[ModelKind], Sequence[str]],
+    places: Callable[[], Sequence[str]],
 ) -> ConfigError | None:
     """Explain a list in place of a block of keys, or `defaults` that are not a list; None if the text has neither.
 
-    `places`: function from a kind of model to all key paths of its configs.
+    `places`: returns all key paths of configs, of any job.
     """
     written = yaml.safe_load(text)
     lines = line_sources(text, file)
     if not isinstance(written, dict):
         return None
-    known = (*places("mlp"), *places("causal_lm"))
+    known = places()
     for key, value in written.items():
         block = any(place.startswith(f"{key}.") for place in known)
         if key == "defaults" and isinstance(value, str):

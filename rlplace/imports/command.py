@@ -17,8 +17,15 @@ from rlplace.commands import typed
 from rlplace.config.compose import with_defaults
 from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
-from rlplace.imports.importer import Draft, Imported, MappingResult, Outcome
-from rlplace.imports.libraries import LIBRARIES, kind_of
+from rlplace.imports.importer import (
+    LANGUAGE_MODEL,
+    SIMULATOR,
+    Draft,
+    Imported,
+    MappingResult,
+    Outcome,
+)
+from rlplace.imports.libraries import LIBRARIES, simulated
 from rlplace.imports.rules import read_rules
 from rlplace.imports.settings import (
     Setting,
@@ -134,10 +141,11 @@ def import_settings(
     library: str, settings: Sequence[Setting], per_node: int = 0
 ) -> Imported:
     """Import settings that have been read. Raises ConfigError for values that cannot be read."""
-    kind = kind_of(settings) if library == "rlinf" else "causal_lm"
-    return LIBRARIES[library](
-        Draft(settings, read_rules(library, kind), kind), per_node
-    )
+    target = LANGUAGE_MODEL
+    if library == "rlinf" and simulated(settings):
+        target = SIMULATOR
+    rules = read_rules(library, target.job)
+    return LIBRARIES[library](Draft(settings, rules, target), per_node)
 
 
 def _settings(library: str, sources: Sequence[str]) -> list[Setting]:

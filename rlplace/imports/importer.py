@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlplace.config.fields import Field, ModelKind, block_in, fields_of
+from rlplace.config.fields import Field, JobName, block_in, fields_of
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.read import read_config, try_config
 from rlplace.config.schema import ClusterConfig, Config
@@ -73,10 +73,32 @@ class MappingResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The job of ours that a file of another library becomes."""
+
+    job: JobName
+    # Blocks of the config that say which job it is, with what is written there in any case.
+    tags: Mapping[str, Mapping[str, object]]
+    # The plan has all that is in it, such as the size of a batch; else the placement alone is planned.
+    whole: bool
+    # There is a small one of the same shape, for --tiny.
+    shrinks: bool
+
+
+LANGUAGE_MODEL = Target(
+    job="language_model",
+    tags={"actor.model": {"kind": "causal_lm"}},
+    whole=True,
+    shrinks=True,
+)
+SIMULATOR = Target(job="simulator", tags={}, whole=False, shrinks=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     library: str
     config: Mapping[str, object]  # keys of ours only
-    kind: ModelKind = "causal_lm"  # of the actor's model
+    target: Target
     results: tuple[MappingResult, ...]  # one per setting of the original, in its order
     findings: tuple[Problem, ...]  # what does not hold in the original, or not here
     assumed: tuple[
@@ -93,11 +115,14 @@ class Draft:
     """A config of ours while it is being worked out. Owns its mapping, the results, and the findings."""
 
     def __init__(
-        self, settings: Sequence[Setting], rules: Rules, kind: ModelKind = "causal_lm"
+        self,
+        settings: Sequence[Setting],
+        rules: Rules,
+        target: Target = LANGUAGE_MODEL,
     ) -> None:
         self.settings = settings
         self.rules = rules
-        self.kind: ModelKind = kind
+        self.target = target
         self.config: dict[str, object] = {}
         self.given = {
             s.key: s for s in settings
@@ -274,11 +299,7 @@ class Draft:
         """The value of our key where nothing is written; None where something must be, or where it is nothing."""
         found = self._field(key)
         assert found is not None, key
-        default = (
-            found[0].metadata.get("mlp", found[0].default)
-            if self.kind == "mlp"
-            else found[0].default
-        )
+        default = found[0].metadata.get(self.target.job, found[0].default)
         if default is dataclasses.MISSING:
             return None
         return default
@@ -287,7 +308,9 @@ class Draft:
         block: type | None = Config
         found: Field | None = None
         for name in key.split("."):
-            found = fields_of(block, self.kind).get(name) if block is not None else None
+            found = None
+            if block is not None:
+                found = fields_of(block, self.target.job).get(name)
             block = block_in(found[1]) if found is not None else None
         return found
 
@@ -543,12 +566,9 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         key = f"{role_of(component)}.enable_offload"
         if leaves and draft.has_key(key):
             draft.set(key, True)
-    if draft.kind == "causal_lm":
-        model = draft.at("actor.model")
-        draft.set(
-            "actor.model",
-            {"kind": "causal_lm"} | (model if isinstance(model, dict) else {}),
-        )
+    for key, tags in draft.target.tags.items():
+        written = draft.at(key)
+        draft.set(key, {**tags, **(written if isinstance(written, dict) else {})})
     results = draft.results()
     if not draft.at(PLACEMENT):
         why = f"the settings that do so in {draft.rules.name} are not among those that were given"
@@ -574,8 +594,8 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
     )
     return Imported(
         library=draft.rules.name,
-        config=ordered(draft.config, draft.kind),
-        kind=draft.kind,
+        config=ordered(draft.config, draft.target.job),
+        target=draft.target,
         results=results,
         findings=(
             *draft.findings,
@@ -590,11 +610,11 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
 
 
 def ordered(
-    mapping: Mapping[str, object], kind: ModelKind, root: type = Config
+    mapping: Mapping[str, object], job: JobName, root: type = Config
 ) -> dict[str, object]:
     """The same with its blocks and keys in the order in which configs are written."""
     fields = sorted(
-        fields_of(root, kind).items(), key=lambda item: item[0] not in _MACHINES
+        fields_of(root, job).items(), key=lambda item: item[0] not in _MACHINES
     )
     found: dict[str, object] = {}
     for name, (_, hint) in fields:
@@ -602,7 +622,7 @@ def ordered(
             value = mapping[name]
             block = block_in(hint)
             found[name] = (
-                ordered(value, kind, block)
+                ordered(value, job, block)
                 if block is not None and isinstance(value, Mapping)
                 else value
             )
@@ -614,7 +634,7 @@ def _lay_out(
 ) -> tuple[Plan | None, Sequence[Problem]]:
     """The layout and its problems; without regard to batches where only they are wrong."""
     problems: Sequence[Problem] = ()
-    if draft.kind == "causal_lm":
+    if draft.target.whole:
         try:
             return make_plan(read_config(draft.config), topology), ()
         except PlacementError as error:

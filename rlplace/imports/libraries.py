@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rlplace.config.fields import ModelKind
 from rlplace.config.keys import PLACEMENT
 from rlplace.errors import did_you_mean, suggestion
 from rlplace.imports.importer import ROLES, Draft, Imported, finish
@@ -35,16 +34,13 @@ _RLINF_SIMULATED = ("actor", "env", "rollout")  # components beside simulators
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
-def kind_of(settings: Sequence[Setting]) -> ModelKind:
-    """A job that places simulators trains an MLP here."""
-    simulated = any(
+def simulated(settings: Sequence[Setting]) -> bool:
+    """Whether a job of RLinf places simulators."""
+    return any(
         "env" in _rlinf_names(s.key)
         for s in settings
         if s.key.startswith(f"{PLACEMENT}.")
     )
-    if simulated:
-        return "mlp"
-    return "causal_lm"
 
 
 def import_rlinf(draft: Draft, per_node: int) -> Imported:
@@ -79,11 +75,11 @@ def import_rlinf(draft: Draft, per_node: int) -> Imported:
     if isinstance(groups, list) and all(isinstance(g, Mapping) for g in groups):
         draft.set("cluster.node_groups", groups)
     draft.apply_rules()
-    if draft.kind == "causal_lm" and not draft.has("algorithm.importance_sampling_fix"):
-        draft.leave_uncorrected()
-    if draft.kind == "mlp":
+    if simulated(draft.settings):
         _rlinf_set_rollout(draft)
         _rlinf_set_sinks(draft)
+    elif not draft.has("algorithm.importance_sampling_fix"):
+        draft.leave_uncorrected()
     return finish(draft, Topology.uniform(nodes, width, "cuda"), _rlinf_offloads(draft))
 
 
@@ -118,7 +114,7 @@ def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
         ]
         if all(counts) and numbers:
             width = max(width, -(-(max(numbers) + 1) // sum(counts)))
-    if not width and draft.kind == "mlp" and (envs := _rlinf_envs(draft)):
+    if not width and simulated(draft.settings) and (envs := _rlinf_envs(draft)):
         groups = nodes * draft.count("rollout.pipeline_stage_num", 1, 1)
         return next(
             (
@@ -155,7 +151,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     names = _rlinf_names(setting.key)
     value = setting.value
     by_rule = draft.value("reward.use_reward_model") is False
-    roles = _RLINF_SIMULATED if draft.kind == "mlp" else ROLES
+    roles = _RLINF_SIMULATED if simulated(draft.settings) else ROLES
     ours = [
         name
         for name in names

@@ -14,7 +14,7 @@ Tables of such a file, each from their keys (`newest|older` spelling; a trailing
     [unmapped]    why there is no key of ours <- settings
     [flags]       how many words follow a flag: none, two, many; else one
 
-Tables below `mlp` or `causal_lm` hold for jobs whose actor trains that kind of model.
+Tables below `simulator` or `language_model` hold for that job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlplace.config.fields import ModelKind
+from rlplace.config.fields import JobName
 from rlplace.imports.settings import read_mapping
 
 _RULES = Path(__file__).with_name("rules")
@@ -143,10 +143,10 @@ class Rules:
 
 
 @functools.cache
-def read_rules(library: str, kind: ModelKind = "causal_lm") -> Rules:
-    """Return the rules of a library for jobs whose actor trains that kind of model."""
+def read_rules(library: str, job: JobName = "language_model") -> Rules:
+    """Return the rules of a library for a job of this name."""
     tables = tomllib.loads((_RULES / f"{library}.toml").read_text(encoding="utf-8"))
-    return Rules(tables["name"], [tables, tables.get(kind, {})])
+    return Rules(tables["name"], [tables, tables.get(job, {})])
 
 
 def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:

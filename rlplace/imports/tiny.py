@@ -39,7 +39,7 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 
 def shrink(imported: Imported) -> Imported:
     """Raises ConfigError for a job without language models, and for one whose placement does not hold."""
-    if imported.layout is None or imported.kind != "causal_lm":
+    if imported.layout is None or not imported.target.shrinks:
         what = "is for jobs with language models"
         why = "a simulator has no smaller one"
         if imported.layout is None:
@@ -87,7 +87,7 @@ def shrink(imported: Imported) -> Imported:
     config["runner"] = (
         _block(imported, "runner") | {"output_dir": "runs"} | sizes["runner"]
     )  # not the original's: here
-    config = ordered(config, imported.kind)
+    config = ordered(config, imported.target.job)
     topology = Topology.uniform(1, width, "emulated")
     why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"
     return dataclasses.replace(

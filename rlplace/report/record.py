@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rlplace.config.read import value_at
+from rlplace.config.found import value_at
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.compose import Composed
+from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.open_job import OpenConfig
-from rlplace.config.read import TAGS, value_at, with_folder
+from rlplace.config.read import with_folder
 from rlplace.config.schema import (
     Config,
 )
+from rlplace.config.which_job import TAGS
 from rlplace.config.worker_variables import missing_variables, wrong_variables
 from rlplace.contract.planning import make_plan
 from rlplace.contract.reading import try_job

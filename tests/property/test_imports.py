@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplace.config.fields import ModelKind
+from rlplace.config.fields import JobName
 from rlplace.config.yaml_text import to_yaml
 from rlplace.errors import ConfigError
 from rlplace.imports import Setting, import_settings, import_words
@@ -29,24 +29,24 @@ PLACED = {
     for c in ("actor", "rollout", "critic", "inference")
 }
 MORE = {
-    ("rlinf", "mlp"): PLACED | {"cluster.component_placement.env"},
-    ("rlinf", "causal_lm"): PLACED,
-    ("roll", "causal_lm"): {"rewards.x.device_mapping"},
+    ("rlinf", "simulator"): PLACED | {"cluster.component_placement.env"},
+    ("rlinf", "language_model"): PLACED,
+    ("roll", "language_model"): {"rewards.x.device_mapping"},
 }
 LIBRARIES = ("openrlhf", "slime", "verl", "roll", "skyrl", "areal", "rlinf")
 
 
 @pytest.mark.parametrize(
-    ("library", "kind"),
-    [*((name, "causal_lm") for name in LIBRARIES), ("rlinf", "mlp")],
+    ("library", "job"),
+    [*((name, "language_model") for name in LIBRARIES), ("rlinf", "simulator")],
 )
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_values_are_imported_or_refused(
-    library: str, kind: ModelKind, data: st.DataObject
+    library: str, job: JobName, data: st.DataObject
 ) -> None:
-    rules = read_rules(library, kind)
-    keys = sorted({*rules.rules, *MORE.get((library, kind), ())})
+    rules = read_rules(library, job)
+    keys = sorted({*rules.rules, *MORE.get((library, job), ())})
     drawn = data.draw(
         st.dictionaries(st.sampled_from(keys), VALUES, min_size=1, max_size=12)
     )

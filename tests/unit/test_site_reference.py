@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlplace.codes import codes
+from rlplace.config.fields import JobName, jobs
 from rlplace.config.read import read_config
 from scripts import site_reference
 
@@ -65,8 +66,8 @@ def test_a_text_of_its_own_kind_is_a_text() -> None:
         site_reference._type(bytes)
 
 
-@pytest.mark.parametrize("kind", site_reference.KINDS)
-def test_a_config_of_defaults_has_no_other_keys(kind: str) -> None:
+@pytest.mark.parametrize("job", jobs())
+def test_a_config_of_defaults_has_no_other_keys(job: JobName) -> None:
     listed = {
         row.split("`")[1].replace("[]", "")
         for row in PAGES["reference/config.md"].splitlines()
@@ -74,7 +75,7 @@ def test_a_config_of_defaults_has_no_other_keys(kind: str) -> None:
     }
     model = (
         {"kind": "causal_lm", "path": "somewhere"}
-        if kind == "causal_lm"
+        if job == "language_model"
         else {"kind": "mlp"}
     )
     where = {"actor": 0, "env": 0, "rollout": 0}
@@ -92,7 +93,7 @@ def test_a_config_of_defaults_has_no_other_keys(kind: str) -> None:
         if hasattr(getattr(config, name), "__dataclass_fields__")
     ]
     for block in blocks:
-        if kind == "causal_lm" or block not in (
+        if job == "language_model" or block not in (
             "critic",
             "reference",
             "reward",

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplace.config.read import Found, find_kind, read_config
+from rlplace.config.found import Found
+from rlplace.config.read import read_config
 from rlplace.config.schema import AlgorithmConfig
+from rlplace.config.which_job import find_job
 from rlplace.errors import ConfigError, Source
 
 RUNS: dict[str, Any] = {
@@ -48,8 +50,8 @@ def test_an_engine_of_ones_own_is_of_a_language_model() -> None:
     config = read_config(
         {**RUNS, "rollout": {"engine": "engines:Mine", "engine_args": {"url": "x"}}}
     )
-    assert (config.kind, config.text_rollout.own, config.text_rollout.engine) == (
-        "causal_lm",
+    assert (config.job, config.text_rollout.own, config.text_rollout.engine) == (
+        "language_model",
         True,
         "engines:Mine",
     )
@@ -109,23 +111,62 @@ def test_every_default_obeys_its_own_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "kind"),
+    ("written", "job"),
     [
-        ({}, "mlp"),
-        ({"algorithm": {"name": "ppo"}}, "mlp"),
-        ({"algorithm": {"name": "grpo"}}, "causal_lm"),
-        ({"env": {"kind": "text"}}, "causal_lm"),
-        ({"env": {"kind": "mine.simulators:Mine"}}, "mlp"),
-        ({"rollout": {"engine": "vllm"}}, "causal_lm"),
-        ({"rollout": {"engine": "torch"}, "algorithm": {"name": "grpo"}}, "mlp"),
-        ({"actor": {"model": {"path": "somewhere"}}}, "causal_lm"),
-        ({"actor": {"model": {"hidden": [8]}}}, "mlp"),
+        ({}, "simulator"),
+        ({"algorithm": {"name": "ppo"}}, "simulator"),
+        ({"algorithm": {"name": "grpo"}}, "language_model"),
+        ({"env": {"kind": "text"}}, "language_model"),
+        ({"env": {"kind": "mine.simulators:Mine"}}, "simulator"),
+        ({"rollout": {"engine": "vllm"}}, "language_model"),
+        ({"rollout": {"engine": "torch"}, "algorithm": {"name": "grpo"}}, "simulator"),
+        ({"actor": {"model": {"kind": "mlp"}}}, "simulator"),
+        ({"actor": {"model": {"kind": "causal_lm"}}}, "language_model"),
+        ({"actor": {"model": {"path": "somewhere"}}}, "language_model"),
+        ({"actor": {"model": {"hidden": [8]}}}, "simulator"),
     ],
 )
-def test_the_tags_decide_what_the_actor_trains(
-    written: dict[str, Any], kind: str
+def test_the_tags_decide_which_job_it_is(written: dict[str, Any], job: str) -> None:
+    assert find_job(written, Found(sources={})) == job
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "why"),
+    [
+        (
+            {"env": {"id": "CartPole-v1"}, "rollout": {"temperature": 0.5}},
+            "rollout.temperature",
+            "only in jobs on language models; this one is on simulators",
+        ),
+        (
+            {**RUNS, "env": {"task": "arithmetic", "id": "CartPole-v1"}},
+            "env.id",
+            "only in jobs on simulators; this one is on language models",
+        ),
+        (
+            {
+                **RUNS,
+                "env": {"kind": "text", "task": "arithmetic"},
+                "rollout": {"engine": "torch"},
+            },
+            "rollout.engine",
+            "it is for jobs on simulators; this one is on language models",
+        ),
+        (
+            {"env": {"kind": "gymnasium", "id": "A-v0"}, "algorithm": {"name": "grpo"}},
+            "algorithm.name",
+            "grpo compares answers of a language model; choices: ppo",
+        ),
+    ],
+)
+def test_keys_of_the_other_job_are_explained_by_what_jobs_are_on(
+    written: dict[str, Any], key: str, why: str
 ) -> None:
-    assert find_kind(written, Found(sources={})) == kind
+    with pytest.raises(ConfigError) as caught:
+        read_config({"cluster": RUNS["cluster"], **written})
+    assert [(p.key, p.code, p.why) for p in caught.value.problems] == [
+        (key, "wrong-kind", why)
+    ]
 
 
 @pytest.mark.parametrize(

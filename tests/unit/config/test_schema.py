@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 
-from rlplace.config.fields import ModelKind, fields_of
+from rlplace.config.fields import JobName, fields_of, jobs
 from rlplace.config.schema import Config
 from rlplace.config.validate import config_schema
 
@@ -89,19 +88,19 @@ def test_what_the_reader_refuses_is_refused(
 
 
 def knobs(
-    block: type, kind: ModelKind, path: str = ""
+    block: type, job: JobName, path: str = ""
 ) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    for name, (field, hint) in fields_of(block, kind).items():
+    for name, (field, hint) in fields_of(block, job).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from knobs(hint, kind, f"{path}{name}.")
+            yield from knobs(hint, job, f"{path}{name}.")
         else:
             yield f"{path}{name}", field
 
 
-@pytest.mark.parametrize("kind", typing.get_args(ModelKind))
-def test_editors_show_what_every_key_means(kind: ModelKind) -> None:
-    for path, field in knobs(Config, kind):
-        schema: dict[str, Any] = SCHEMA["$defs"][f"Config_{kind}"]
+@pytest.mark.parametrize("job", jobs())
+def test_editors_show_what_every_key_means(job: JobName) -> None:
+    for path, field in knobs(Config, job):
+        schema: dict[str, Any] = SCHEMA["$defs"][f"Config_{job}"]
         for name in path.split("."):
             schema = schema["properties"][name]
             schema = (
@@ -110,9 +109,7 @@ def test_editors_show_what_every_key_means(kind: ModelKind) -> None:
                 else schema
             )
         assert schema["description"] == field.metadata["doc"], path
-        default = (
-            field.metadata.get("mlp", field.default) if kind == "mlp" else field.default
-        )
+        default = field.metadata.get(job, field.default)
         shown = default is not dataclasses.MISSING and not isinstance(default, tuple)
         if (
             shown and path != "actor.model"

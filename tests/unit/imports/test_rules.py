@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rlplace.config.fields import ModelKind
+from rlplace.config.fields import JobName
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.schema import Config
-from rlplace.imports.importer import Draft, MappingResult, ordered
+from rlplace.imports.importer import (
+    LANGUAGE_MODEL,
+    SIMULATOR,
+    Draft,
+    MappingResult,
+    ordered,
+)
 from rlplace.imports.rules import Rules, read_rules
 from rlplace.imports.settings import Setting
 
@@ -15,14 +21,12 @@ LIBRARIES = ("openrlhf", "slime", "rlinf", "verl", "roll", "skyrl", "areal")
 
 
 @pytest.mark.parametrize(
-    ("library", "kind"),
-    [("rlinf", "mlp"), *((name, "causal_lm") for name in LIBRARIES)],
+    ("library", "job"),
+    [("rlinf", "simulator"), *((name, "language_model") for name in LIBRARIES)],
 )
-def test_rules_name_keys_of_ours_and_have_reasons(
-    library: str, kind: ModelKind
-) -> None:
-    rules = read_rules(library, kind)
-    drafts = [Draft([], rules, other) for other in ("mlp", "causal_lm")]
+def test_rules_name_keys_of_ours_and_have_reasons(library: str, job: JobName) -> None:
+    rules = read_rules(library, job)
+    drafts = [Draft([], rules, target) for target in (SIMULATOR, LANGUAGE_MODEL)]
     for key, rule in [*rules.rules.items(), *rules.groups.items()]:
         for ours in rule.keys:
             plain = PLACEMENT if ours.startswith(f"{PLACEMENT}.") else ours
@@ -149,7 +153,8 @@ def test_their_defaults_are_written_out_where_they_are_not_ours() -> None:
 
 
 def test_keys_of_ours() -> None:
-    text, simulator = Draft([], Rules("x", [{}])), Draft([], Rules("x", [{}]), "mlp")
+    text = Draft([], Rules("x", [{}]))
+    simulator = Draft([], Rules("x", [{}]), SIMULATOR)
     assert text.has_key("actor.optimizer.warmup_steps")
     assert not simulator.has_key("actor.optimizer.warmup_steps")
     assert not text.has_key("actor.optimiser")
@@ -159,7 +164,7 @@ def test_keys_of_ours() -> None:
     ) == (1, 10)
     assert simulator.default_of("env.id") == ""
     mapping = {"actor": {}, "cluster": {"component_placement": {}, "num_nodes": 1}}
-    assert list(ordered(mapping, "mlp", Config)["cluster"]) == [
+    assert list(ordered(mapping, "simulator", Config)["cluster"]) == [
         "num_nodes",
         "component_placement",
     ]

@@ -1,0 +1,160 @@
+"""Which job the blocks of a config are of: the only module that decides by the words of its blocks.
+
+Everything behind it takes the name of the job as a value, or asks the job itself.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace.config.fields import JobName, subject_of
+from rlplace.config.found import Found, drop, value_at
+from rlplace.config.keys import all_places
+from rlplace.config.other_names import meant_word
+from rlplace.config.schema import AlgorithmName
+from rlplace.errors import suggestion
+
+# The job of a config that has no mark of one, and the job that has marks.
+USUAL: JobName = "simulator"
+MARKED: JobName = "language_model"
+# Tag -> its values and the job that each goes with.
+TAGS: Mapping[str, Mapping[str, JobName]] = {
+    "actor.model.kind": {
+        **dict.fromkeys(("cnn", "transformer", "module", "mlp"), USUAL),
+        "causal_lm": MARKED,
+    },
+    "env.kind": {"gymnasium": USUAL, "envpool": USUAL, "text": MARKED},
+    "rollout.engine": {"torch": USUAL, "transformers": MARKED, "vllm": MARKED},
+}
+MODEL_KEYS = ("path", "model_type")  # either is in every language model
+_OWN = "package.module:Class"  # an adapter or engine of the user's
+# Tags whose values may be such, and the job that those go with.
+_OWN_TAGS: Mapping[str, JobName] = {"env.kind": USUAL, "rollout.engine": MARKED}
+_USUAL_ALGORITHM = "ppo"  # trains in either job; all others compare answers
+
+
+def find_job(mapping: dict[str, Any], found: Found) -> JobName:
+    """Return the job that the blocks are of; tags that are rejected, and those of language models, are dropped.
+
+    The first tag that is written decides, and keys of a language model count as its tag. Without one, an algorithm
+    that only language models have decides; else it is a job on simulators.
+    """
+    written = _written_tags(mapping, found)
+    name = value_at(mapping, "algorithm.name")
+    deciding = next(iter(written), None)
+    # An algorithm that compares answers: by its name, or unknown and beside keys of language models.
+    names = typing.get_args(AlgorithmName)
+    compares = (meant_word(name, names) or name) in _comparing()
+    if deciding is None and isinstance(name, str) and name not in names:
+        compares = compares or has_marked_keys(mapping)
+    if deciding is not None:
+        job = written[deciding]
+    elif compares:
+        job = MARKED
+    else:
+        job = USUAL
+    # Tags of another job than the deciding one's.
+    for tag, of in written.items():
+        if of != job and tag in TAGS:
+            fits = [value for value, goes in TAGS[tag].items() if goes == job][-1]
+            found.reject(
+                "wrong-kind",
+                tag,
+                f"does not go with {deciding}: {value_at(mapping, deciding or tag)}",
+                value_at(mapping, tag),
+                why=f"it is for jobs on {subject_of(of)}; this one is on {subject_of(job)}",
+                fix=f"{tag.rpartition('.')[2]}: {fits}",
+            )
+            drop(mapping, tag)
+    if compares and job == USUAL:
+        found.reject(
+            "wrong-kind",
+            "algorithm.name",
+            "does not train on simulators",
+            name,
+            why=f"{name} compares answers of a language model; choices: {_USUAL_ALGORITHM}",
+        )
+        drop(mapping, "algorithm.name")
+    if job == MARKED:
+        for role, block in mapping.items():
+            _drop_tag(block, role, found)
+    return job
+
+
+def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
+    """Return the tags that are written and the job that each goes with; what is no choice is rejected."""
+    written: dict[str, JobName] = {}
+    for tag, values in TAGS.items():
+        value = value_at(mapping, tag)
+        if value is None:
+            continue
+        if tag in _OWN_TAGS and isinstance(value, str) and ":" in value:
+            written[tag] = _OWN_TAGS[tag]
+        elif isinstance(value, str) and value in values:
+            written[tag] = values[value]
+        else:
+            near = meant_word(value, values)
+            choices = ", ".join([*values, _OWN] if tag in _OWN_TAGS else values)
+            what = "unknown choice" + suggestion(near)
+            fix = None if near is None else f"{tag.rpartition('.')[2]}: {near}"
+            found.reject(
+                "unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix
+            )
+            drop(mapping, tag)
+    model = value_at(mapping, "actor.model")
+    tagged = "actor.model.kind" in written
+    if not tagged and isinstance(model, Mapping) and {*MODEL_KEYS} & model.keys():
+        written["actor.model"] = MARKED
+    return written
+
+
+def _comparing() -> tuple[str, ...]:
+    """Return the algorithms that compare answers of a language model."""
+    names: tuple[str, ...] = typing.get_args(AlgorithmName)
+    return tuple(name for name in names if name != _USUAL_ALGORITHM)
+
+
+def marks() -> dict[str, list[str]]:
+    """Return the values, by key, each of which marks a config as one of the marked job."""
+    found = {
+        tag: [value for value, job in values.items() if job == MARKED]
+        for tag, values in TAGS.items()
+    }
+    found["algorithm.name"] = list(_comparing())
+    return found
+
+
+def has_marked_keys(mapping: Mapping[str, object]) -> bool:
+    """Whether a block has keys that only the marked job has."""
+    only = {*all_places(MARKED)} - {*all_places(USUAL)}
+    blocks = {
+        name: block for name, block in mapping.items() if isinstance(block, Mapping)
+    }
+    return any(
+        f"{name}.{key}" in only for name, block in blocks.items() for key in block
+    )
+
+
+def _drop_tag(block: object, key: str, found: Found) -> None:
+    """Leave keys alone of a component's language model; a tag alone is no model."""
+    if not isinstance(block, dict):
+        return
+    model = block.get("model")
+    if isinstance(model, dict):
+        kind = model.pop("kind", None)
+        if kind not in (None, "causal_lm"):
+            found.reject(
+                "wrong-kind" if kind == "mlp" else "unknown-choice",
+                f"{key}.model.kind",
+                "is no kind of this model",
+                kind,
+                why="every model of a job with a language model is one",
+                fix="kind: causal_lm",
+            )
+        block["model"] = model or None
+    elif key == "reward":
+        for name, below in block.items():
+            if name != "kwargs":
+                _drop_tag(below, f"reward.{name}", found)

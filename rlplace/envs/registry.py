@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlplace.config.policies import CnnConfig, MlpConfig, TransformerConfig
 from rlplace.envs.contract import image_size
 from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
 from rlplace.extras import install_command
@@ -358,7 +359,7 @@ def spaces_of_job(config: Config) -> Spaces:
     pictures = [part for part in spaces.entries if part.dtype == "uint8"]
     model = config.actor.policy
     got = ", ".join(f"{part.name} {list(part.shape)}".strip() for part in pictures)
-    if model.kind == "mlp" and pictures:
+    if isinstance(model, MlpConfig) and pictures:
         why = "an MLP takes numbers, and pixels only as one row of them"
         fix = one_of(
             [
@@ -370,7 +371,7 @@ def spaces_of_job(config: Config) -> Spaces:
             _MISFIT, "actor.model.kind", "the simulator shows images", got, why, fix
         )
     # A CNN takes images, with as many layers and pixels as its network needs
-    if model.kind == "cnn" and not spaces.images:
+    if isinstance(model, CnnConfig) and not spaces.images:
         why = "its convolutions are for images, which the simulator shows none of"
         got = str(spaces.observation_shape)
         raise ConfigError.of(
@@ -382,7 +383,7 @@ def spaces_of_job(config: Config) -> Spaces:
             "kind: mlp",
         )
     if (
-        model.kind == "cnn"
+        isinstance(model, CnnConfig)
         and model.channels
         and model.network == "nature"
         and len(model.channels) != _NATURE_LAYERS
@@ -394,7 +395,7 @@ def spaces_of_job(config: Config) -> Spaces:
             _MISFIT, "actor.model.channels", what, got, why, "channels: [32, 64, 64]"
         )
     small = [part for part in spaces.images if sorted(part.shape)[-2] < _NATURE_PIXELS]
-    if model.kind == "cnn" and model.network == "nature" and small:
+    if isinstance(model, CnnConfig) and model.network == "nature" and small:
         got = str(list(small[0].shape))
         why = f"its three convolutions take {_NATURE_PIXELS} pixels each way or more"
         raise ConfigError.of(
@@ -406,7 +407,7 @@ def spaces_of_job(config: Config) -> Spaces:
             "network: impala",
         )
     # A transformer splits tokens into heads and images into patches
-    if model.kind == "transformer" and model.width % model.heads:
+    if isinstance(model, TransformerConfig) and model.width % model.heads:
         got = f"width: {model.width}, heads: {model.heads}"
         why = "each head attends to its share of a token"
         fix = f"width: {-(-model.width // model.heads) * model.heads}"
@@ -415,7 +416,7 @@ def spaces_of_job(config: Config) -> Spaces:
         )
     sides = [size for part in spaces.images for size in image_size(part.shape)[1:]]
     narrow = min(sides, default=0)
-    if model.kind == "transformer" and 0 < narrow < model.patch:
+    if isinstance(model, TransformerConfig) and 0 < narrow < model.patch:
         got = f"patch: {model.patch}"
         why = f"the image has {narrow} pixels one way"
         raise ConfigError.of(

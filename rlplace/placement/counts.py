@@ -1,4 +1,4 @@
-"""The numbers of a plan: those of a language-model job with the reason for each, and what sharing saves."""
+"""The numbers of a plan: those of a job on language models with the reason for each, and what sharing saves."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class Count:
 def explain_counts(
     config: Config, placement: HybridComponentPlacement
 ) -> tuple[Count, ...]:
-    """In the order in which they follow from each other; none for a job with simulators."""
-    if config.kind == "mlp":
-        return ()
+    """Return the numbers of a job on language models, in the order in which they follow from each other."""
     return (
         *_engines(placement),
         *_ranks(config, placement),

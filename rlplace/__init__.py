@@ -139,6 +139,7 @@ def load_policy(path: str | Path, *, seed: int = 0) -> Policy:
     `seed`: of actions that are drawn, `deterministic=False`. Imports torch, and makes the simulator once to see its
     spaces. Raises ConfigError.
     """
-    from rlplace.models.policy import load_policy as load
+    from rlplace.contract.trained import load_policy as load
 
-    return load(path, seed=seed)
+    policy: Policy = load(path, seed=seed)
+    return policy

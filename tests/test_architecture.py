@@ -124,11 +124,11 @@ DOORS = {  # library -> the only modules (or rooms) that may import it
         "cli.own_job",
         "config.compose",
         "config.yaml_text",
+        "contract.trained",
         "imports.settings",
         "report.record",
         "runtime.resume",
         "runtime.run",
-        "trained",
     },
     "zmq": {"comm.network"},
 }

@@ -33,6 +33,7 @@ from rlplace.contract.planning import (
     waste_of,
     weight_pairs,
 )
+from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import (
     Channel,
     Stage,
@@ -40,7 +41,7 @@ from rlplace.contract.stages import (
     needs_of_stages,
     steps_of_stage,
 )
-from rlplace.errors import Problem, Source
+from rlplace.errors import ConfigError, Problem, Source
 from rlplace.placement.counts import Count
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -48,6 +49,7 @@ from rlplace.placement.plan import Plan, Rules, plan_components
 from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
+from rlplace.trained import Trained
 from rlplace.workers.facts import JobFacts, facts_of
 
 if TYPE_CHECKING:
@@ -86,6 +88,10 @@ class Job:
         """Return the config, None where it cannot be read, and every problem of the mapping."""
         config, problems = read_open_config(mapping, self, self.components, sources)
         return config, [*checks.of_job(self), *problems]
+
+    def completed(self, config: Any, sources: Mapping[str, Source]) -> Any:
+        """Return the config with what stands in files that it names. Raises ConfigError."""
+        return config
 
     def key_of(self, config: Any, component: str) -> str:
         """Return the key of a component's block."""
@@ -258,3 +264,27 @@ class Job:
     def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
         """Return where the models of a run are saved at its end, by component."""
         return {}
+
+    def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
+        """Evaluate what was trained. Raises ConfigError where the job cannot, or not in this way."""
+        raise self._cannot("not-evaluated", request.key, trained, "evaluate")
+
+    def export(self, trained: Trained, request: ExportRequest) -> None:
+        """Write what was trained as other programs read it. Raises ConfigError where the job cannot; OutputError."""
+        raise self._cannot("not-exported", request.key, trained, "export")
+
+    def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
+        """Return what was trained as an object that decides. Raises ConfigError, of `key`, where the job cannot."""
+        raise self._cannot("not-loaded", key, trained, "load_policy")
+
+    def _cannot(
+        self, code: str, key: str, trained: Trained, method: str
+    ) -> ConfigError:
+        return ConfigError.of(
+            code,
+            key,
+            f"the job {self.name} does not say how",
+            str(trained.folder),
+            f"rlplace.contract.job.Job.{method} is left to each job, and this one has none of its own",
+            f"def {method}(self, ...):        (in the class of the job)",
+        )

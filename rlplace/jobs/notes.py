@@ -1,11 +1,11 @@
-"""What both jobs say: of keys that a run needs, and of a run that is resumed."""
+"""What both jobs say: of keys that a run needs, of a run that is resumed, of options of a command."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
 from rlplace.config.schema import Config
-from rlplace.errors import Problem
+from rlplace.errors import ConfigError, Problem
 
 
 def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
@@ -27,3 +27,10 @@ def missing_problems(config: Config) -> Iterator[Problem]:
             why=f"{why}; without it the job is planned only",
             fix=f"{fix}        (or only plan: dry_run: true)",
         )
+
+
+def wrong_option(
+    key: str, what: str, got: str | None, why: str | None, fix: str
+) -> ConfigError:
+    """Return the error about an option of a command."""
+    return ConfigError.of("bad-option", key, what, got, why, fix)

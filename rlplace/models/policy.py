@@ -28,7 +28,7 @@ from rlplace.models.mlp import PolicyOutput, mode, noise_shape, sample
 from rlplace.models.networks import NetworkPolicy
 from rlplace.models.policy_networks import PolicyNetwork, build_policy
 from rlplace.models.saved_state import policy_tensors
-from rlplace.trained import Trained, find_trained
+from rlplace.trained import Trained
 
 # Argument of the command that exports
 _OUT = "OUT"
@@ -142,26 +142,12 @@ class Policy(nn.Module):
         return actions
 
 
-def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Policy:
-    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of a folder written by
-    `rlplace.export`.
-
-    The simulator is made once, for its spaces. `seed`: of sampled actions. Raises ConfigError, which names `key`.
-    """
-    return policy_of(find_trained(path, key), seed=seed, key=key)
-
-
 def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
-    """Load the policy that `find_trained` found.
+    """Load a simulator policy that was found; the simulator is made once, to see its spaces.
 
-    Raises ConfigError, which names `key`: damaged weights, a language model.
+    `seed`: of actions that are drawn. Raises ConfigError, of `key`: damaged weights, those of another simulator.
     """
-    config = trained.config
-    if config.kind != "mlp":
-        what = "this is a language model"
-        why = "its folder is loaded by transformers, and it is no policy of simulators"
-        fix = f"python -m rlplace.export {trained.folder} <new folder>"
-        raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
+    config: Config = trained.config
     spaces = spaces_of_job(config)
     network = build_policy(spaces, config.actor, config.algorithm, config.runner.seed)
     # The weights must be those of a policy for the simulator as it is now

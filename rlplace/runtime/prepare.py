@@ -20,7 +20,6 @@ from rlplace.config.compose import Composed
 from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.open_job import OpenConfig
-from rlplace.config.read import with_folder
 from rlplace.config.schema import (
     Config,
 )
@@ -123,9 +122,8 @@ def prepare(
     config, wrong = try_job(mapping, places)
     if config is None or wrong:
         raise ConfigError([*wrong, *_misplaced(mapping, wrong, places)])
-    if isinstance(config, Config):
-        config = with_folder(config, places)
     job = job_of(config)
+    config = job.completed(config, places)
     topology = declared_topology(config.cluster, places)
     problems = check_env(config, places)
     try:

@@ -6,13 +6,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.config.read import try_config
+from rlplace.config.read import try_config, with_folder
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
+from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check_task
-from rlplace.errors import Problem, Source
+from rlplace.errors import ConfigError, Problem, Source
 from rlplace.jobs.language_model import checks, iteration, plan
+from rlplace.jobs.language_model.evaluate import evaluate
+from rlplace.jobs.language_model.export import export
 from rlplace.jobs.notes import learning_rate_notes
 from rlplace.placement.counts import Count, explain_counts
 from rlplace.placement.language.spec import role_of
@@ -23,6 +26,7 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs, base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
 from rlplace.report.summary import TEXT, Measures, Progress
+from rlplace.trained import Trained
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_engine, check_variant
@@ -45,6 +49,9 @@ class LanguageModelJob(Job):
         self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
     ) -> tuple[Config | None, list[Problem]]:
         return try_config(mapping, sources)
+
+    def completed(self, config: Config, sources: Mapping[str, Source]) -> Config:
+        return with_folder(config, sources)
 
     def key_of(self, config: Config, component: str) -> str:
         return config.key_of(component)
@@ -218,3 +225,15 @@ class LanguageModelJob(Job):
         if "critic" in plan_.placement.components:
             saved["critic"] = folder / "critic"
         return saved
+
+    def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
+        return evaluate(trained, request)
+
+    def export(self, trained: Trained, request: ExportRequest) -> None:
+        export(trained, request)
+
+    def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
+        what = "this is a language model"
+        why = "its folder is loaded by transformers, and it is no policy of simulators"
+        fix = f"python -m rlplace.export {trained.folder} <new folder>"
+        raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)

@@ -11,11 +11,14 @@ from rlplace.config.read import try_config
 from rlplace.config.schema import Config
 from rlplace.contract.checks import undivided_problems
 from rlplace.contract.job import Job
+from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
 from rlplace.jobs.notes import learning_rate_notes, missing_problems
 from rlplace.jobs.simulator import iteration, plan
+from rlplace.jobs.simulator.evaluate import evaluate
+from rlplace.jobs.simulator.export import export
 from rlplace.models.custom_module import check_module
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -23,12 +26,14 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import SIMULATOR_NEEDS, Needs
 from rlplace.report.sinks import RUN_CONSOLE, Console
 from rlplace.report.summary import SIMULATED, Measures, Progress
+from rlplace.trained import Trained
 from rlplace.workers.arguments import SimulatorArguments
 from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
     from rlplace.foresight.performance import Performance
+    from rlplace.models.policy import Policy
     from rlplace.workers.worker import Worker
 
 _WHOLE = "policies of simulators are whole on every rank, which divide the rows"
@@ -178,3 +183,14 @@ class SimulatorJob(Job):
         self, config: Config, plan_: Plan, folder: Path
     ) -> Mapping[str, Path]:
         return {"actor": folder / "policy.safetensors"}
+
+    def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
+        return evaluate(trained, request)
+
+    def export(self, trained: Trained, request: ExportRequest) -> None:
+        export(trained, request)
+
+    def load_policy(self, trained: Trained, *, seed: int, key: str) -> Policy:
+        from rlplace.models.policy import policy_of
+
+        return policy_of(trained, seed=seed, key=key)

@@ -1,0 +1,78 @@
+"""Find what was trained by its path, read its config by the job that it is of, and load its policy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlplace.checkpoints.checkpoint import CONFIG
+from rlplace.checkpoints.find import find, folders_of, verify
+from rlplace.contract.reading import read_job
+from rlplace.contract.registry import job_of
+from rlplace.errors import ConfigError
+from rlplace.trained import POLICY, Trained
+
+
+def find_trained(
+    named: str | Path, key: str = "RUN", *, verified: bool = True
+) -> Trained:
+    """Find the policy that a path names: of a run its newest checkpoint, else the weights that it ended with.
+
+    `verified`: its files are as they were written. Raises ConfigError about `key`: nothing there, no policy saved, a
+    damaged file, a config that cannot be read.
+    """
+    path = Path(os.path.abspath(Path(named).expanduser()))
+    exported = _exported_policy(path, key)
+    if exported is not None:
+        return exported
+    if path.name == POLICY:
+        path = path.parent
+    checkpoint = find(str(path), path.parent, key)
+    assert checkpoint is not None, "a path is found or refused"
+    if verified:
+        verify(checkpoint, key)
+    return Trained(
+        weights=checkpoint.folder / "actor",
+        config=_config_of(checkpoint.folder / CONFIG, key),
+        checkpoint=checkpoint,
+    )
+
+
+def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
+    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of a folder that `rlplace.export` wrote.
+
+    `seed`: of actions that are drawn. Raises ConfigError, of `key`.
+    """
+    trained = find_trained(path, key)
+    return job_of(trained.config).load_policy(trained, seed=seed, key=key)
+
+
+def _exported_policy(path: Path, key: str) -> Trained | None:
+    """Return the policy of a folder that has weights and no checkpoint, as an export has; None where it is another."""
+    folder = path.parent if path.name == POLICY else path
+    weights = folder / POLICY
+    kept = folder / CONFIG
+    if not (weights.is_file() and kept.is_file()) or folders_of(folder):
+        return None
+    return Trained(weights=weights, config=_config_of(kept, key), checkpoint=None)
+
+
+def _config_of(file: Path, key: str) -> Any:
+    """Read the config that a run has kept, complete. Raises ConfigError."""
+    try:
+        mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise _unreadable(file, key, str(error)) from error
+    if not isinstance(mapping, dict):
+        raise _unreadable(file, key, "it is no mapping")
+    config = read_job(mapping)
+    return job_of(config).completed(config, {})
+
+
+def _unreadable(file: Path, key: str, why: str) -> ConfigError:
+    what = "the config beside the weights cannot be read"
+    fix = "name another checkpoint, or bring back the file"
+    return ConfigError.of("checkpoint-damaged", key, what, str(file), why, fix)

@@ -1,0 +1,95 @@
+"""What both jobs check of an export: the component, the place to write to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlplace.checkpoints.checkpoint import Checkpoint
+from rlplace.errors import OutputError, did_you_mean
+from rlplace.jobs.notes import wrong_option
+
+FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
+_OTHER_FILES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".json",
+    ".npz",
+    ".pb",
+    ".pkl",
+    ".tflite",
+    ".yaml",
+    ".zip",
+)
+_TRAINED = ("actor", "critic")
+_ELSEWHERE = "OUT=<a place with free space that you may write to>"
+
+
+def check_component(checkpoint: Checkpoint, component: str) -> None:
+    """Raise ConfigError where a checkpoint has no weights of a component."""
+    there = [name for name in _TRAINED if name in checkpoint.ranks]
+    if component in there:
+        return
+    near = did_you_mean(component, there)
+    raise wrong_option(
+        "--component",
+        "the checkpoint has no such weights",
+        component,
+        "it has the weights of " + ", ".join(there),
+        f"--component {near or _TRAINED[0]}",
+    )
+
+
+def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
+    """Check the place to write to. Raises ConfigError where something is there, or `files` do not end like it."""
+    near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
+    if (
+        not out.exists()
+        and out.suffix not in files
+        and (near or out.suffix in (*FILES, *_OTHER_FILES))
+    ):
+        ends = f"the end of the name says what is written: {', '.join(files)}, or none for a folder"
+        why = ends if files else "a language model is written as a folder"
+        raise wrong_option(
+            "OUT",
+            "no such kind of file",
+            str(out),
+            why,
+            str(out.with_suffix(f".{near}" if near else "")),
+        )
+    if not out.name:
+        raise wrong_option(
+            "OUT",
+            "is not the name of a new folder or file",
+            str(out),
+            None,
+            "my_policy",
+        )
+    if out.exists():
+        others = (
+            out.with_name(f"{out.stem}_{n}{out.suffix}")
+            for n in itertools.count(number)
+        )
+        free = next(other for other in others if not other.exists())
+        raise wrong_option(
+            "OUT", "exists already", str(out), "an export overwrites nothing", str(free)
+        )
+
+
+@contextlib.contextmanager
+def written(out: Path) -> Iterator[None]:
+    """Write the new folder or file inside. Raises OutputError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise OutputError.of(out, error, "OUT", "a place") from error
+    except OutputError as error:
+        raise OutputError(
+            dataclasses.replace(error.problem, key="OUT", fix=_ELSEWHERE)
+        ) from error

@@ -1,0 +1,109 @@
+"""Have a trained language model answer held-out prompts, as the evaluations of a run do."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace.checkpoints import write_whole
+from rlplace.contract.requests import Evaluation, EvaluationRequest
+from rlplace.errors import OutputError
+from rlplace.jobs.notes import wrong_option
+from rlplace.trained import Trained
+
+# Standard errors to either side of a mean: 95 % of a normal distribution.
+_CONFIDENCE = 1.96
+
+
+def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
+    """Have held-out prompts answered, sum up and write transcripts. Raises ConfigError, OutputError, WorkerError."""
+    if request.video is not None:
+        raise wrong_option(
+            "video",
+            "the policy is a language model",
+            str(request.video),
+            "nothing is drawn",
+            "leave it out",
+        )
+    from rlplace.workers.roles.evaluation import answers
+
+    assert trained.checkpoint is not None, (
+        "of a language model, only checkpoints are found"
+    )
+    began = time.perf_counter()
+    found = trained.checkpoint
+    samples = answers(
+        trained.config,
+        trained.weights,
+        prompts=request.episodes or trained.config.runner.eval_prompts,
+        greedy=request.deterministic,
+        seed=request.seed,
+    )
+    file = request.transcripts or found.run / f"evaluation_{found.iteration:06}.jsonl"
+    try:
+        write_whole(
+            file,
+            "".join(
+                json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples
+            ),
+        )
+    except OSError as error:
+        raise OutputError.of(file, error, "transcripts", "a file") from error
+    rewards = [sample["reward"] for sample in samples if sample["reward"] is not None]
+    mean = statistics.fmean(rewards) if rewards else None
+    around = (
+        _CONFIDENCE * statistics.stdev(rewards) / len(rewards) ** 0.5
+        if len(rewards) > 1
+        else None
+    )
+    report: dict[str, Any] = {
+        "policy": trained.text,
+        "task": trained.config.text_env.task,
+        "prompts": len(samples),
+        "deterministic": request.deterministic,
+        "seed": request.seed,
+        "reward": mean,
+        "confidence_95": None
+        if mean is None or around is None
+        else [mean - around, mean + around],
+        "poisoned": len(samples) - len(rewards),
+        "tokens": statistics.fmean(sample["tokens"] for sample in samples),
+        "transcripts": str(file),
+        "seconds": time.perf_counter() - began,
+    }
+    return Evaluation(report=report, rows=_rows(report))
+
+
+def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    drawn = (
+        "the likeliest answers"
+        if report["deterministic"]
+        else f"answers drawn as in training, seed {report['seed']}"
+    )
+    between = report["confidence_95"]
+    reward = (
+        "none: no answer has a reward"
+        if report["reward"] is None
+        else f"{report['reward']:.3f}"
+    )
+    if between is not None:
+        reward += f"   (95 % confidence: {between[0]:.3f} to {between[1]:.3f})"
+    rows = [
+        ("policy", report["policy"]),
+        ("task", f"{report['task']}, {report['prompts']} held-out prompts, {drawn}"),
+        ("reward", reward),
+        *(
+            [("poisoned", f"{report['poisoned']} left out: not finite")]
+            if report["poisoned"]
+            else []
+        ),
+        (
+            "answers",
+            f"{report['tokens']:,.1f} tokens in the mean; what was said: {report['transcripts']}",
+        ),
+        ("seconds", f"{report['seconds']:.1f}"),
+    ]
+    return rows

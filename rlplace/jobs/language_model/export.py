@@ -1,0 +1,43 @@
+"""Write a language model of a checkpoint as transformers reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlplace.checkpoints.find import verify
+from rlplace.config.schema import Config
+from rlplace.contract.requests import ExportRequest
+from rlplace.jobs.exports import check_component, free_place, written
+from rlplace.trained import Trained
+
+
+def export(trained: Trained, request: ExportRequest) -> None:
+    """Write the model of a component as a folder. Raises ConfigError, OutputError."""
+    found = trained.checkpoint
+    assert found is not None, "of a language model, only checkpoints are found"
+    check_component(found, request.component)
+    free_place(request.out, (), number=found.iteration)
+    verify(found, request.key)
+    with written(request.out):
+        _write(trained, request)
+
+
+def _write(trained: Trained, request: ExportRequest) -> None:
+    from rlplace.models.causal_lm import LmSpec, ValueLm
+    from rlplace.models.saved_lm import write_lm
+    from rlplace.models.sight import policy_of
+    from rlplace.workers.roles.checks import folder_of
+
+    config: Config = trained.config
+    component = request.component
+    folder = trained.folder / component
+    job = Path(config.model_path)
+    seed = config.runner.seed
+    if component == "critic":
+        own = folder_of(config.critic.model)
+        spec = LmSpec.of(config.critic, component, seed, job_folder=job, own_folder=own)
+        write_lm(folder, request.out, spec, ValueLm, average=request.average)
+    else:
+        spec = LmSpec.of(config.actor, component, seed, job_folder=job, own_folder=None)
+        of = policy_of(config, job)
+        write_lm(folder, request.out, spec, of, average=request.average)

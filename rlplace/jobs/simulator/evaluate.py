@@ -1,0 +1,98 @@
+"""Play a trained simulator policy: returns and lengths of whole episodes."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlplace.contract.requests import Evaluation, EvaluationRequest
+from rlplace.jobs.notes import wrong_option
+from rlplace.trained import Trained
+
+_EPISODES = 20
+
+
+def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
+    """Play whole episodes and sum up. Raises ConfigError, SimulatorError, OutputError."""
+    if request.transcripts is not None:
+        why = "simulators say nothing that could be written down"
+        fix = "leave out transcripts="
+        raise wrong_option(
+            "transcripts",
+            "the policy is one of simulators",
+            str(request.transcripts),
+            why,
+            fix,
+        )
+    # For torch: with small batches, more threads wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from rlplace.envs.play import play
+    from rlplace.models.policy import policy_of
+
+    began = time.perf_counter()
+    policy = policy_of(trained, seed=request.seed, key=request.key)
+    env = trained.config.simulator_env
+    episodes = play(
+        env,
+        policy.spaces,
+        lambda observations, begins: policy.act(
+            observations, request.deterministic, begins
+        ),
+        episodes=request.episodes or _EPISODES,
+        seed=request.seed,
+        longest=request.longest,
+        video=request.video,
+    )
+    report: dict[str, Any] = {
+        "policy": trained.text,
+        "env": env.id,
+        "episodes": len(episodes),
+        "deterministic": request.deterministic,
+        "seed": request.seed,
+        "return": _spread([episode.total for episode in episodes]),
+        "length": _spread([episode.length for episode in episodes]),
+        "returns": [episode.total for episode in episodes],
+        "lengths": [episode.length for episode in episodes],
+        "video": None if request.video is None else str(request.video),
+        "seconds": time.perf_counter() - began,
+    }
+    return Evaluation(report=report, rows=_rows(report))
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.pstdev(values),
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+
+    def spread(of: Mapping[str, float]) -> str:
+        return f"{of['mean']:,.1f} ± {of['std']:,.1f}   ({of['min']:,.1f} to {of['max']:,.1f})"
+
+    drawn = (
+        "the likeliest actions"
+        if report["deterministic"]
+        else "actions drawn as in training"
+    )
+    rows = [
+        ("policy", report["policy"]),
+        (
+            "env",
+            f"{report['env']}, {report['episodes']} episodes, {drawn}, seed {report['seed']}",
+        ),
+        (
+            "return",
+            f"{spread(report['return'])}   mean ± standard deviation (least to greatest)",
+        ),
+        ("length", f"{spread(report['length'])}   steps"),
+        ("seconds", f"{report['seconds']:.1f}"),
+        *([("video", report["video"])] if report["video"] else []),
+    ]
+    return rows

@@ -1,0 +1,71 @@
+"""Write a simulator policy as other programs read it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rlplace.checkpoints.checkpoint import CONFIG
+from rlplace.checkpoints.find import verify
+from rlplace.contract.requests import ExportRequest
+from rlplace.jobs.exports import (
+    FILES,
+    check_component,
+    free_place,
+    written,
+)
+from rlplace.jobs.notes import wrong_option
+from rlplace.trained import POLICY, Trained
+
+
+def export(trained: Trained, request: ExportRequest) -> None:
+    """Write a policy as a folder, or as the file that the name says. Raises ConfigError, OutputError."""
+    out = request.out
+    found = trained.checkpoint
+    if found is None:
+        free_place(out, FILES)
+        _check_exported(trained, request)
+    else:
+        check_component(found, request.component)
+        if request.average:
+            what = "a simulator policy has no moving average"
+            raise wrong_option("--ema", what, None, None, "leave out --ema")
+        free_place(out, FILES, number=found.iteration)
+        verify(found, request.key)
+    with written(out):
+        _write(trained, out, request.key)
+
+
+def _check_exported(trained: Trained, request: ExportRequest) -> None:
+    """Raise ConfigError where more is asked of a policy that was exported before than it has."""
+    if request.component == "actor" and not request.average:
+        return
+    option = "--ema" if request.average else f"--component {request.component}"
+    raise wrong_option(
+        option,
+        "it has no such weights",
+        str(trained.folder),
+        "weights of the actor alone were exported",
+        f"leave out {option}",
+    )
+
+
+def _write(trained: Trained, out: Path, key: str) -> None:
+    from rlplace.models.policy import policy_of, write_onnx, write_torchscript
+    from rlplace.models.saved_state import write_policy
+
+    if out.suffix == ".onnx":
+        write_onnx(policy_of(trained, seed=0, key=key), out)
+        return
+    if out.suffix == ".pt":
+        write_torchscript(policy_of(trained, seed=0, key=key), out)
+        return
+    weights = out
+    if out.suffix != ".safetensors":
+        weights = out / POLICY
+        out.mkdir()
+        shutil.copyfile(trained.folder / CONFIG, out / CONFIG)
+    if trained.checkpoint is None:
+        shutil.copyfile(trained.weights, weights)
+    else:
+        write_policy(trained.weights, weights)

@@ -8,9 +8,9 @@ from typing import Any
 
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_config
+from rlplace.jobs.language_model.job import worker_of
 from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Residency
-from rlplace.runtime.run import worker_of
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import (
     REFERENCE_WEIGHTS,

@@ -96,35 +96,8 @@ class LanguageModelJob(Job):
         return checks.launch_problems(config, plan_)
 
     def workers(self, config: Config, plan_: Plan) -> Mapping[str, type[Worker]]:
-        from rlplace.workers.roles.actor import Critic, LmActor
-        from rlplace.workers.roles.reward import (
-            RewardEndpointWorker,
-            RewardFunctionWorker,
-        )
-        from rlplace.workers.roles.rollout import TextRolloutWorker
-        from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
-        from rlplace.workers.roles.text_env import TextEnvWorker
-
-        roles: dict[str, type[Worker]] = {
-            "actor": LmActor,
-            "critic": Critic,
-            "env": TextEnvWorker,
-            "reference": ReferenceWorker,
-            "rollout": TextRolloutWorker,
-        }
-        rewards: dict[str, type[Worker]] = {
-            "model": RewardModelWorker,
-            "function": RewardFunctionWorker,
-            "url": RewardEndpointWorker,
-        }
-        found: dict[str, type[Worker]] = {}
-        for component in plan_.placement.components:
-            role = role_of(component)
-            if role == "reward":
-                found[component] = rewards[config.reward_of(component).kind]
-            else:
-                found[component] = roles[role]
-        return found
+        components = plan_.placement.components
+        return {component: worker_of(config, component) for component in components}
 
     def arguments(
         self, config: Config, plan_: Plan, case: MemoryCase
@@ -237,3 +210,32 @@ class LanguageModelJob(Job):
         why = "its folder is loaded by transformers, and it is no policy of simulators"
         fix = f"python -m rlplace.export {trained.folder} <new folder>"
         raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
+
+
+def worker_of(config: Config, component: str) -> type[Worker]:
+    """Return the worker class of a component."""
+    from rlplace.workers.roles.actor import Critic, LmActor
+    from rlplace.workers.roles.reward import (
+        RewardEndpointWorker,
+        RewardFunctionWorker,
+    )
+    from rlplace.workers.roles.rollout import TextRolloutWorker
+    from rlplace.workers.roles.scorer import ReferenceWorker, RewardModelWorker
+    from rlplace.workers.roles.text_env import TextEnvWorker
+
+    roles: dict[str, type[Worker]] = {
+        "actor": LmActor,
+        "critic": Critic,
+        "env": TextEnvWorker,
+        "reference": ReferenceWorker,
+        "rollout": TextRolloutWorker,
+    }
+    rewards: dict[str, type[Worker]] = {
+        "model": RewardModelWorker,
+        "function": RewardFunctionWorker,
+        "url": RewardEndpointWorker,
+    }
+    role = role_of(component)
+    if role == "reward":
+        return rewards[config.reward_of(component).kind]
+    return roles[role]

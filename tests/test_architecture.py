@@ -186,6 +186,14 @@ WITHOUT = {
     "vllm": DRIVER | {"workers.roles.rollout", "workers.roles.text_env"},
 }
 
+# Names of jobs, and the kinds of model that once stood for them.
+JOB_NAMES = {"causal_lm", "language_model", "mlp", "simulator"}
+# Rooms and modules in which such a word may decide: the jobs, what decides by the words of a config which job it is of,
+# and the table that finds a job by its name.
+DECIDED_BY = {"config.which_job", "contract.registry", "jobs"}
+# `mlp` is a network there, or a part of a weight's name.
+NETWORKS = {"config.policies", "models"}
+
 EMPTY_NAMES = {
     "manager",
     "handler",
@@ -330,6 +338,62 @@ def private_of_ray(module: Module) -> Iterator[str]:
                 yield f"{module.name}:{number}: only workers.ray_launch.private uses what is private of Ray"
 
 
+def compared_jobs(module: Module) -> Iterator[str]:
+    """No name of a job is compared or looked up outside of the jobs: the job itself is asked."""
+    if module.within(DECIDED_BY):
+        return
+    names = JOB_NAMES - {"mlp"} if module.within(NETWORKS) else JOB_NAMES
+    for node in ast.walk(module.tree):
+        words: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            words = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            words = [node.value]
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) != "Literal":
+            words = [node.slice]
+        elif isinstance(node, ast.Dict):
+            words = list(node.keys)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get":
+            words = list(node.args[:1])
+        for word in words:
+            for found in sorted(_texts(word) & names):
+                line = getattr(node, "lineno", 0)
+                yield f"{module.name}:{line}: decides by {found!r}; a job is asked instead (contract.job)"
+
+
+def _texts(node: ast.expr | None) -> set[str]:
+    """Return the texts that an expression is, or lists: "a", ("a", "b")."""
+    listed = [node]
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        listed += node.elts
+    return {
+        each.value
+        for each in listed
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }
+
+
+def imported_jobs(module: Module) -> Iterator[str]:
+    """The jobs are found by their names in contract.registry, and by nothing else outside of their room."""
+    if module.room == "jobs" or module.name == "contract.registry":
+        return
+    room = f"{PACKAGE}.jobs"
+    lines = [
+        line
+        for line, name in imports(module.tree)
+        if name == room or name.startswith(f"{room}.")
+    ]
+    lines += [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.match(rf"{re.escape(room)}[.:]", node.value)
+    ]
+    for line in sorted(set(lines)):
+        yield f"{module.name}:{line}: only contract.registry names what is in {room}"
+
+
 def missing_purpose(module: Module) -> Iterator[str]:
     if module.tree.body and not ast.get_docstring(module.tree):
         yield f"{module.name}: does not open with a sentence of purpose"
@@ -405,6 +469,8 @@ RULES = (
     wrong_floors_within,
     wrong_doors,
     private_of_ray,
+    compared_jobs,
+    imported_jobs,
     missing_purpose,
     empty_names,
     work_at_import,
@@ -439,6 +505,23 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
             "train",
             "if TYPE_CHECKING:\n    from omegaconf import DictConfig",
         ),
+        (compared_jobs, "runtime.run", "x = config.job == 'simulator'"),
+        (compared_jobs, "runtime.run", "x = 'language_model' != config.job"),
+        (compared_jobs, "config.read", "x = kind in ('causal_lm', 'vllm')"),
+        (compared_jobs, "envs.registry", "x = model.kind == 'mlp'"),
+        (compared_jobs, "cli.train", "match x:\n    case 'simulator':\n        pass"),
+        (compared_jobs, "cli.train", "match x:\n    case 'a' | 'mlp':\n        pass"),
+        (compared_jobs, "cli.train", "x = {'simulator': play}"),
+        (compared_jobs, "cli.train", "x = PLAYED['simulator']"),
+        (compared_jobs, "cli.train", "x = field.metadata.get('mlp', None)"),
+        (compared_jobs, "models.policy", "x = config.job == 'language_model'"),
+        (
+            imported_jobs,
+            "cli.train",
+            "from rlplace.jobs.simulator.job import SimulatorJob",
+        ),
+        (imported_jobs, "runtime.run", "def f():\n    from rlplace import jobs"),
+        (imported_jobs, "runtime.run", "x = find('rlplace.jobs.simulator.job:Job')"),
         (missing_purpose, "execution.loop", "x = 1"),
         (empty_names, "comm.utils", ""),
         (empty_names, "comm.codec", "class BufferManager: ..."),
@@ -460,6 +543,23 @@ def test_what_the_rules_allow() -> None:
     assert [
         violation for rule in RULES for violation in rule(Module("comm.codec", source))
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("config.which_job", "x = tag == 'causal_lm'"),
+        ("contract.registry", "x = {'simulator': 'rlplace.jobs.simulator.job:Job'}"),
+        ("jobs.notes", "x = config.job == 'simulator'"),
+        ("models.checkpoint", "x = {'mlp': 'block_sparse_moe'}"),
+        ("config.schema", "x = lm_knob('words', 1, only='language_model')"),
+        ("config.fields", "Job = Literal['simulator', 'language_model']"),
+        ("runtime.run", "x = job_of(config).name == config.job"),
+    ],
+)
+def test_where_the_name_of_a_job_may_stand(name: str, source: str) -> None:
+    module = Module(name, source)
+    assert [*compared_jobs(module), *imported_jobs(module)] == []
 
 
 def test_every_place_that_the_guide_names_exists() -> None:
@@ -528,6 +628,7 @@ def test_every_room_and_door_exists() -> None:
         for places in table.values()
         for place in places
     }
+    places |= DECIDED_BY | NETWORKS
     assert (rooms | places) - there == set()
 
 

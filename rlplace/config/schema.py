@@ -289,7 +289,7 @@ class TrainedConfig:
         "dtype of the computation",
         "bf16",
         simulator="fp32",
-        by_job={"simulator": Literal["fp32", "bf16"]},
+        by_job=ByJob(simulator=Literal["fp32", "bf16"], language_model=Dtype),
     )
     optimizer: OptimizerConfig = block(OptimizerConfig)
     zero_stage: Literal[0, 1, 2, 3] = lm_knob(
@@ -810,13 +810,6 @@ class Config:
         None,
     )
     dry_run: bool = knob("print the plan and stop", False)
-
-    @property
-    def kind(self) -> Literal["mlp", "causal_lm"]:
-        """What the actor trains; mlp stands for every policy of simulators."""
-        if isinstance(self.actor.model, PolicyConfig):
-            return "mlp"
-        return "causal_lm"
 
     @property
     def job(self) -> JobName:

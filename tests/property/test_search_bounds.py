@@ -170,7 +170,7 @@ def test_stages_that_depend_on_the_same_take_as_long(
     (composed,) = compose.with_hydra(["--config-name", *words])
     job, rng = prepare_composed(composed), random.Random(tries)
     space, again = Space(job.config, job.plan), 0
-    simulated = job.config.kind == "mlp"
+    simulated = job.config.job == "simulator"
     known: dict[object, float] = {}
     drawn = partial(random_layout if simulated else random_text_layout, rng, space)
     for number, (layout, config, plan) in enumerate(random_plans(space, tries, drawn)):

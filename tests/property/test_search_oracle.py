@@ -55,7 +55,7 @@ class Instance:
 
     @property
     def simulated(self) -> bool:
-        return self.job.config.kind == "mlp"
+        return self.job.config.job == "simulator"
 
 
 def random_instance(rng: random.Random) -> Instance:

@@ -232,8 +232,8 @@ class Job:
         """Return those of `replaceable` that are replaced only with all that trains, from a checkpoint."""
         return ()
 
-    def performance(self, config: Any, plan: Plan, case: MemoryCase) -> Any | None:
-        """Return the performance model of a planned job, as `foresight.performance.Performance`; None: it has none."""
+    def performance_model(self) -> Any | None:
+        """Return what the performance model asks of a job, a `foresight.model.PerformanceModel`; None: the default."""
         return None
 
     # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────

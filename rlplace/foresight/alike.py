@@ -15,12 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlplace.config.schema import FrozenConfig, RewardConfig
 from rlplace.foresight.bounds import intervals
 from rlplace.foresight.predict import Prediction
 from rlplace.foresight.profile import ACCELERATOR, Profile
 from rlplace.foresight.space import Layout, Space
-from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 
 _Moves = tuple[tuple[str, Residency], ...]
@@ -63,7 +61,6 @@ class Alike:
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self._space = space
-        self._simulated = space.config.kind == "mlp"
         self._on_accelerators = any(
             curve.on == ACCELERATOR for curve in profile.costs.values()
         )
@@ -118,7 +115,8 @@ class Alike:
         """Return what a schedule says of each stage."""
         if id(schedule) not in self._parts:
             bases = {base_stage(stage): stage for stage in schedule.stages}
-            scored = None if self._simulated else bases.get("infer", "rollout")
+            base = self._space.model.scored_in(bases)
+            scored = None if base is None else bases[base]
             actives = schedule.active
             parts = list[_Part]()
             for stage, before, beside in intervals(schedule):
@@ -128,8 +126,7 @@ class Alike:
                 }
                 if stage == scored:
                     there.add("actor")
-                if self._simulated and stage == "learn":
-                    there.add("env")  # whose trajectories are cut
+                there.update(self._space.model.beside(stage))
                 parts.append(
                     _Part(
                         stage=base_stage(stage),
@@ -146,28 +143,9 @@ class Alike:
 
     def _ordered(self, part: _Part, spread: Mapping[str, _Nodes]) -> bool:
         """Return whether work depends on which groups came first: scorers share them out, or steps do."""
-        if part.stage == "infer":
-            return any(
-                self._shares_out(c) and sum(ranks for _, ranks in spread[c]) > 1
-                for c in part.active
-            )
-        steps = (
-            self._space.config.algorithm.train_batch is not None and not self._simulated
-        )
-        return part.stage == "learn" and (part.begun or steps)
-
-    def _shares_out(self, component: str) -> bool:
-        """Return whether each rank scores the groups that it takes."""
-        block = (
-            self._space.config.block_of(component)
-            if role_of(component) in ("reference", "reward")
-            else None
-        )
-        if not isinstance(block, FrozenConfig):
-            return False
-        return not block.sharded or (
-            isinstance(block, RewardConfig) and block.kind != "model"
-        )
+        ranks = {c: sum(ranks for _, ranks in spread[c]) for c in part.active}
+        space = self._space
+        return space.model.ordered(space.config, part.stage, ranks, part.begun)
 
     def _whole(self, layout: Layout, schedule: Schedule) -> object:
         held = tuple(

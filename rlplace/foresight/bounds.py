@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import (
     Loads,
     Mode,
     Options,
-    SimulatorStages,
     Size,
     Sizes,
     Spread,
     Stages,
 )
-from rlplace.foresight.text_loads import TextStages
+from rlplace.foresight.model import model_of
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Move, Schedule, base_stage
 
@@ -34,16 +33,9 @@ from rlplace.placement.schedule import Move, Schedule, base_stage
 class Bounds:
     """Least seconds of iterations under a profile."""
 
-    def __init__(self, config: Config, plan: Plan, costs: Costs) -> None:
+    def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
         """`plan`: one of those that bounds are asked for."""
-        together = {
-            c: plan.placement.spec(c).parallel.ranks for c in plan.placement.components
-        }
-        self.stages: Stages = (
-            SimulatorStages(config, costs)
-            if config.kind == "mlp"
-            else TextStages(config, costs, together)
-        )
+        self.stages: Stages = model_of(config).stages(config, plan, costs)
         topology = plan.topology
         inline = config.cluster.launcher == "inline"
         cores = int(costs.profile.machine.get("cores", 1))

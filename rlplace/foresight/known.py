@@ -7,12 +7,12 @@ import functools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, did_you_mean
+from rlplace.foresight.model import model_of
 from rlplace.foresight.observe import machine, subjects, versions
-from rlplace.foresight.profile import Profile, read_profile
-from rlplace.foresight.published import AS_PUBLISHED, published_profile
+from rlplace.foresight.profile import AS_PUBLISHED, Profile, read_profile
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
@@ -24,7 +24,7 @@ _LOOKED_AT = 20  # newest runs, for one of this job
 
 
 def find_profile(
-    config: Config, plan: Plan, case: MemoryCase, words: Sequence[str] = ()
+    config: Any, plan: Plan, case: MemoryCase, words: Sequence[str] = ()
 ) -> Profile | None:
     """Return what the key `profile` names, several files merged; None where it names none.
 
@@ -34,7 +34,7 @@ def find_profile(
     if config.profile is None:
         return None
     if config.profile == PUBLISHED:
-        return published_profile(config, plan, case)
+        return model_of(config).published_profile(config, plan, case)
     if config.profile == LAST:
         return last_profile(config, plan, words)[1]
     read = [
@@ -45,7 +45,7 @@ def find_profile(
 
 
 def last_profile(
-    config: Config, plan: Plan, words: Sequence[str] = ()
+    config: Any, plan: Plan, words: Sequence[str] = ()
 ) -> tuple[Path, Profile]:
     """Return the newest profile of this job, with its file; raise what is wrong with the newest where none is."""
     folder = Path(config.runner.output_dir)
@@ -80,7 +80,7 @@ def measuring(words: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "rlplace.profile", *kept])
 
 
-def _read(file: Path, config: Config, plan: Plan, words: Sequence[str]) -> Profile:
+def _read(file: Path, config: Any, plan: Plan, words: Sequence[str]) -> Profile:
     """Read one file of this job; what was measured on another machine says so."""
     profile = read_profile(
         _text(file / FILE if file.is_dir() else file), file=str(file)
@@ -104,7 +104,7 @@ def _text(file: Path) -> str:
 
 
 def _require_same(
-    profile: Profile, file: Path, config: Config, plan: Plan, words: Sequence[str]
+    profile: Profile, file: Path, config: Any, plan: Plan, words: Sequence[str]
 ) -> None:
     """Raise ConfigError where a component ran something else than in this job."""
     here = subjects(config, plan)

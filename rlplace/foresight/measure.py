@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.config.yaml_text import to_yaml
+from rlplace.contract.reading import read_job
 from rlplace.errors import ConfigError
 from rlplace.foresight.known import FILE
+from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import Profile, read_profile
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import placed_names
@@ -47,30 +49,20 @@ class Measured:
 def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
     """Give the config as it is, then under placements whose costs have other sizes; some may be no valid plans."""
     yield Variant(name="as written", mapping=mapping)
-    simulated = mapping.get("actor", {}).get("model", {}).get("kind") == "mlp"
+    model = model_of(read_job(mapping))
     names = placed_names(mapping["cluster"]["component_placement"])
     for count in dict.fromkeys((1, accelerators, max(1, accelerators // 2))):
         where = "0" if count == 1 else f"0-{count - 1}"
         what = "one rank of each" if count == 1 else f"{count} ranks of each"
         yield placed(mapping, what, dict.fromkeys(names, where))
-        if simulated and count != accelerators:
-            shared = {
-                "placement": where,
-                "process": "shared",
-            }  # a number as `accelerators` is how many
+        if model.pair and count != accelerators:
+            # In a block: a number as `accelerators` is how many.
+            shared = {"placement": where, "process": "shared"}
             placement: dict[str, object] = dict.fromkeys(names, where)
-            yield placed(
-                mapping,
-                f"{what}, env and rollout in one process",
-                placement | {"env": shared, "rollout": shared},
-            )
-    if simulated:
-        groups = mapping.get("rollout", {}).get("pipeline_stage_num", 1)
-        other = copy.deepcopy(dict(mapping))
-        other["rollout"]["pipeline_stage_num"] = 1 if groups > 1 else 2
-        yield Variant(
-            name=f"{other['rollout']['pipeline_stage_num']} stage groups", mapping=other
-        )
+            placement |= dict.fromkeys(model.pair, shared)
+            together = " and ".join(model.pair)
+            yield placed(mapping, f"{what}, {together} in one process", placement)
+    yield from model.more_variants(mapping)
 
 
 def placed(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rlplace.config.policies import MlpConfig, PolicyConfig
-from rlplace.config.schema import Config
 from rlplace.cores import usable_cores
 from rlplace.extras import versions_of
+from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import (
     ACCELERATOR,
-    COLD,
     PROCESSOR,
     Curve,
     Point,
@@ -47,11 +44,6 @@ _ACCELERATED = (
     "exchange",
     "step",
 )
-# Short parts of simulators' ranks that take longer where others have had the processor before: by method.
-_CHILLED = {
-    "env.run": ("sim", "wait", "put"),
-    "rollout.generate": ("policy", "wait", "put"),
-}
 # What others are waited for in, whom a prediction waits for as well: parts, and calls without laps.
 _WAITING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait")
 _MEETING = ("pull_weights", "refresh")
@@ -76,8 +68,9 @@ _LIBRARIES = (
 class Observations:
     """Takes iterations one by one; makes a profile of them."""
 
-    def __init__(self, config: Config, plan: Plan) -> None:
+    def __init__(self, config: Any, plan: Plan) -> None:
         self._config = config
+        self._model = model_of(config)
         self._plan = plan
         self._seen = 0
         self._laps: dict[
@@ -119,24 +112,11 @@ class Observations:
         for name, value in numbers.items():
             if name.startswith("time/") and name.endswith("_s"):
                 self._seconds.setdefault(name, deque(maxlen=_MOST)).append(value)
-        self._count_steps(found)
-
-    def _count_steps(self, found: Mapping[tuple[str, float], Sequence[Part]]) -> None:
-        """Count the share of the planned optimizer steps that were made before the KL stopped them."""
-        algorithm = self._config.algorithm
-        steps = [
-            part.laps
-            for (name, _), parts in found.items()
-            if name == "actor.learn/step"
-            for part in parts
-        ]
-        if self._config.kind == "mlp" and algorithm.target_kl is not None and steps:
-            share = statistics.fmean(steps) / (
-                algorithm.epochs * algorithm.num_minibatches
-            )
-            self._counts.setdefault(
-                "actor.learn/steps_share", deque(maxlen=_MOST)
-            ).append(share)
+        of_cost: dict[str, list[Part]] = defaultdict(list)
+        for (name, _), parts in found.items():
+            of_cost[name] += parts
+        for name, value in self._model.counts(self._config, of_cost).items():
+            self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
 
     def measured(self) -> dict[str, float]:
         """Return the median over iterations of every metric of seconds; nothing before enough of them."""
@@ -187,13 +167,10 @@ class Observations:
         prefix = f"{call.slot.component}.{call.name.replace(' ', '_')}"
         inner = len(record.spans) > 1
         parts = [part for part in record.parts if not (inner and part.name in _LUMPS)]
-        if (
-            prefix == "rollout.generate" and self._direct
-        ):  # decides in the thread of env: only that part is its own
+        own = self._model.own_parts(self._plan, call)
+        if own is not None:
             return [
-                (f"{prefix}/{part.name}", part)
-                for part in parts
-                if part.name == "policy"
+                (f"{prefix}/{part.name}", part) for part in parts if part.name in own
             ]
         beside_s = (
             0.0 if self._inline or call.slot.process else record.beside_cpu_s
@@ -201,21 +178,12 @@ class Observations:
         rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts)) + beside_s
         alone = not parts and call.name not in _MEETING
         blocked_s = max(0.0, record.seconds - record.cpu_s) if alone else 0.0
-        stepped = sum(
-            part.size * part.laps
-            for part in parts
-            if part.name == "sim" and self._config.kind == "mlp"
-        )
-        ranks = self._plan.placement.world_size(call.slot.component)
-        size = ranks if call.name == "learn" else stepped
+        size = self._model.rest_size(self._plan, call)
         rest = Part("rest", size, 1, record.seconds, rest_s, rest_s, blocked_s)
-        way = "direct_" if self._direct and prefix == "env.run" else ""
-        chilled = _CHILLED.get(prefix, ()) if self._config.kind == "mlp" else ()
         named = []
         for part in parts:
-            direct = way if part.name in ("wait", "put") else ""
-            cold = COLD if part.cold and part.name in chilled and not direct else ""
-            named.append((f"{prefix}/{cold}{direct}{part.name}", part))
+            name = self._model.part_name(self._plan, call, part)
+            named.append((f"{prefix}/{name}", part))
         if (
             self._plan.topology.nodes[call.slot.node].kind != EMULATED
             and call.slot.accelerators
@@ -233,11 +201,8 @@ class Observations:
 
     @property
     def _inline(self) -> bool:
-        return self._config.cluster.launcher == "inline"
-
-    @property
-    def _direct(self) -> bool:
-        return self._config.kind == "mlp" and self._plan.row_routes.direct
+        launcher: str = self._config.cluster.launcher
+        return launcher == "inline"
 
     def _on(self, cost: str) -> str:
         """Return whether a cost is of processors or of accelerators."""
@@ -353,40 +318,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **versions_of(_LIBRARIES)}
 
 
-def subjects(config: Config, plan: Plan) -> dict[str, str]:
+def subjects(config: Any, plan: Plan) -> dict[str, str]:
     """Return what each component runs, as far as its costs depend on it."""
+    model = model_of(config)
     return {
-        component: _subject(config, component)
+        component: model.subject(config, component)
         for component in plan.placement.components
     }
-
-
-def _subject(config: Config, component: str) -> str:
-    if config.kind == "mlp" and component == "env":
-        env = config.simulator_env
-        wrapped = (
-            word
-            for wrapper in env.wrappers
-            for word in (wrapper.name, *_given(wrapper.kwargs))
-        )
-        chunk = config.torch_rollout.action_chunk
-        chunks = [f"in chunks of {chunk}"] if chunk > 1 else []
-        return " ".join(
-            [env.kind, env.id or "", *_given(env.kwargs), *wrapped, *chunks]
-        )
-    if component == "env":
-        return f"{config.text_env.task}, {', '.join(map(str, config.text_env.rewards))}"
-    block = config.actor if component == "rollout" else config.block_of(component)
-    model = getattr(block, "model", None)
-    if isinstance(model, MlpConfig) and not model.remembered:
-        return f"mlp {'x'.join(map(str, model.hidden))} {model.activation}"
-    if isinstance(model, PolicyConfig):
-        return ", ".join(str(value) for value in dataclasses.astuple(model))
-    if isinstance(model, Mapping):
-        sizes = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
-        return " ".join(str(model.get(size, "?")) for size in sizes)
-    return type(block).__name__
-
-
-def _given(kwargs: Mapping[str, object]) -> list[str]:
-    return [f"{key}={value}" for key, value in sorted(kwargs.items())]

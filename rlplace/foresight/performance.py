@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.config.schema import Config
 from rlplace.foresight.known import find_profile
 from rlplace.foresight.observe import Observations
 from rlplace.foresight.predict import can_predict, predict
@@ -22,7 +21,7 @@ _MOST_RANKS = (
 class Performance:
     """Profiles, predictions and their comparison with what was measured, of one planned job."""
 
-    def __init__(self, config: Config, plan: Plan, case: MemoryCase) -> None:
+    def __init__(self, config: Any, plan: Plan, case: MemoryCase) -> None:
         self._config = config
         self._plan = plan
         self._case = case

@@ -6,37 +6,21 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rlplace.config.schema import Config
 from rlplace.contract.registry import job_of
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
 from rlplace.foresight.costs import Costs
-from rlplace.foresight.learners import CriticRank, LmActorRank, ScorerRank
+from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import Profile
-from rlplace.foresight.ranks import Rank, Site, make_groups
-from rlplace.foresight.simulators import EnvRank, PolicyActorRank, RolloutRank
-from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
-from rlplace.placement.language.spec import role_of
+from rlplace.foresight.ranks import Site, make_groups
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
 
 _ITERATIONS = 3  # the first begins with everything off
-_SIMULATORS: Mapping[str, type[Rank]] = {
-    "actor": PolicyActorRank,
-    "env": EnvRank,
-    "rollout": RolloutRank,
-}
-_TEXT: Mapping[str, type[Rank]] = {  # by role
-    "actor": LmActorRank,
-    "critic": CriticRank,
-    "env": TextEnvRank,
-    "reference": ScorerRank,
-    "reward": ScorerRank,
-    "rollout": TextRolloutRank,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +43,13 @@ class Prediction:
         return self.numbers["time/iteration_s"]
 
 
-def can_predict(config: Config) -> bool:
+def can_predict(config: Any) -> bool:
     """Return whether `predict` knows what the job's ranks do."""
-    return config.kind == "mlp" or not config.missing
+    return model_of(config).can_predict(config)
 
 
 def open_loop(
-    config: Config,
+    config: Any,
     plan: Plan,
     case: MemoryCase,
     costs: Costs,
@@ -74,15 +58,9 @@ def open_loop(
     iterations: int,
 ) -> tuple[Site, Loop]:
     """Return a world with the ranks of a plan, and the real loop over them; `cores`: of each node."""
-    site_of, kinds = (Site, _SIMULATORS) if config.kind == "mlp" else (TextSite, _TEXT)
-    site = site_of(config, plan, costs, cores)
-    groups = make_groups(
-        site,
-        {
-            component: kinds[role_of(component)]
-            for component in plan.placement.components
-        },
-    )
+    model = model_of(config)
+    site = model.site(config, plan, costs, cores)
+    groups = make_groups(site, model.ranks(config, plan))
     runner = dataclasses.replace(
         config.runner, total_iterations=iterations, stage_timeout_s=math.inf
     )
@@ -93,13 +71,12 @@ def open_loop(
     return site, loop
 
 
-def predict(
-    config: Config, plan: Plan, case: MemoryCase, profile: Profile
-) -> Prediction:
+def predict(config: Any, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
     """Run iterations of the plan on a logical clock, timed by the profile."""
     costs = Costs(profile)
     cores = int(profile.machine.get("cores", 1))
-    rounds = 2 + config.algorithm.short_rounds  # the first, and one of each kind
+    # The first iteration, and one of each kind.
+    rounds = 1 + model_of(config).kinds_of_iterations(config)
     count = max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
     site, loop = open_loop(
         config,

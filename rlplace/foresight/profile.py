@@ -26,6 +26,9 @@ ASSUMED = "assumed"
 SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
 PROCESSOR = "processor"
 ACCELERATOR = "accelerator"
+AS_PUBLISHED = (
+    "as published"  # the processor of a profile of which nothing was measured
+)
 COLD = "cold_"  # before the name of a part: of laps that come after the thread was off its processor
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
-from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.world import (
     WANTED,
@@ -84,7 +83,7 @@ class LogicalClock(Clock):
 class Site:
     """What the ranks of one predicted run share. Owns the world and everything in it."""
 
-    def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
+    def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         """`cores`: of each node."""
         self.config = config
         self.plan = plan

@@ -19,14 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlplace.config.schema import Config
 from rlplace.contract.planning import make_plan, memory_case
 from rlplace.errors import ProblemsError
 from rlplace.foresight.alike import Alike, seconds_of
 from rlplace.foresight.bounds import Bounds
 from rlplace.foresight.costs import Costs
-from rlplace.foresight.generation import PAIR, Generation
 from rlplace.foresight.loads import Mode, Size
+from rlplace.foresight.model import StageBound, sizes_of
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import COLD, Profile
 from rlplace.foresight.space import Cells, Layout, Space
@@ -146,13 +145,6 @@ _DEPTH: Mapping[type, int] = {
     _Places: 1,
     _Leaf: 2,
 }  # of equal bounds the deepest goes first
-_DIRECT = ("env.run/direct_wait", "env.run/direct_put")
-_CHANNELS = (
-    "env.run/wait",
-    "env.run/put",
-    "rollout.generate/wait",
-    "rollout.generate/put",
-)
 
 
 class Search:
@@ -166,7 +158,7 @@ class Search:
         self._known: dict[object, float] = {}  # seconds of stages that were predicted
         self._least: dict[object, float] = {}  # bounds of stages
         self._alike = Alike(space, profile)
-        self._generation = Generation(space, profile)
+        self._bound = space.model.stage_bound(space, profile)
         self.bounds = Bounds(space.config, space.plan, Costs(profile))
 
     def run(
@@ -198,18 +190,16 @@ class Search:
         stages = [self._least[key] for key in keys]
         if schedule.needs.ahead:
             return tuple(stages)
-        if self._generation.holds:
-            at = schedule.stages.index("rollout")
-            acquired = schedule.between(schedule.stages[at - 1], "rollout").acquires
+        if self._bound is not None:
+            stage = self._bound.stage
+            components = self._bound.components
+            at = schedule.stages.index(stage)
+            acquired = schedule.between(schedule.stages[at - 1], stage).acquires
             moved = frozenset(
-                move.component for move in acquired if move.component in PAIR
+                move.component for move in acquired if move.component in components
             )
-            stages[at] = max(
-                stages[at],
-                self._generation.known(
-                    layout.sizes["env"], layout.sizes["rollout"], [moved]
-                ),
-            )
+            known = self._bound.known(sizes_of(components, layout.sizes), [moved])
+            stages[at] = max(stages[at], known)
         return tuple(stages)
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
@@ -224,35 +214,29 @@ class Search:
 
     def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
         """Return a bound for all plans with sizes of these."""
-        known = (
-            {"rollout": self._generates(mode, options)[0]}
-            if self._generation.holds
-            else {}
-        )
+        known: dict[str, float] = {}
+        if self._bound is not None:
+            known[self._bound.stage] = self._least_sizes(self._bound, mode, options)[0]
         return self.bounds.of_sizes(mode, options, known)
 
     def sharpen(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> bool:
         """Find out more of the sizes that a bound is of; return whether there was anything."""
-        return self._generation.holds and self._generation.sharpen(
-            *self._generates(mode, options)[1]
-        )
+        if self._bound is None:
+            return False
+        _, sizes = self._least_sizes(self._bound, mode, options)
+        return self._bound.sharpen(sizes)
 
-    def _generates(
-        self, mode: Mode, options: Mapping[str, Sequence[Size]]
-    ) -> tuple[float, tuple[Size, Size]]:
-        """Return the least seconds of rollout, and the sizes of env and engines that have them."""
+    def _least_sizes(
+        self, bound: StageBound, mode: Mode, options: Mapping[str, Sequence[Size]]
+    ) -> tuple[float, tuple[Size, ...]]:
+        """Return the least seconds of the stage that is simulated, and the sizes that have them."""
 
-        def least(pair: tuple[Size, Size]) -> float:
-            one = {"env": pair[:1], "rollout": pair[1:]}
-            return max(
-                self.bounds.of_stage("rollout", mode, one),
-                self._generation.known(*pair),
-            )
+        def least(sizes: tuple[Size, ...]) -> float:
+            one = {c: (size,) for c, size in zip(bound.components, sizes, strict=True)}
+            return max(self.bounds.of_stage(bound.stage, mode, one), bound.known(sizes))
 
-        return min(
-            (least(pair), pair)
-            for pair in itertools.product(options["env"], options["rollout"])
-        )
+        each = [options[component] for component in bound.components]
+        return min((least(sizes), sizes) for sizes in itertools.product(*each))
 
     def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
         """Return the costs that a plan needs, unlike others, and that the profile lacks."""
@@ -261,16 +245,14 @@ class Search:
             for entry in schedule.entries.values()
             for m in (*entry.releases, *entry.acquires)
         ]
-        talk: tuple[str, ...] = ()
-        if self.space.config.kind == "mlp":
-            talk = _DIRECT if mode.shared else _CHANNELS
+        talk = self.space.model.special_costs(mode)
         return sorted(
             {*(f"{m.component}.move_{m.after.word}/rest" for m in moves), *talk}
             - self._measured
         )
 
     def predict(
-        self, config: Config, plan: Plan, case: MemoryCase, layout: Layout
+        self, config: Any, plan: Plan, case: MemoryCase, layout: Layout
     ) -> Prediction:
         """Predict a plan, once for all that take as long."""
         keys = self.keys(layout, plan.schedule)
@@ -455,9 +437,10 @@ class _Run:
         component = max(open_, key=lambda c: len(node.left[c]))
         for size in node.left[component]:
             left = {**node.left, component: (size,)}
-            if node.mode.shared and component in PAIR:
-                left |= {c: (size,) for c in PAIR if size in node.left[c]}
-                if len({left[c] for c in PAIR}) > 1:
+            pair = self.space.model.pair
+            if node.mode.shared and component in pair:
+                left |= {c: (size,) for c in pair if size in node.left[c]}
+                if len({left[c] for c in pair}) > 1:
                     continue
             least = max(min(s.accelerators for s in sizes) for sizes in left.values())
             self._push(
@@ -474,11 +457,9 @@ class _Run:
                 self._leaves(node, used, bound)
             return
         component = max(left, key=lambda c: node.sizes[c].accelerators)
-        if (
-            node.mode.shared
-            and component in PAIR
-            and (other := _other(component)) in node.starts
-        ):
+        pair = self.space.model.pair
+        other = next((c for c in pair if c != component), "")
+        if node.mode.shared and component in pair and other in node.starts:
             places = self.space.again(node.cells, component, other)
             self._push(
                 bound,
@@ -618,7 +599,3 @@ def _rank(found: Found) -> tuple[float, int, int, int]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.9g}")
-
-
-def _other(component: str) -> str:
-    return PAIR[1 - PAIR.index(component)]

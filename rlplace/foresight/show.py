@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rlplace.config.schema import Config
 from rlplace.errors import ConfigError, Problem
 from rlplace.foresight.known import (
     LAST,
@@ -29,7 +28,7 @@ _BUSY = 0.9  # share of time at work from which processors are named
 
 
 def foreseen(
-    config: Config,
+    config: Any,
     plan: Plan,
     case: MemoryCase,
     words: Sequence[str] = (),

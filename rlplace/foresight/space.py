@@ -17,19 +17,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rlplace.config.keys import PLACEMENT
-from rlplace.config.model_folder import text_keys
-from rlplace.config.schema import Config
+from rlplace.contract.registry import job_of
 from rlplace.errors import ConfigError, did_you_mean
 from rlplace.foresight.loads import Mode, Size, Sizes, Spread
+from rlplace.foresight.model import model_of
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.pools import WHOLE_CLUSTER
 from rlplace.placement.machines.topology import Ranges, show_range
-from rlplace.placement.memory.case import replaced
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Schedule, schedule_of
 
-GROUPS = (1, 2, 4)  # stage groups
-_SLICES = (1, 2, 4, 8)  # accelerators of an engine
 Cells = tuple[
     tuple[int, ...], ...
 ]  # node -> accelerator -> the components there, as bits
@@ -65,13 +62,13 @@ class Space:
 
     def __init__(
         self,
-        config: Config,
+        config: Any,
         plan: Plan,
         *,
         fixed: Collection[str] = (),
         accelerators: Collection[int] = (),
         varied: Mapping[str, Any] | None = None,
-        written: Config | None = None,
+        written: Any = None,
     ) -> None:
         """`fixed`: components that stay as they are. `accelerators`: how many a plan may use; none given: any.
 
@@ -120,86 +117,27 @@ class Space:
             {},
         )  # of the layout that was asked for last
         self._bits = {c: 1 << at for at, c in enumerate(placement.components)}
-        simulated = config.kind == "mlp"
-        self.now = (
-            Mode(plan.stage_groups, plan.row_routes.direct)
-            if simulated
-            else Mode(0, False)
-        )
+        self.model = model_of(config)
+        self.now = self.model.mode(plan)
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
         """Return what may hold for all components; what it is now first."""
-        if self.config.kind != "mlp":
-            return (self.now,)
-        pair = {"env", "rollout"}
-        shared = (False, True) if pair <= {*self.free} else (self.now.shared,)
-        groups = GROUPS if "rollout" in self.free else (self.now.groups,)
-        found = (Mode(g, s) for g, s in itertools.product(groups, shared))
-        return tuple(dict.fromkeys([self.now, *found]))
+        return self.model.modes(self)
 
     def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return the sizes that each component may have: its ranks divide the rows, or it is as it is now."""
-        if self.config.kind != "mlp":
-            return {c: self._text_sizes(c) for c in self.plan.placement.components}
-        rows = self.config.simulator_env.total_num_envs
-        found: dict[str, tuple[Size, ...]] = {}
-        for component in self.plan.placement.components:
-            now = self._size_now(component)
-            if component not in self.free:
-                found[component] = (now,)
-                continue
-            whole = rows if component == "actor" else rows // mode.groups
-            fitting = [n for n in self._lengths if whole % n == 0]
-            if mode == self.now and now.accelerators <= self.most:
-                fitting.append(now.accelerators)
-            found[component] = tuple(Size(n, n) for n in sorted({*fitting}))
-        if rows % mode.groups or rows % (
-            mode.groups * min(size.ranks for size in found["env"])
-        ):
-            return dict.fromkeys(found, ())
-        return found
-
-    def _text_sizes(self, component: str) -> tuple[Size, ...]:
-        """Return lengths that divide a node or the nodes, for engines with the accelerators of each."""
-        now = self._size_now(component)
-        if component not in self.free:
-            return (now,)
-        algorithm = self.config.algorithm
-        node = max(node.accelerators for node in self.nodes)
-        even = [
-            n
-            for n in self._lengths
-            if node % n == 0 or (n % node == 0 and len(self.nodes) % (n // node) == 0)
-        ]
-        samples = (algorithm.prompts or 1) * algorithm.samples_per_prompt
-        each: tuple[int, ...] = (1,)
-        if component == "rollout" and self.config.text_rollout.engine == "vllm":
-            heads = text_keys(self.config.model or {}).get("num_attention_heads")
-            each = tuple(
-                n
-                for n in _SLICES
-                if n <= node and not (isinstance(heads, int) and heads % n)
-            )
-        found = {
-            Size(n, n // e)
-            for n in even
-            for e in each
-            if n % e == 0 and n // e <= samples
-        }
-        return tuple(
-            sorted(found | ({now} if now.accelerators <= self.most else set()))
-        )
+        """Return the sizes that each component may have; of those that are not free, the size that they have."""
+        return self.model.sizes(self, mode)
 
     @cached_property
-    def _lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:
         """Return the lengths of intervals: up to a node, and whole nodes."""
         each = max(node.accelerators for node in self.nodes)
         alike = sum(node.accelerators == each for node in self.nodes)
         found = [*range(1, each + 1), *(each * n for n in range(2, alike + 1))]
         return tuple(n for n in found if n <= self.most)
 
-    def _size_now(self, component: str) -> Size:
+    def size_now(self, component: str) -> Size:
         placement = self.plan.placement
         return Size(
             len(placement.accelerators(component)), placement.world_size(component)
@@ -354,7 +292,7 @@ class Space:
         """Return the plan of the config as it is; of a component on several intervals, the first."""
         placement = self.plan.placement
         starts = {c: placement.accelerators(c).pieces[0].start for c in self.free}
-        sizes = {c: self._size_now(c) for c in placement.components}
+        sizes = {c: self.size_now(c) for c in placement.components}
         allowed = self.config.cluster.allow_resident
         stays = [c for c in self.free if not self.plan.offload[c] and c in allowed]
         return Layout(mode=self.now, sizes=sizes, starts=starts, stays=tuple(stays))
@@ -369,14 +307,12 @@ class Space:
         for component, line in lines.items():
             if written.get(component) != line:
                 changed[f"{PLACEMENT}.{component}"] = line
-        if layout.mode.groups != self.now.groups:
-            changed["rollout.pipeline_stage_num"] = layout.mode.groups
+        changed.update(self.model.mode_changes(layout.mode, self.now))
         sharing = self._sharing(layout)
+        job = job_of(self.config)
         for component in sharing:
-            key = f"{self.config.key_of(component)}.enable_offload"
-            if self.config.block_of(component).enable_offload is (
-                component in layout.stays
-            ):
+            key = f"{job.key_of(self.config, component)}.enable_offload"
+            if self.plan.offload[component] is (component in layout.stays):
                 changed[key] = component not in layout.stays
         stays = [
             c
@@ -449,21 +385,22 @@ class Space:
             }  # in a block, `accelerators: 1` is a number of them
             if size.each > 1:
                 own["accelerators_per_rank"] = size.each
-            if layout.mode.shared and component in ("env", "rollout"):
+            if layout.mode.shared and component in self.model.pair:
                 own["process"] = "shared"
             lines[component] = own if len(own) > 1 else place
             if component in kept and len(own) == 1 and plain[component] == str(place):
                 lines[component] = kept[component]
         return lines
 
-    def config_of(self, layout: Layout) -> Config:
+    def config_of(self, layout: Layout) -> Any:
         """Return the config with the changes of a layout."""
-        config = replaced(self.config, PLACEMENT.split("."), self._lines(layout))
+        config = self.model.replaced(
+            self.config, PLACEMENT.split("."), self._lines(layout)
+        )
         for key, value in self.changes(layout).items():
             if not key.startswith(PLACEMENT):
                 value = tuple(value) if isinstance(value, list) else value
-                config = replaced(config, key.split("."), value)
-        assert isinstance(config, Config)
+                config = self.model.replaced(config, key.split("."), value)
         return config
 
 

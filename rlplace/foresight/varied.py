@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.contract.planning import make_plan
+from rlplace.contract.registry import job_of
 from rlplace.errors import ConfigError, ProblemsError, did_you_mean, suggestion
-from rlplace.foresight.generation import PAIR
 from rlplace.foresight.loads import Size
+from rlplace.foresight.model import model_of
 from rlplace.foresight.search import Found
 from rlplace.foresight.space import Layout, Space
-from rlplace.placement.memory.case import replaced
 from rlplace.placement.plan import Plan
-from rlplace.units import counted
-
-STALENESS = "algorithm.max_staleness"
-_AHEAD = (0, 1, 2)
-_TIMES = (1, 2, 4)  # a budget is so many times smaller or larger
 
 
 def varied(
-    config: Config,
+    config: Any,
     plan: Plan,
     keys: Sequence[str],
     *,
@@ -38,11 +33,12 @@ def varied(
 
     Raises ConfigError for keys that this job cannot vary, and as `Space`.
     """
-    known = _known(config)
+    model = model_of(config)
+    known = model.values(config)
     for key in keys:
         if key not in known:
             near = did_you_mean(key, known)
-            may = ", ".join(known) or "none of a job with simulators"
+            may = ", ".join(known) or f"none of a {job_of(config).name} job"
             why = f"these can be varied: {may}"
             fix = (
                 f"vary={near or next(iter(known))}"
@@ -59,12 +55,12 @@ def varied(
             )
     spaces = [Space(config, plan, fixed=fixed, accelerators=accelerators)]
     now = tuple(_value(config, key) for key in keys)
-    for values in itertools.product(*(_values(config, key) for key in keys)):
+    for values in itertools.product(*(known[key] for key in keys)):
         if values == now:
             continue
         other = config
         for key, value in zip(keys, values, strict=True):
-            other = replaced(other, key.split("."), value)
+            other = model.replaced(other, key.split("."), value)
         changed = {
             key: value
             for key, value, old in zip(keys, values, now, strict=True)
@@ -89,21 +85,7 @@ def varied(
     return spaces
 
 
-def _known(config: Config) -> list[str]:
-    """Return the keys that can be varied."""
-    if config.kind == "mlp":
-        return []
-    blocks = {config.key_of(c): config.block_of(c) for c in config.placed}
-    packed = [
-        f"{key}.token_budget"
-        for key, block in blocks.items()
-        if isinstance(block, TrainedConfig | FrozenConfig)
-        and not (isinstance(block, RewardConfig) and block.kind != "model")
-    ]
-    return [*packed, STALENESS]
-
-
-def _value(config: Config, key: str) -> int:
+def _value(config: Any, key: str) -> int:
     block: object = config
     for name in key.split("."):
         block = getattr(block, name)
@@ -111,22 +93,10 @@ def _value(config: Config, key: str) -> int:
     return block
 
 
-def _values(config: Config, key: str) -> list[int]:
-    """Return the values that a key may have: a budget of tokens holds the longest sample."""
-    now = _value(config, key)
-    if key == STALENESS:
-        return sorted({now, *_AHEAD})
-    others = [now * times for times in _TIMES] + [
-        now // times for times in _TIMES if now % times == 0
-    ]
-    return sorted(
-        {now, *(value for value in others if value >= config.algorithm.longest)}
-    )
-
-
-def _plan(config: Config, space: Space) -> tuple[Config, Plan]:
+def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
     """Return the config with a plan: its own, or where that does not hold, generation apart from all else."""
     topology = space.plan.topology
+    pair = space.model.generating
     try:
         return config, make_plan(config, topology)
     except ProblemsError:
@@ -136,13 +106,13 @@ def _plan(config: Config, space: Space) -> tuple[Config, Plan]:
             for c in placement.components
             if c not in space.free
         }
-        others = {n for c in held if c not in PAIR for n in held[c]}
+        others = {n for c in held if c not in pair for n in held[c]}
         last = next(
             (n for n in sorted(topology.all, reverse=True) if n not in others), 0
         )
-        generating = {last, *(n for c in held if c in PAIR for n in held[c])}
+        generating = {last, *(n for c in held if c in pair for n in held[c])}
         first = next((n for n in topology.all if n not in generating), 0)
-        starts = {c: last if c in PAIR else first for c in space.free}
+        starts = {c: last if c in pair else first for c in space.free}
         sizes = {**space.current().sizes, **dict.fromkeys(starts, Size(1, 1))}
         layout = Layout(mode=space.now, sizes=sizes, starts=starts)
         apart = Space(
@@ -153,8 +123,4 @@ def _plan(config: Config, space: Space) -> tuple[Config, Plan]:
 
 def changed_learning(best: Found) -> Iterator[str]:
     """Say where a plan learns otherwise than the config."""
-    ahead = best.space.varied.get(STALENESS)
-    if ahead is not None:
-        older = f"up to {counted(ahead, 'version')} older than what learns from them"
-        samples = older if ahead else "of the version that learns from them"
-        yield f"{STALENESS} {ahead} changes what is learned: samples are {samples}"
+    return best.space.model.learning_changes(best.space.varied)

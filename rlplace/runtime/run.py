@@ -39,7 +39,9 @@ from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import loop_of
 from rlplace.extras import versions_of
 from rlplace.foresight.known import FILE as PROFILE
-from rlplace.foresight.observe import machine, versions
+from rlplace.foresight.observe import Observations, machine, versions
+from rlplace.foresight.performance import Performance
+from rlplace.foresight.profile import Profile
 from rlplace.placement.channels import participants_of
 from rlplace.placement.counts import count_active
 from rlplace.placement.flow import DeviceDelivery
@@ -92,8 +94,8 @@ class JobSpec:
     arguments: Mapping[str, Any]  # the `config` of the workers, by component
     work: Work  # the calls of an iteration
     case: MemoryCase
-    performance: Any | None  # the performance model; None: the job has none
-    given: Any | None  # the profile to predict from, instead of the run's own
+    performance: Performance | None  # None: the job has no performance model
+    given: Profile | None  # the profile to predict from, instead of the run's own
     progress: Progress
 
 
@@ -103,7 +105,9 @@ def job_spec(config: Any, plan: Plan) -> JobSpec:
     progress = Progress(measures=job.measures(config), began=time.perf_counter())
     case = job.memory(config, plan, build=True)
     workers = job.workers(config, plan)
-    performance = job.performance(config, plan, case)
+    performance = None
+    if job.performance_model() is not None:
+        performance = Performance(config, plan, case)
     return JobSpec(
         job=job,
         config=config,
@@ -578,7 +582,7 @@ def _report(
     folder: Path,
     ended: dict[str, Any],
     loop: Loop,
-    observed: Any | None,
+    observed: Observations | None,
 ) -> None:
     """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
     usage = loop.usage
@@ -596,8 +600,8 @@ def _report(
     measured = {} if observed is None else observed.measured()
     if observed is not None and measured:
         profile = observed.profile()
-        write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
         assert job.performance is not None, "it has made the observations"
+        write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
         if ended["policy"] is not None:
             predicted = job.performance.compared(profile, job.given, measured)
             if predicted is not None:
@@ -629,7 +633,7 @@ def _train(
     callbacks: Callbacks,
     saving: Saving,
     signals: Signals,
-    observed: Any | None,
+    observed: Observations | None,
 ) -> None:
     """Run iterations until the last one, the goal or a signal, with evaluations on held-out prompts in between."""
     config = job.config

@@ -32,7 +32,9 @@ from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_engine, check_variant
 
 if TYPE_CHECKING:
-    from rlplace.foresight.performance import Performance
+    from rlplace.jobs.language_model.performance.model import (
+        LanguageModelPerformance,
+    )
     from rlplace.workers.worker import Worker
 
 # Roles whose ranks have no state that a checkpoint keeps.
@@ -165,11 +167,13 @@ class LanguageModelJob(Job):
             return ("reference",)
         return ()
 
-    def performance(self, config: Config, plan_: Plan, case: MemoryCase) -> Performance:
+    def performance_model(self) -> LanguageModelPerformance:
         # Here: a plan without a profile needs no NumPy.
-        from rlplace.foresight.performance import Performance
+        from rlplace.jobs.language_model.performance.model import (
+            LanguageModelPerformance,
+        )
 
-        return Performance(config, plan_, case)
+        return LanguageModelPerformance()
 
     def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:
         kept = {"actor", "critic"}

@@ -32,8 +32,10 @@ from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
-    from rlplace.foresight.performance import Performance
     from rlplace.models.policy import Policy
+    from rlplace.jobs.simulator.performance.model import (
+        SimulatorPerformance,
+    )
     from rlplace.workers.worker import Worker
 
 _WHOLE = "policies of simulators are whole on every rank, which divide the rows"
@@ -152,11 +154,11 @@ class SimulatorJob(Job):
     def replaceable(self, config: Config, plan_: Plan) -> Collection[str]:
         return ("env", "rollout")
 
-    def performance(self, config: Config, plan_: Plan, case: MemoryCase) -> Performance:
+    def performance_model(self) -> SimulatorPerformance:
         # Here: a plan without a profile needs no NumPy.
-        from rlplace.foresight.performance import Performance
+        from rlplace.jobs.simulator.performance.model import SimulatorPerformance
 
-        return Performance(config, plan_, case)
+        return SimulatorPerformance()
 
     def stateful(self, config: Config, plan_: Plan) -> tuple[str, ...]:
         return tuple(c for c in plan_.placement.components if c != "rollout")

@@ -7,8 +7,12 @@ import pytest
 from rlplace.config import compose
 from rlplace.errors import ConfigError
 from rlplace.foresight.known import NOTHING_MEASURED, find_profile, foreign
+from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import ACCELERATOR, ASSUMED, Profile, read_profile
-from rlplace.foresight.published import published, published_profile
+from rlplace.jobs.language_model.performance.published import (
+    published,
+    published_profile,
+)
 from rlplace.placement.machines.products import products
 from rlplace.runtime.prepare import Prepared, prepare_composed
 
@@ -93,7 +97,7 @@ def test_what_no_table_has_rates_of_is_refused(
 ) -> None:
     found = job(config, *words)
     with pytest.raises(ConfigError, match=why) as caught:
-        published_profile(found.config, found.plan, found.case)
+        model_of(found.config).published_profile(found.config, found.plan, found.case)
     assert caught.value.problems[0].code == "nothing-published"
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlplace.config.schema import Config, TrainedConfig
-from rlplace.errors import ConfigError
+from rlplace.foresight.model import nothing_published
 from rlplace.foresight.profile import (
     ACCELERATOR,
+    AS_PUBLISHED,
     ASSUMED,
     PROCESSOR,
     Curve,
@@ -43,9 +44,6 @@ _IN_FLIGHT = (1, 32, 256, 1024)
 _TOKENS = (64, 1024, 8192, 65536)
 _ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)  # answers end at these shares of the longest
 _BF16 = 2  # bytes
-AS_PUBLISHED = (
-    "as published"  # the processor of a profile of which nothing was measured
-)
 
 
 class Rates(NamedTuple):
@@ -68,11 +66,6 @@ def published() -> Mapping[str, Sequence[float]]:
 
 def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
     """Return the profile of a job with language models on accelerators whose product is known. Raises ConfigError."""
-    if config.kind != "causal_lm":
-        raise _refused(
-            "a small policy is bound by calls, not by what an accelerator is sold for",
-            None,
-        )
     rates = _rates(plan.topology.nodes)
     costs = dict[str, Curve]()
     ledger = case.ledger()
@@ -104,7 +97,7 @@ def _rates(nodes: Sequence[Node]) -> Rates:
         product for product in products if known_name(product) not in published()
     ]
     if unknown:
-        raise _refused(
+        raise nothing_published(
             "nothing is published of these accelerators here",
             ", ".join(unknown) or "emulated",
         )
@@ -143,7 +136,7 @@ def _costs(
     )
     model = model_of(config, own, component)
     if model is None:
-        raise _refused("the sizes of a model are not known", component)
+        raise nothing_published("the sizes of a model are not known", component)
     spec = plan.placement.spec(component)
     each = max(spec.parallel.ranks, *(s.accelerators_per_rank for s in spec.segments))
     weights = model.parameters
@@ -247,9 +240,3 @@ def _curve(points: Sequence[tuple[float, float]], on: str) -> Curve:
         for size, seconds in points
     )
     return Curve(points=tuple(made), source=ASSUMED, on=on)
-
-
-def _refused(why: str, got: str | None) -> ConfigError:
-    what = "no seconds can be told from published rates"
-    fix = "profile=last"
-    return ConfigError.of("nothing-published", "profile", what, got, why, fix)

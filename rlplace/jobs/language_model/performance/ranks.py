@@ -206,6 +206,7 @@ class _Given:
 class TextRank(Rank):
     """Base: what all ranks of these jobs share."""
 
+    job: Config
     site: TextSite
 
     def __init__(self, site: Site, slot: Slot) -> None:

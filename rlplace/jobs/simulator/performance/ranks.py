@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlplace.config.schema import Config
 from rlplace.foresight.costs import Cost
 from rlplace.foresight.ranks import Body, Rank, Site
 from rlplace.metrics import Metric
@@ -12,6 +13,8 @@ from rlplace.stopwatch import Stopwatch
 
 class SimulatorRank(Rank):
     """Base: what the three share."""
+
+    job: Config
 
     @property
     def steps(self) -> int:

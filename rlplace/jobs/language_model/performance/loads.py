@@ -16,7 +16,6 @@ from typing import NamedTuple
 from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.costs import Cost, Costs
-from rlplace.foresight.learners import pack, sizes_of
 from rlplace.foresight.loads import (
     Load,
     Loads,
@@ -27,7 +26,8 @@ from rlplace.foresight.loads import (
     Stages,
     least_of,
 )
-from rlplace.foresight.text import Lengths, Request
+from rlplace.jobs.language_model.performance.learners import pack, sizes_of
+from rlplace.jobs.language_model.performance.ranks import Lengths, Request
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import read_again
@@ -67,6 +67,8 @@ class _Passes(NamedTuple):
 
 class TextStages(Stages):
     """Of a job with language models. Of one that generates ahead, what learns."""
+
+    _config: Config
 
     def __init__(
         self, config: Config, costs: Costs, together: Mapping[str, int]

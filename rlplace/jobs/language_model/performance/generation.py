@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from rlplace.config.schema import Config
@@ -20,11 +20,16 @@ from rlplace.contract.planning import make_plan
 from rlplace.errors import ProblemsError
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Size
+from rlplace.foresight.model import StageBound
 from rlplace.foresight.profile import ACCELERATOR, Profile
 from rlplace.foresight.ranks import make_groups
 from rlplace.foresight.space import Space
-from rlplace.foresight.text import TextEnvRank, TextRolloutRank, TextSite
 from rlplace.foresight.world import Channel, Event, World
+from rlplace.jobs.language_model.performance.ranks import (
+    TextEnvRank,
+    TextRolloutRank,
+    TextSite,
+)
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
 from rlplace.workers.arguments import SAMPLES, samples_for
@@ -46,8 +51,11 @@ class _Sink(Channel):
         yield from ()
 
 
-class Generation:
+class Generation(StageBound):
     """Least seconds of rollout stages of one space under a profile. Keeps what it has simulated."""
+
+    stage = "rollout"
+    components = PAIR
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self._space = space
@@ -66,8 +74,7 @@ class Generation:
         names = plan.placement.components
         early = {*plan.needs.early}
         if (
-            config.kind == "mlp"
-            or plan.needs.ahead
+            plan.needs.ahead
             or config.algorithm.short_rounds
             or config.cluster.launcher == "inline"
             or not {*PAIR} <= {*names}
@@ -95,16 +102,16 @@ class Generation:
         return at_work <= int(self._profile.machine.get("cores", 1))
 
     def known(
-        self, env: Size, rollout: Size, acquired: Iterable[frozenset[str]] | None = None
+        self, sizes: Sequence[Size], acquired: Collection[frozenset[str]] | None = None
     ) -> float:
-        """Return a bound from what is simulated, 0 where it is not. `acquired`: who moves before; None: whoever may."""
+        env, rollout = sizes
         return min(
             self._found.get((env, rollout, moved), 0.0)
             for moved in acquired or self._acquired()
         )
 
-    def sharpen(self, env: Size, rollout: Size) -> bool:
-        """Simulate what is not yet, and return whether there was anything."""
+    def sharpen(self, sizes: Sequence[Size]) -> bool:
+        env, rollout = sizes
         missing = [
             moved
             for moved in self._acquired()

@@ -13,8 +13,8 @@ from rlplace.algo import packing
 from rlplace.algo.packing import Packing, SampleSizes
 from rlplace.config.schema import FrozenConfig, RewardConfig, TrainedConfig
 from rlplace.foresight.ranks import Body
-from rlplace.foresight.text import Group, TextRank
 from rlplace.foresight.world import Sleep
+from rlplace.jobs.language_model.performance.ranks import Group, TextRank
 from rlplace.metrics import Metrics
 from rlplace.placement.flow import block_edges
 from rlplace.stopwatch import Stopwatch

@@ -1,0 +1,191 @@
+"""What the performance model asks of the job on language models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlplace.config.model_folder import text_keys
+from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.foresight.costs import Costs
+from rlplace.foresight.loads import Mode, Size, Stages
+from rlplace.foresight.model import PerformanceModel, StageBound
+from rlplace.foresight.profile import Profile
+from rlplace.foresight.ranks import Rank, Site
+from rlplace.foresight.space import Space
+from rlplace.jobs.language_model.performance.generation import PAIR, Generation
+from rlplace.jobs.language_model.performance.learners import (
+    CriticRank,
+    LmActorRank,
+    ScorerRank,
+)
+from rlplace.jobs.language_model.performance.loads import TextStages
+from rlplace.jobs.language_model.performance.published import published_profile
+from rlplace.jobs.language_model.performance.ranks import (
+    TextEnvRank,
+    TextRolloutRank,
+    TextSite,
+)
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.report.calls import RankCall
+from rlplace.units import counted
+
+STALENESS = "algorithm.max_staleness"
+_AHEAD = (0, 1, 2)
+_TIMES = (1, 2, 4)  # a budget is so many times smaller or larger
+_SLICES = (1, 2, 4, 8)  # accelerators of an engine
+_RANKS: Mapping[str, type[Rank]] = {  # by role
+    "actor": LmActorRank,
+    "critic": CriticRank,
+    "env": TextEnvRank,
+    "reference": ScorerRank,
+    "reward": ScorerRank,
+    "rollout": TextRolloutRank,
+}
+
+
+class LanguageModelPerformance(PerformanceModel):
+    """GRPO, PPO and relatives: engines generate, scorers score whole groups, learners pack them."""
+
+    generating = PAIR
+
+    # ── what a run measures ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def subject(self, config: Config, component: str) -> str:
+        if component == "env":
+            rewards = ", ".join(map(str, config.text_env.rewards))
+            return f"{config.text_env.task}, {rewards}"
+        block = config.actor if component == "rollout" else config.block_of(component)
+        model = getattr(block, "model", None)
+        if isinstance(model, Mapping):
+            sizes = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+            return " ".join(str(model.get(size, "?")) for size in sizes)
+        return type(block).__name__
+
+    def rest_size(self, plan: Plan, call: RankCall) -> float:
+        if call.name == "learn":
+            return plan.placement.world_size(call.slot.component)
+        return 0.0
+
+    # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
+
+    def can_predict(self, config: Config) -> bool:
+        return not config.missing
+
+    def ranks(self, config: Config, plan: Plan) -> Mapping[str, type[Rank]]:
+        return {c: _RANKS[role_of(c)] for c in plan.placement.components}
+
+    def site(self, config: Config, plan: Plan, costs: Costs, cores: int) -> Site:
+        return TextSite(config, plan, costs, cores)
+
+    def kinds_of_iterations(self, config: Config) -> int:
+        return 1 + config.algorithm.short_rounds
+
+    def published_profile(
+        self, config: Config, plan: Plan, case: MemoryCase
+    ) -> Profile:
+        return published_profile(config, plan, case)
+
+    # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
+
+    def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
+        return {c: _sizes(space, c) for c in space.plan.placement.components}
+
+    def stages(self, config: Config, plan: Plan, costs: Costs) -> Stages:
+        placement = plan.placement
+        together = {c: placement.spec(c).parallel.ranks for c in placement.components}
+        return TextStages(config, costs, together)
+
+    def stage_bound(self, space: Space, profile: Profile) -> StageBound | None:
+        bound = Generation(space, profile)
+        return bound if bound.holds else None
+
+    def scored_in(self, stages: Collection[str]) -> str | None:
+        return "infer" if "infer" in stages else "rollout"
+
+    def ordered(
+        self, config: Config, stage: str, ranks: Mapping[str, int], begun: bool
+    ) -> bool:
+        if stage == "infer":
+            return any(_shares_out(config, c) and ranks[c] > 1 for c in ranks)
+        steps = config.algorithm.train_batch is not None
+        return stage == "learn" and (begun or steps)
+
+    def values(self, config: Config) -> Mapping[str, Sequence[int]]:
+        """Return budgets of tokens, which hold the longest sample, and the bound of staleness."""
+        found: dict[str, Sequence[int]] = {}
+        for component in config.placed:
+            block = config.block_of(component)
+            if not isinstance(block, TrainedConfig | FrozenConfig):
+                continue
+            if isinstance(block, RewardConfig) and block.kind != "model":
+                continue
+            now = block.token_budget
+            found[f"{config.key_of(component)}.token_budget"] = _budgets(config, now)
+        now = config.algorithm.max_staleness
+        return {**found, STALENESS: sorted({now, *_AHEAD})}
+
+    def learning_changes(self, varied: Mapping[str, Any]) -> Iterator[str]:
+        ahead = varied.get(STALENESS)
+        if ahead is None:
+            return
+        samples = "of the version that learns from them"
+        if ahead:
+            versions = counted(ahead, "version")
+            samples = f"up to {versions} older than what learns from them"
+        yield f"{STALENESS} {ahead} changes what is learned: samples are {samples}"
+
+
+def _budgets(config: Config, now: int) -> list[int]:
+    """Return the token budgets that a search tries."""
+    larger = [now * times for times in _TIMES]
+    smaller = [now // times for times in _TIMES if now % times == 0]
+    enough = [n for n in (*larger, *smaller) if n >= config.algorithm.longest]
+    return sorted({now, *enough})
+
+
+def _sizes(space: Space, component: str) -> tuple[Size, ...]:
+    """Return lengths that divide a node or the nodes, for engines with the accelerators of each."""
+    now = space.size_now(component)
+    if component not in space.free:
+        return (now,)
+    config: Config = space.config
+    algorithm = config.algorithm
+    node = max(node.accelerators for node in space.nodes)
+    nodes = len(space.nodes)
+    even = [
+        n
+        for n in space.lengths
+        if node % n == 0 or (n % node == 0 and nodes % (n // node) == 0)
+    ]
+    samples = (algorithm.prompts or 1) * algorithm.samples_per_prompt
+    slices: tuple[int, ...] = (1,)
+    if component == "rollout" and config.text_rollout.engine == "vllm":
+        heads = text_keys(config.model or {}).get("num_attention_heads")
+        slices = tuple(
+            n
+            for n in _SLICES
+            if n <= node and not (isinstance(heads, int) and heads % n)
+        )
+    found = {
+        Size(n, n // each)
+        for n in even
+        for each in slices
+        if n % each == 0 and n // each <= samples
+    }
+    if now.accelerators <= space.most:
+        found.add(now)
+    return tuple(sorted(found))
+
+
+def _shares_out(config: Config, component: str) -> bool:
+    """Return whether each rank scores the groups that it takes."""
+    if role_of(component) not in ("reference", "reward"):
+        return False
+    block = config.block_of(component)
+    if not isinstance(block, FrozenConfig):
+        return False
+    model = not isinstance(block, RewardConfig) or block.kind == "model"
+    return not (block.sharded and model)

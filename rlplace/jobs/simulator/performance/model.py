@@ -1,0 +1,189 @@
+"""What the performance model asks of the job on simulators."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlplace.config.policies import MlpConfig, PolicyConfig
+from rlplace.config.schema import Config
+from rlplace.foresight.costs import Costs
+from rlplace.foresight.loads import Mode, Size, Stages
+from rlplace.foresight.measure import Variant
+from rlplace.foresight.model import PerformanceModel, nothing_published
+from rlplace.foresight.profile import COLD, Profile
+from rlplace.foresight.ranks import Rank, Site
+from rlplace.foresight.space import Space
+from rlplace.jobs.simulator.performance.loads import SimulatorStages
+from rlplace.jobs.simulator.performance.ranks import (
+    EnvRank,
+    PolicyActorRank,
+    RolloutRank,
+)
+from rlplace.placement.memory.ledger import MemoryCase
+from rlplace.placement.plan import Plan
+from rlplace.report.calls import RankCall
+from rlplace.stopwatch import Part
+
+GROUPS = (1, 2, 4)  # stage groups that a search tries
+_STEPS_SHARE = "actor.learn/steps_share"
+# Short parts that take longer where other threads have had the processor before, by call.
+_CHILLED = {
+    ("env", "run"): ("sim", "wait", "put"),
+    ("rollout", "generate"): ("policy", "wait", "put"),
+}
+# Costs of talking: in one process, and by channels.
+_DIRECT = ("env.run/direct_wait", "env.run/direct_put")
+_CHANNELS = (
+    "env.run/wait",
+    "env.run/put",
+    "rollout.generate/wait",
+    "rollout.generate/put",
+)
+
+
+class SimulatorPerformance(PerformanceModel):
+    """PPO on simulators: env and rollout talk in every step, the actor learns from whole trajectories."""
+
+    pair = ("env", "rollout")
+
+    # ── what a run measures ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def subject(self, config: Config, component: str) -> str:
+        if component == "env":
+            return _simulator(config)
+        model = config.actor.model
+        if isinstance(model, MlpConfig) and not model.remembered:
+            return f"mlp {'x'.join(map(str, model.hidden))} {model.activation}"
+        if isinstance(model, PolicyConfig):
+            return ", ".join(str(value) for value in dataclasses.astuple(model))
+        return type(config.actor).__name__
+
+    def counts(
+        self, config: Config, parts: Mapping[str, Sequence[Part]]
+    ) -> Mapping[str, float]:
+        """Count the share of the planned optimizer steps that were made before the KL stopped them."""
+        algorithm = config.algorithm
+        steps = [part.laps for part in parts.get("actor.learn/step", ())]
+        if algorithm.target_kl is None or not steps:
+            return {}
+        planned = algorithm.epochs * algorithm.num_minibatches
+        return {_STEPS_SHARE: statistics.fmean(steps) / planned}
+
+    def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
+        if _is(call, "rollout", "generate") and plan.row_routes.direct:
+            # It decides in the thread of env.
+            return ("policy",)
+        return None
+
+    def part_name(self, plan: Plan, call: RankCall, part: Part) -> str:
+        talks = part.name in ("wait", "put")
+        if talks and _is(call, "env", "run") and plan.row_routes.direct:
+            return f"direct_{part.name}"
+        chilled = _CHILLED.get((call.slot.component, call.name), ())
+        if part.cold and part.name in chilled:
+            return f"{COLD}{part.name}"
+        return part.name
+
+    def rest_size(self, plan: Plan, call: RankCall) -> float:
+        if call.name == "learn":
+            return plan.placement.world_size(call.slot.component)
+        stepped = [part for part in call.record.parts if part.name == "sim"]
+        return sum(part.size * part.laps for part in stepped)
+
+    # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
+
+    def ranks(self, config: Config, plan: Plan) -> Mapping[str, type[Rank]]:
+        return {"actor": PolicyActorRank, "env": EnvRank, "rollout": RolloutRank}
+
+    def site(self, config: Config, plan: Plan, costs: Costs, cores: int) -> Site:
+        return Site(config, plan, costs, cores)
+
+    def published_profile(
+        self, config: Config, plan: Plan, case: MemoryCase
+    ) -> Profile:
+        raise nothing_published(
+            "a small policy is bound by calls, not by what an accelerator is sold for",
+            None,
+        )
+
+    # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
+
+    def mode(self, plan: Plan) -> Mode:
+        return Mode(plan.stage_groups, plan.row_routes.direct)
+
+    def modes(self, space: Space) -> tuple[Mode, ...]:
+        free = {*space.free}
+        shared = (False, True) if free.issuperset(self.pair) else (space.now.shared,)
+        groups = GROUPS if "rollout" in free else (space.now.groups,)
+        found = (Mode(g, s) for g, s in itertools.product(groups, shared))
+        return tuple(dict.fromkeys([space.now, *found]))
+
+    def mode_changes(self, mode: Mode, now: Mode) -> Mapping[str, Any]:
+        if mode.groups == now.groups:
+            return {}
+        return {"rollout.pipeline_stage_num": mode.groups}
+
+    def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
+        """Return sizes whose ranks divide the rows."""
+        config: Config = space.config
+        rows = config.simulator_env.total_num_envs
+        found: dict[str, tuple[Size, ...]] = {}
+        for component in space.plan.placement.components:
+            now = space.size_now(component)
+            if component not in space.free:
+                found[component] = (now,)
+                continue
+            whole = rows if component == "actor" else rows // mode.groups
+            fitting = [n for n in space.lengths if whole % n == 0]
+            if mode == space.now and now.accelerators <= space.most:
+                fitting.append(now.accelerators)
+            found[component] = tuple(Size(n, n) for n in sorted({*fitting}))
+        if rows % mode.groups:
+            return dict.fromkeys(found, ())
+        if rows % (mode.groups * min(size.ranks for size in found["env"])):
+            return dict.fromkeys(found, ())
+        return found
+
+    def stages(self, config: Config, plan: Plan, costs: Costs) -> Stages:
+        return SimulatorStages(config, costs)
+
+    def special_costs(self, mode: Mode) -> tuple[str, ...]:
+        return _DIRECT if mode.shared else _CHANNELS
+
+    def beside(self, stage: str) -> tuple[str, ...]:
+        # The trajectories that the actor learns from are cut by the ranks of env.
+        return ("env",) if stage == "learn" else ()
+
+    # ── what else is measured for a profile ──────────────────────────────────────────────────────────────────────────
+
+    def more_variants(self, mapping: Mapping[str, Any]) -> Iterator[Variant]:
+        groups = mapping.get("rollout", {}).get("pipeline_stage_num", 1)
+        other = 1 if groups > 1 else 2
+        changed = copy.deepcopy(dict(mapping))
+        changed["rollout"]["pipeline_stage_num"] = other
+        yield Variant(name=f"{other} stage groups", mapping=changed)
+
+
+def _is(call: RankCall, component: str, method: str) -> bool:
+    return call.slot.component == component and call.name == method
+
+
+def _simulator(config: Config) -> str:
+    """Name a simulator with all that changes what a step of it takes."""
+    env = config.simulator_env
+    words = [env.kind, env.id or "", *_given(env.kwargs)]
+    for wrapper in env.wrappers:
+        words += [wrapper.name, *_given(wrapper.kwargs)]
+    chunk = config.torch_rollout.action_chunk
+    if chunk > 1:
+        words.append(f"in chunks of {chunk}")
+    return " ".join(words)
+
+
+def _given(kwargs: Mapping[str, object]) -> list[str]:
+    return [f"{key}={value}" for key, value in sorted(kwargs.items())]

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.contract.stages import ITERATION, PULL, PUSH, VERSION, Part, Stage
+from rlplace.contract.stages import (
+    CONSTANT,
+    ITERATION,
+    PULL,
+    PUSH,
+    RANKS,
+    VERSION,
+    Part,
+    Stage,
+)
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.placement.schedule import Residency
 
@@ -126,6 +135,23 @@ def _stage(job: Job, stage: Stage) -> Iterator[Problem]:
     for part in stage.parts:
         if isinstance(part, Part) and part.component in job.components:
             yield from _methods(key, part, job.components[part.component])
+            yield from _scales(key, part)
+
+
+def _scales(key: str, part: Part) -> Iterator[Problem]:
+    """Check how the seconds of calls go with the number of ranks."""
+    for method, scales in part.scales:
+        if scales in (RANKS, CONSTANT):
+            continue
+        near = did_you_mean(scales, (RANKS, CONSTANT)) or RANKS
+        yield Problem(
+            code="unknown-choice",
+            key=key,
+            what=f"seconds of {method} cannot scale so",
+            got=f'scales="{scales}"',
+            why=f'"{RANKS}": the ranks share the work; "{CONSTANT}": each rank does all of it',
+            fix=f'.calls("{method}", scales="{near}")',
+        )
 
 
 def _methods(key: str, part: Part, worker: Any) -> Iterator[Problem]:

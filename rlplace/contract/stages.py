@@ -19,6 +19,8 @@ from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage
 
 ITERATION = "iteration"
 VERSION = "version"
+RANKS = "ranks"
+CONSTANT = "constant"
 PUSH = "push_weights"
 PULL = "pull_weights"
 
@@ -107,10 +109,19 @@ class Part:
     component: str
     residency: Residency
     methods: tuple[str, ...] = ()
+    # How the seconds of each method go with the number of ranks, as (method, "ranks" or "constant").
+    scales: tuple[tuple[str, str], ...] = ()
 
-    def calls(self, *methods: str) -> Part:
-        """Return the part with methods that all ranks of the component run in the stage, one after the other."""
-        return dataclasses.replace(self, methods=(*self.methods, *methods))
+    def calls(self, *methods: str, scales: str = RANKS) -> Part:
+        """Return the part with methods that all ranks of the component run in the stage, one after the other.
+
+        `scales`: how predicted seconds of a call go with the number of ranks. "ranks": the ranks share the work, so
+        twice as many need half the time. "constant": each rank does the same, however many there are.
+        """
+        declared = tuple((method, scales) for method in methods)
+        return dataclasses.replace(
+            self, methods=(*self.methods, *methods), scales=(*self.scales, *declared)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

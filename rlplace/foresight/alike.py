@@ -64,6 +64,7 @@ class Alike:
         self._on_accelerators = any(
             curve.on == ACCELERATOR for curve in profile.costs.values()
         )
+        self._sending = space.model.sending(space.config)
         inline = space.config.cluster.launcher == "inline"
         cores = int(profile.machine.get("cores", 1))
         self._room = (
@@ -119,7 +120,7 @@ class Alike:
             scored = None if base is None else bases[base]
             actives = schedule.active
             parts = list[_Part]()
-            for stage, before, beside in intervals(schedule):
+            for stage, before, beside in intervals(schedule, self._sending):
                 there = {
                     *actives[stage],
                     *(move.component for move in (*before, *beside)),
@@ -135,7 +136,7 @@ class Alike:
                         before=_named(before),
                         beside=_named(beside),
                         there=tuple(sorted(there)),
-                        begun="actor" in actives["rollout"],
+                        begun="actor" in actives.get("rollout", ()),
                     )
                 )
             self._parts[id(schedule)] = schedule, parts

@@ -12,7 +12,7 @@ from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.probe import Probe, changed, describe
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Answer, Found, Search
-from rlplace.foresight.show import STAGES, crowded, limit, stage_seconds
+from rlplace.foresight.show import crowded, limit, predicted_seconds, stages_of
 from rlplace.placement.show.drawing import FONT, PALETTE, element, title
 from rlplace.tables import indented, table
 from rlplace.units import counted, show_bytes
@@ -144,9 +144,11 @@ def _unlike(found: Found, best: Found) -> str:
 
 def why_slower(best: Found, other: Found) -> str:
     """Say which stage of `other` takes longer than that of the best, and what limits it."""
-    ours = stage_seconds(best.prediction.numbers)
-    theirs = stage_seconds(other.prediction.numbers)
-    longer = {s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in STAGES}
+    ours = predicted_seconds(best.prediction)
+    theirs = predicted_seconds(other.prediction)
+    longer = {
+        s: theirs.get(s, 0.0) - ours.get(s, 0.0) for s in stages_of(best.prediction)
+    }
     stage = max(longer, key=longer.__getitem__)
     if longer[stage] <= 0.0:
         if other.used > best.used:
@@ -257,7 +259,7 @@ def _stage_table(result: Result) -> list[str]:
     columns = {"best": result.best} | (
         {"config": result.answer.current} if result.answer.current else {}
     )
-    seconds = [stage_seconds(found.prediction.numbers) for found in columns.values()]
+    seconds = [predicted_seconds(found.prediction) for found in columns.values()]
     rows = [
         (stage, *(f"{column.get(stage, 0.0):.4f}" for column in seconds))
         for stage in seconds[0]
@@ -305,7 +307,7 @@ def render_json(result: Result) -> dict[str, Any]:
         return {
             "seconds": found.seconds,
             "value": found.value,
-            "stages": stage_seconds(found.prediction.numbers),
+            "stages": predicted_seconds(found.prediction),
             "accelerators": found.used,
             "free_bytes": found.margin_bytes,
             "bottleneck": limit(found.prediction),
@@ -370,9 +372,9 @@ def render_svg(result: Result) -> str:
         bars += _draw_plan(name, found, _TOP + row * _ROW, scale)
 
     legend: list[str] = []
-    for at, stage in enumerate(STAGES):
+    for at, stage in enumerate(stages_of(result.best.prediction)):
         x = _LEFT + _KEY * at
-        fill = PALETTE[at][0]
+        fill = PALETTE[at % len(PALETTE)][0]
         sample = element("rect", x=x, y=30, width=10, height=10, fill=fill)
         legend += [sample, element("text", stage, x=x + 16, y=40)]
 
@@ -400,9 +402,9 @@ def _draw_plan(name: str, found: Found, y: int, scale: float) -> Iterator[str]:
     """Draw one plan: name and description, a bar of its stages, its seconds."""
     heading = escape(f"{name}: {describe(found)}")
     yield element("text", heading, x=_LEFT, y=y)
-    seconds = stage_seconds(found.prediction.numbers)
+    seconds = predicted_seconds(found.prediction)
     x = float(_LEFT)
-    for at, stage in enumerate(STAGES):
+    for at, stage in enumerate(stages_of(found.prediction)):
         took = seconds.get(stage, 0.0)
         yield element(
             "rect",
@@ -411,7 +413,7 @@ def _draw_plan(name: str, found: Found, y: int, scale: float) -> Iterator[str]:
             y=y + 6,
             width=took * scale,
             height=14,
-            fill=PALETTE[at][0],
+            fill=PALETTE[at % len(PALETTE)][0],
         )
         x += took * scale
     total = f"{found.seconds:.3g} s"

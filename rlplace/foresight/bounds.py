@@ -35,7 +35,9 @@ class Bounds:
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
         """`plan`: one of those that bounds are asked for."""
-        self.stages: Stages = model_of(config).stages(config, plan, costs)
+        model = model_of(config)
+        self.stages: Stages = model.stages(config, plan, costs)
+        self._sending = model.sending(config)
         topology = plan.topology
         inline = config.cluster.launcher == "inline"
         cores = int(costs.profile.machine.get("cores", 1))
@@ -166,7 +168,7 @@ class Bounds:
         scored = (
             bases.get("infer", "rollout") if "advantages" in self.stages.names else None
         )
-        for stage, alone, around in intervals(schedule):
+        for stage, alone, around in intervals(schedule, self._sending):
             seconds = 0.0
             if alone:
                 seconds += self._placed(
@@ -238,19 +240,20 @@ class Bounds:
 
 
 def intervals(
-    schedule: Schedule,
+    schedule: Schedule, sending: Collection[str]
 ) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
     """Return the stages, each with the moves that the loop awaits before it and those that go with its work.
 
-    As `Loop` makes them: what leaves after a stage is asked for behind its work, but for sync and the last stage.
+    As `Loop` makes them: what leaves after a stage is asked for behind its work, but for the last stage and those of
+    `sending`, whose weights may still be read.
     """
     stages = schedule.stages
     for at, stage in enumerate(stages):
         before = stages[at - 1]
         entry = schedule.between(before, stage)
-        kept = at == 0 or base_stage(before) == "sync" or schedule.needs.ahead
+        kept = at == 0 or base_stage(before) in sending or schedule.needs.ahead
         behind = (
-            base_stage(stage) != "sync"
+            base_stage(stage) not in sending
             and at + 1 < len(stages)
             and not schedule.needs.ahead
         )

@@ -24,6 +24,7 @@ _FIXED = {
     "score": 0.2,
     "sharded_score": 0.4,
     "infer": 0.2,
+    "seconds": 0.0,
 }
 _FIXED_ELSE = 1.0
 _SHARE = 0.02

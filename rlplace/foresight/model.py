@@ -17,7 +17,7 @@ from rlplace.foresight.profile import Profile
 from rlplace.placement.memory.case import replaced
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
-from rlplace.report.calls import RankCall
+from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class PerformanceModel(abc.ABC):
 
     # Components that may share processes, rank by rank, where `Mode.shared` says so.
     pair: tuple[str, ...] = ()
+    # Whether the channels are asked how long ranks have waited. Workers whose laps tell it need that not.
+    asks_channels: bool = False
     # Components that generate ahead of all others, where generation runs ahead.
     generating: tuple[str, ...] = ()
 
@@ -62,10 +64,33 @@ class PerformanceModel(abc.ABC):
     def subject(self, config: Any, component: str) -> str:
         """Return what a component runs, as far as its costs depend on it."""
 
+    def laps(
+        self,
+        config: Any,
+        plan: Plan,
+        iteration: IterationCalls,
+        waits: Mapping[str, float],
+    ) -> Sequence[tuple[str, Part]] | None:
+        """Return the names of costs with what an iteration has taken of them; None: one for each part of each call.
+
+        `waits`: seconds that a rank of each component has waited at channels, where `asks_channels`.
+        """
+        return None
+
     def counts(
         self, config: Any, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
         """Return numbers of an iteration that a prediction needs beside seconds. `parts`: by the name of their cost."""
+        return {}
+
+    def stage_counts(
+        self,
+        config: Any,
+        plan: Plan,
+        iteration: IterationCalls,
+        waits: Mapping[str, float],
+    ) -> Mapping[str, float]:
+        """Return more such numbers, of the calls of an iteration."""
         return {}
 
     def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
@@ -138,6 +163,10 @@ class PerformanceModel(abc.ABC):
         """Return the stage at whose end advantages are computed, of those of a schedule without turns."""
         return None
 
+    def sending(self, config: Any) -> Collection[str]:
+        """Return the stages that send weights: what leaves after them waits for their end."""
+        return ("sync",)
+
     def beside(self, stage: str) -> tuple[str, ...]:
         """Return components whose ranks a stage depends on, though they do not work in it."""
         return ()
@@ -173,8 +202,11 @@ class PerformanceModel(abc.ABC):
 def model_of(config: Any) -> PerformanceModel:
     """Return the performance model of the job that a config is of."""
     given: PerformanceModel | None = job_of(config).performance_model()
-    assert given is not None, "a job that is predicted gives a model"
-    return given
+    if given is not None:
+        return given
+    from rlplace.foresight.measured import MeasuredModel
+
+    return MeasuredModel()
 
 
 def sizes_of(components: Sequence[str], sizes: Sizes) -> tuple[Size, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import platform
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from rlplace.comm.channel import ChannelStats
 from rlplace.cores import usable_cores
 from rlplace.extras import versions_of
 from rlplace.foresight.model import model_of
@@ -68,8 +69,18 @@ _LIBRARIES = (
 class Observations:
     """Takes iterations one by one; makes a profile of them."""
 
-    def __init__(self, config: Any, plan: Plan) -> None:
+    def __init__(
+        self,
+        config: Any,
+        plan: Plan,
+        channels: Callable[[], Mapping[str, ChannelStats]] = dict,
+    ) -> None:
+        """`channels`: asks all channels of the run how long ranks have waited at them since the start."""
         self._config = config
+        self._channels = channels
+        self._waited: Mapping[
+            str, float
+        ] = {}  # component -> of all ranks, since the start
         self._model = model_of(config)
         self._plan = plan
         self._seen = 0
@@ -89,6 +100,7 @@ class Observations:
         """Count an iteration that has ended, with its metrics."""
         self._seen += 1
         around = self._around_calls(iteration)
+        waits = self._waits()
         if self._seen <= _WARM:
             return
         found: dict[tuple[str, float], list[Part]] = defaultdict(list)
@@ -98,8 +110,11 @@ class Observations:
                 call.record.draws.items() if call.name != "evaluate" else ()
             ):
                 draws[f"{call.slot.component}.{name}"] += values
-            for name, part in self._costs(call):
-                found[name, float(f"{part.size:.2g}")].append(part)
+        laps = self._model.laps(self._config, self._plan, iteration, waits)
+        if laps is None:
+            laps = [lap for call in iteration.calls for lap in self._costs(call)]
+        for name, part in laps:
+            found[name, float(f"{part.size:.2g}")].append(part)
         for name, drawn in draws.items():
             self._draws.setdefault(name, deque(maxlen=_DRAWN)).append(quantiles(drawn))
         launcher = self._config.cluster.launcher
@@ -115,8 +130,31 @@ class Observations:
         of_cost: dict[str, list[Part]] = defaultdict(list)
         for (name, _), parts in found.items():
             of_cost[name] += parts
-        for name, value in self._model.counts(self._config, of_cost).items():
+        counts = {
+            **self._model.counts(self._config, of_cost),
+            **self._model.stage_counts(self._config, self._plan, iteration, waits),
+        }
+        for name, value in counts.items():
             self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
+
+    def _waits(self) -> dict[str, float]:
+        """Return the seconds that a rank of each component has waited at channels since this was asked last."""
+        if not self._model.asks_channels:
+            return {}
+        stats = self._channels()
+        now: dict[str, float] = defaultdict(float)
+        for channel in self._plan.channels:
+            if channel.name in stats:
+                now[channel.source] += stats[channel.name].producer_wait_s
+                now[channel.target] += stats[channel.name].consumer_wait_s
+        before = self._waited
+        self._waited = now
+        placement = self._plan.placement
+        return {
+            component: (whole - before.get(component, 0.0))
+            / placement.world_size(component)
+            for component, whole in now.items()
+        }
 
     def measured(self) -> dict[str, float]:
         """Return the median over iterations of every metric of seconds; nothing before enough of them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlplace.comm.channel import ChannelStats
 from rlplace.foresight.known import find_profile
 from rlplace.foresight.observe import Observations
 from rlplace.foresight.predict import can_predict, predict
@@ -30,9 +31,11 @@ class Performance:
         """Return the profile that the config names, to predict from instead of the run's own. Raises ConfigError."""
         return find_profile(self._config, self._plan, self._case)
 
-    def observations(self) -> Observations:
-        """Return what takes the iterations of a run, to make a profile of them."""
-        return Observations(self._config, self._plan)
+    def observations(
+        self, channels: Callable[[], Mapping[str, ChannelStats]] = dict
+    ) -> Observations:
+        """Return what takes the iterations of a run, to make a profile of them. `channels`: asks those of the run."""
+        return Observations(self._config, self._plan, channels)
 
     def compared(
         self, profile: Profile, given: Profile | None, measured: Mapping[str, Any]

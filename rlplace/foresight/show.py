@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlplace.foresight.known import (
 from rlplace.foresight.predict import Prediction, can_predict, predict
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import base_stage
 from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import bottleneck
 from rlplace.tables import chapter
@@ -62,14 +63,27 @@ def interval(prediction: Prediction) -> tuple[float, float]:
     return least, prediction.seconds * (1.0 + off)
 
 
-def stage_seconds(numbers: Mapping[str, float]) -> dict[str, float]:
+def stage_seconds(
+    numbers: Mapping[str, float], stages: Iterable[str] = STAGES
+) -> dict[str, float]:
     """Return the seconds of an iteration and of its stages."""
     found = {}
-    for stage in ("iteration", *STAGES):
-        metric = f"time/{stage}_s"
+    for stage in ("iteration", *stages):
+        metric = f"time/{stage.replace(' ', '_')}_s"
         if metric in numbers:
             found[stage] = numbers[metric]
     return found
+
+
+def stages_of(prediction: Prediction) -> tuple[str, ...]:
+    """Return the stages of an iteration as they are told: the usual ones first, then those of a job's own."""
+    own = [base_stage(stage) for stage in prediction.active]
+    return tuple(dict.fromkeys([*STAGES, *own]))
+
+
+def predicted_seconds(prediction: Prediction) -> dict[str, float]:
+    """Return the predicted seconds of an iteration and of its stages."""
+    return stage_seconds(prediction.numbers, stages_of(prediction))
 
 
 def limit(prediction: Prediction) -> str:
@@ -114,7 +128,7 @@ def notes(prediction: Prediction) -> list[str]:
 
 def render_prediction(prediction: Prediction) -> str:
     """Write the seconds of an iteration as a chapter of a plan."""
-    seconds = stage_seconds(prediction.numbers)
+    seconds = predicted_seconds(prediction)
     whole = f"an iteration takes {seconds.pop('iteration'):.3g} s"
     low, high = interval(prediction)
     if high > low:
@@ -155,7 +169,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
         began_s = stage.began_s - last.began_s
         stages.append([stage.stage, began_s, stage.ended_s - last.began_s])
     return {
-        "seconds": stage_seconds(prediction.numbers),
+        "seconds": predicted_seconds(prediction),
         "low_s": low,
         "high_s": high,
         "bottleneck": limit(prediction),
@@ -169,9 +183,9 @@ def compare_seconds(
     prediction: Prediction, measured: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """Return the seconds of an iteration and of its stages, predicted and measured."""
-    there = stage_seconds(measured)
+    there = stage_seconds(measured, stages_of(prediction))
     compared = {}
-    for stage, seconds in stage_seconds(prediction.numbers).items():
+    for stage, seconds in predicted_seconds(prediction).items():
         if stage in there:
             compared[stage] = {"predicted": seconds, "measured": there[stage]}
     return compared

@@ -94,7 +94,7 @@ class JobSpec:
     arguments: Mapping[str, Any]  # the `config` of the workers, by component
     work: Work  # the calls of an iteration
     case: MemoryCase
-    performance: Performance | None  # None: the job has no performance model
+    performance: Performance  # profiles and predictions of the run
     given: Profile | None  # the profile to predict from, instead of the run's own
     progress: Progress
 
@@ -105,9 +105,7 @@ def job_spec(config: Any, plan: Plan) -> JobSpec:
     progress = Progress(measures=job.measures(config), began=time.perf_counter())
     case = job.memory(config, plan, build=True)
     workers = job.workers(config, plan)
-    performance = None
-    if job.performance_model() is not None:
-        performance = Performance(config, plan, case)
+    performance = Performance(config, plan, case)
     return JobSpec(
         job=job,
         config=config,
@@ -119,7 +117,7 @@ def job_spec(config: Any, plan: Plan) -> JobSpec:
         work=job.work(config, plan.needs),
         case=case,
         performance=performance,
-        given=None if performance is None else performance.given_profile(),
+        given=performance.given_profile(),
         progress=progress,
     )
 
@@ -296,9 +294,7 @@ def _run(
         display.watch(loop, channels, progress.iterations)
         policies: Mapping[str, Path] | None = None  # once they are saved
         state = _not_ended(progress)
-        observed = None
-        if job.performance is not None:
-            observed = job.performance.observations()
+        observed = job.performance.observations(lambda: view(channels))
         patience_s = (
             job.config.checkpoint.grace_s if job.config.checkpoint.on_signal else 0.0
         )
@@ -344,6 +340,7 @@ def _run(
                 ended | {"policy": _policy(policies)},
                 loop,
                 observed,
+                whole=policies is not None,
             )
             callbacks.on_end(state["state"])
 
@@ -582,9 +579,11 @@ def _report(
     folder: Path,
     ended: dict[str, Any],
     loop: Loop,
-    observed: Observations | None,
+    observed: Observations,
+    *,
+    whole: bool,
 ) -> None:
-    """Write what was measured, and the summary, which is also printed. A run that failed is not predicted."""
+    """Write what was measured, and the summary, which is also printed. A run that is not `whole` is not predicted."""
     usage = loop.usage
     held = loop.memory.held
     placement = job.plan.placement
@@ -597,12 +596,11 @@ def _report(
         folder / "memory.json", json.dumps(record_measurements(held), indent=1) + "\n"
     )
     write_whole(folder / "summary.json", json.dumps(ended, indent=1) + "\n")
-    measured = {} if observed is None else observed.measured()
-    if observed is not None and measured:
+    measured = observed.measured()
+    if measured:
         profile = observed.profile()
-        assert job.performance is not None, "it has made the observations"
         write_whole(folder / PROFILE, json.dumps(profile.record(), indent=1) + "\n")
-        if ended["policy"] is not None:
+        if whole:
             predicted = job.performance.compared(profile, job.given, measured)
             if predicted is not None:
                 ended["predicted"] = predicted
@@ -633,7 +631,7 @@ def _train(
     callbacks: Callbacks,
     saving: Saving,
     signals: Signals,
-    observed: Observations | None,
+    observed: Observations,
 ) -> None:
     """Run iterations until the last one, the goal or a signal, with evaluations on held-out prompts in between."""
     config = job.config
@@ -647,7 +645,7 @@ def _train(
         evaluates = eval_every > 0 and at % eval_every == 0
         numbers = loop.iteration(at, evaluate=evaluates)
         # An iteration with an evaluation is not what others are like.
-        if observed is not None and "time/evaluate_s" not in numbers:
+        if "time/evaluate_s" not in numbers:
             observed.add(loop.log.iterations[-1], numbers)
         job.job.count(config, progress, numbers)
         progress.add_skipped(numbers, loop.notes, iteration=at)

@@ -1,0 +1,463 @@
+"""The performance model of a job that says nothing of its costs: seconds of its calls, as they were measured.
+
+::
+
+    measured    env.rollout on 2 ranks     0.80 s of the slowest rank     of it 0.05 s on a processor
+    predicted   env.rollout on 4 ranks     0.40 s                         of it 0.025 s
+
+All ranks of a component share the work of a call: the seconds of a rank go by the number of ranks, unless the job says
+`full("env").calls("rollout", scales="constant")`. Processors that are too few are shared on the logical clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlplace.config.open_job import OpenConfig
+from rlplace.contract.registry import job_of
+from rlplace.contract.stages import CONSTANT, PULL, PUSH, Call, Part, Step
+from rlplace.foresight.costs import Cost, Costs
+from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages
+from rlplace.foresight.model import PerformanceModel
+from rlplace.foresight.ranks import Body, Rank, Site
+from rlplace.foresight.space import Space
+from rlplace.foresight.world import Sleep
+from rlplace.metrics import Metrics
+from rlplace.placement.memory.case import replaced
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Needs, base_stage
+from rlplace.report.calls import IterationCalls, RankCall
+from rlplace.stopwatch import Part as Lap
+
+SECONDS = "seconds"  # the part that stands for a whole call
+_WEIGHTS = (PUSH, PULL)
+_LEAST = 0.01  # of the longest work: how far less takes turns with it cannot be told
+
+
+class MeasuredModel(PerformanceModel):
+    """The default: nothing is known of a component but the seconds of its calls."""
+
+    asks_channels = True
+
+    def subject(self, config: Any, component: str) -> str:
+        worker = job_of(config).components[component]
+        return str(worker.__qualname__)
+
+    def laps(
+        self,
+        config: Any,
+        plan: Plan,
+        iteration: IterationCalls,
+        waits: Mapping[str, float],
+    ) -> list[tuple[str, Lap]]:
+        """Return one lap for each call of each component: that of its slowest rank, without waiting for processors."""
+        found: list[tuple[str, Lap]] = []
+        inline = config.cluster.launcher == "inline"
+        constant = _constant(config)
+        pushed_s = _last_push(iteration)
+        waiting = _waiting_share(iteration, waits)
+        for group in _together(iteration.calls):
+            crowded_s = _crowded(group, inline)
+            for (component, name), calls in _by_method(group).items():
+                took = [
+                    (_own_seconds(call, pushed_s), _cpu_seconds(call, inline))
+                    for call in calls
+                ]
+                longest_s = max(seconds for seconds, _ in took)
+                if _works(name):
+                    longest_s *= 1.0 - waiting.get(component, 0.0)
+                cpu_s = min(longest_s, sum(cpu for _, cpu in took) / len(took))
+                # What is left of the seconds is no work of a processor, and none waits for one in it.
+                blocked_s = max(0.0, longest_s - max(cpu_s, crowded_s))
+                ranks = plan.placement.world_size(component)
+                size = 0.0
+                if _works(name) and (component, name) not in constant:
+                    size = 1.0 / ranks
+                lap = Lap("", size, 1, longest_s, cpu_s, cpu_s, blocked_s)
+                found.append((_cost(component, name.replace(" ", "_")), lap))
+        return found
+
+    def stage_counts(
+        self,
+        config: Any,
+        plan: Plan,
+        iteration: IterationCalls,
+        waits: Mapping[str, float],
+    ) -> Mapping[str, float]:
+        """Return by stage how far components that talk take turns: 0 where all work at once, 1 one after the other."""
+        waiting = _waiting_share(iteration, waits)
+        found: dict[str, float] = {}
+        for stage, talking in _talking(config, plan.needs).items():
+            seconds = {c: _seconds_of(iteration, stage, c) for c in talking}
+            own = [s * (1.0 - waiting.get(c, 0.0)) for c, s in seconds.items()]
+            longest_s = max(own)
+            others_s = sum(own) - longest_s
+            if others_s > _LEAST * longest_s:
+                share = (max(seconds.values()) - longest_s) / others_s
+                found[_turns(stage)] = min(1.0, max(0.0, share))
+        return found
+
+    def ranks(self, config: Any, plan: Plan) -> Mapping[str, type[Rank]]:
+        methods: dict[str, list[str]] = {c: [] for c in plan.placement.components}
+        for call in _calls(config, plan.needs):
+            if call.method not in _WEIGHTS:
+                methods[call.component].append(call.method)
+        return {
+            component: _rank_with(component, names, _constant(config))
+            for component, names in methods.items()
+        }
+
+    def site(self, config: Any, plan: Plan, costs: Costs, cores: int) -> Site:
+        return MeasuredSite(config, plan, costs, cores)
+
+    def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
+        """Return lengths that divide a node or the nodes, one rank on each accelerator."""
+        node = max(node.accelerators for node in space.nodes)
+        nodes = len(space.nodes)
+        even = [
+            n
+            for n in space.lengths
+            if node % n == 0 or (n % node == 0 and nodes % (n // node) == 0)
+        ]
+        found: dict[str, tuple[Size, ...]] = {}
+        for component in space.plan.placement.components:
+            now = space.size_now(component)
+            if component not in space.free:
+                found[component] = (now,)
+                continue
+            sizes = {Size(n, n) for n in even}
+            if now.accelerators <= space.most:
+                sizes.add(now)
+            found[component] = tuple(sorted(sizes))
+        return found
+
+    def stages(self, config: Any, plan: Plan, costs: Costs) -> Stages:
+        return MeasuredStages(config, plan, costs)
+
+    def sending(self, config: Any) -> Collection[str]:
+        return [stage.name for stage in job_of(config).stages if stage.transfers]
+
+    def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
+        """Return the config with another value: of a component's block, or of the engine."""
+        own: OpenConfig = config
+        field = "components" if path[0] in own.components else "engine"
+        return replaced(own, (field, *path), value)
+
+
+# ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class MeasuredSite(Site):
+    """Knows how long components wait for those that they talk to."""
+
+    def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
+        super().__init__(config, plan, costs, cores)
+        sizes: dict[str, Size] = {}
+        for component in plan.placement.components:
+            ranks = plan.placement.world_size(component)
+            sizes[component] = Size(ranks, ranks)
+        work = MeasuredStages(config, plan, costs)
+        # First method of each component in a stage -> seconds in which it waits for its turn.
+        self.turns_s: dict[tuple[str, str], float] = {}
+        for stage, talking in _talking(config, plan.needs).items():
+            waited_s = work.turns_s(stage, talking, sizes)
+            for step in work.steps(stage):
+                for call in step.calls:
+                    if call.component in talking and call.method not in _WEIGHTS:
+                        self.turns_s.setdefault((call.component, call.method), waited_s)
+                        talking = [c for c in talking if c != call.component]
+
+
+class MeasuredRank(Rank):
+    """Spends the seconds of each call; sends and takes weights as any rank does."""
+
+    site: MeasuredSite
+
+    def spent(self, method: str, *, constant: bool) -> Body:
+        """Spend what a call of a method takes."""
+        ranks = self.plan.placement.world_size(self.component)
+        size = 0.0 if constant else 1.0 / ranks
+        watch = self.watch(method)
+        yield from self.spend(self.costs.of(_cost(self.component, method), size))
+        waited_s = self.site.turns_s.get((self.component, method), 0.0)
+        if waited_s > 0.0:
+            yield Sleep(waited_s)
+        watch.lap(method)
+        return dict[str, Metrics]()
+
+    def take_metrics(self) -> Body:
+        """Return no metrics: a prediction has seconds alone."""
+        yield from ()
+        return dict[str, Metrics]()
+
+    def push_weights(self, version: int) -> Body:
+        yield from self.spend(self.costs.of(_cost(self.component, PUSH)))
+        there, every = self.site.push(self.component, version)
+        there.append(self.slot.rank)
+        if len(there) == self.plan.placement.world_size(self.component):
+            every.set()
+        return dict[str, Metrics]()
+
+    def pull_weights(self, version: int) -> Body:
+        for source in _sources(self.site.config, self.component):
+            _, every = self.site.push(source, version)
+            yield every
+        yield from self.spend(self.costs.of(_cost(self.component, PULL)))
+        return dict[str, Metrics]()
+
+
+def _rank_with(
+    component: str, methods: Sequence[str], constant: set[tuple[str, str]]
+) -> type[Rank]:
+    """Return a class of ranks that has these methods."""
+    bodies = {
+        method: _body(method, constant=(component, method) in constant)
+        for method in methods
+    }
+    return type("MeasuredRank", (MeasuredRank,), bodies)
+
+
+def _body(method: str, *, constant: bool) -> Callable[..., Body]:
+    def spend(rank: MeasuredRank, *values: object) -> Body:
+        return (yield from rank.spent(method, constant=constant))
+
+    return spend
+
+
+# ── stages ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class MeasuredStages(Stages):
+    """The loads of the stages that a job declares."""
+
+    def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
+        super().__init__(config, costs)
+        self._steps = _steps(config, plan.needs)
+        self._constant = _constant(config)
+        self._needs = plan.needs
+        self.names = tuple(plan.needs.stages)
+
+    def loads(
+        self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
+    ) -> tuple[Loads, float]:
+        found: dict[str, Load] = {}
+        for step in self._steps.get(stage, ()):
+            for call in step.calls:
+                if active and call.component not in active:
+                    continue
+                load = self._call(call, sizes[call.component].ranks)
+                before = found.get(call.component)
+                found[call.component] = load if before is None else before.after(load)
+        talking = [
+            c for c in _talking(self._config, self._needs).get(stage, ()) if c in found
+        ]
+        chain_s = 0.0
+        if len(talking) > 1:
+            work_s = [self.work_s(stage, c, sizes[c].ranks) for c in talking]
+            chain_s = max(work_s) + self.turns_s(stage, talking, sizes)
+        return found, chain_s
+
+    def steps(self, stage: str) -> Sequence[Step]:
+        """Return the calls of a stage."""
+        return self._steps.get(stage, ())
+
+    def work_s(self, stage: str, component: str, ranks: int) -> float:
+        """Return the seconds that a rank of a component works in a stage."""
+        calls = [call for step in self.steps(stage) for call in step.calls]
+        own = [call for call in calls if call.component == component]
+        return sum(self._cost_of(c, ranks).seconds for c in own if _works(c.method))
+
+    def turns_s(self, stage: str, talking: Sequence[str], sizes: Sizes) -> float:
+        """Return the seconds in which the component with most work waits for those that it talks to."""
+        work_s = [self.work_s(stage, c, sizes[c].ranks) for c in talking]
+        share = self._costs.count(_turns(stage), 0.0)
+        return share * (sum(work_s) - max(work_s))
+
+    def depends(self, stage: str) -> tuple[str, ...]:
+        calls = [call for step in self._steps.get(stage, ()) for call in step.calls]
+        return tuple(dict.fromkeys(call.component for call in calls))
+
+    def options(
+        self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
+    ) -> Iterator[Options]:
+        components = self.depends(stage)
+        for chosen in itertools.product(*(sizes[c] for c in components)):
+            one = dict(zip(components, chosen, strict=True))
+            loads, chain_s = self.loads(stage, (), mode, one)
+            wide = {c: size.accelerators for c, size in one.items()}
+            yield Options(loads, chain_s, wide)
+
+    def _call(self, call: Call, ranks: int) -> Load:
+        cost = self._cost_of(call, ranks)
+        # Calls that follow another call of the rank may go in one message with it.
+        load = self._load(call.component, [cost] * ranks)
+        around = self._around(call.component)
+        return load._replace(
+            calls=0,
+            longest_s=load.longest_s - around.seconds,
+            cpu_s=load.cpu_s - ranks * around.cpu_s,
+            least_s=load.least_s - around.cpu_s,
+        )
+
+    def _cost_of(self, call: Call, ranks: int) -> Cost:
+        key = (call.component, call.method)
+        whole = not _works(call.method) or key in self._constant
+        return self._costs.of(_cost(*key), 0.0 if whole else 1.0 / ranks)
+
+
+# ── what a job declares ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _steps(config: Any, needs: Needs) -> Mapping[str, Sequence[Step]]:
+    return job_of(config).work(config, needs).stages
+
+
+def _calls(config: Any, needs: Needs) -> Iterator[Call]:
+    for steps in _steps(config, needs).values():
+        for step in steps:
+            yield from step.calls
+
+
+def _constant(config: Any) -> set[tuple[str, str]]:
+    """Return the calls whose seconds do not depend on the number of ranks, as (component, method)."""
+    parts = [p for s in job_of(config).stages for p in s.parts if isinstance(p, Part)]
+    return {
+        (part.component, method)
+        for part in parts
+        for method, scales in part.scales
+        if scales == CONSTANT
+    }
+
+
+def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
+    """Return by stage the components that work in it and are joined by a channel with others there."""
+    found: dict[str, list[str]] = {}
+    for stage, steps in _steps(config, needs).items():
+        calls = [call for step in steps for call in step.calls if _works(call.method)]
+        working = {call.component for call in calls}
+        joined: dict[str, None] = {}
+        for channel in job_of(config).channels:
+            ends = (channel.source, channel.target)
+            if working.issuperset(ends) and len({*ends}) > 1:
+                joined.update(dict.fromkeys(ends))
+        if joined:
+            found[stage] = list(joined)
+    return found
+
+
+def _works(method: str) -> bool:
+    """Return whether a call is work of the job's own: neither a move nor weights that are sent."""
+    return method not in _WEIGHTS and not method.startswith("move ")
+
+
+def _turns(stage: str) -> str:
+    """Name the number that says how far components of a stage take turns."""
+    return f"{stage.replace(' ', '_')}/in_turns"
+
+
+def _sources(config: Any, target: str) -> list[str]:
+    """Return the components whose weights a component takes."""
+    transfers = [t for stage in job_of(config).stages for t in stage.transfers]
+    return list(dict.fromkeys(t.source for t in transfers if target in t.targets))
+
+
+def _cost(component: str, call: str) -> str:
+    """Name the cost of a call; moves have the name that all jobs give them."""
+    part = "rest" if call.startswith("move_") else SECONDS
+    return f"{component}.{call}/{part}"
+
+
+# ── what an iteration shows ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
+    """Return the calls that ran at the same time: those of one stage, and its moves for themselves."""
+    groups: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
+    for call in calls:
+        kind = "move" if call.name.startswith("move ") else "work"
+        if call.name in _WEIGHTS:
+            kind = call.name
+        groups[call.stage, kind].append(call)
+    return list(groups.values())
+
+
+def _by_method(
+    calls: Sequence[RankCall],
+) -> dict[tuple[str, str], list[RankCall]]:
+    """Return the calls of all ranks by component and method."""
+    found: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
+    for call in calls:
+        found[call.slot.component, call.name].append(call)
+    return found
+
+
+def _waiting_share(
+    iteration: IterationCalls, waits: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the share of its calls in which a component has waited at channels."""
+    found: dict[str, float] = {}
+    for component, waited_s in waits.items():
+        seconds: dict[Any, float] = defaultdict(float)
+        for call in iteration.calls:
+            if call.slot.component == component and _works(call.name):
+                seconds[call.slot.rank] += call.record.seconds
+        mean_s = sum(seconds.values()) / max(1, len(seconds))
+        if mean_s > 0.0:
+            found[component] = min(1.0, waited_s / mean_s)
+    return found
+
+
+def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
+    """Return the seconds of a component's slowest rank in a stage, one call after the other."""
+    seconds: dict[int, float] = defaultdict(float)
+    for call in iteration.calls:
+        if base_stage(call.stage) != stage or not _works(call.name):
+            continue
+        if call.slot.component == component:
+            seconds[call.slot.rank] += call.record.seconds
+    return max(seconds.values(), default=0.0)
+
+
+def _last_push(iteration: IterationCalls) -> float:
+    """Return when the last weights of an iteration had been sent; 0 where none were."""
+    ends = [
+        call.record.began_s + call.record.seconds
+        for call in iteration.calls
+        if call.name == PUSH
+    ]
+    return max(ends, default=0.0)
+
+
+def _own_seconds(call: RankCall, pushed_s: float) -> float:
+    """Return the seconds of a call; of one that takes weights, those after all had been sent."""
+    record = call.record
+    if call.name != PULL:
+        return record.seconds
+    began_s = max(record.began_s, pushed_s)
+    return max(0.0, record.began_s + record.seconds - began_s)
+
+
+def _cpu_seconds(call: RankCall, inline: bool) -> float:
+    """Return the processor seconds of a call; those of its process's other threads too, where it has one of its own."""
+    record = call.record
+    beside_s = 0.0 if inline or call.slot.process else record.beside_cpu_s
+    return min(record.seconds, record.cpu_s + beside_s)
+
+
+def _crowded(calls: Sequence[RankCall], inline: bool) -> float:
+    """Return the seconds that processors of the fullest node need for calls, where ranks are more than processors."""
+    most_s = 0.0
+    nodes: dict[int, list[RankCall]] = defaultdict(list)
+    for call in calls:
+        nodes[call.slot.node].append(call)
+    for there in nodes.values():
+        ranks = {call.slot for call in there}
+        # Threads of one process compute one at a time.
+        cores = 1 if inline else max(call.record.cores for call in there)
+        if len(ranks) > cores:
+            whole_s = sum(_cpu_seconds(call, inline) for call in there)
+            most_s = max(most_s, whole_s / cores)
+    return most_s

@@ -1,6 +1,7 @@
 """Predict jobs of one's own whose author wrote no costs: measured under one placement, predicted under others.
 
-    python benchmarks/own_prediction.py
+    python benchmarks/own_prediction.py             workers as threads of one process
+    python benchmarks/own_prediction.py ray         a process for each
 
 Workers sleep instead of working, so that a machine with few processors holds them all. `env` and `rollout` talk in
 every step, `score` does the same on each rank, `learn` divides its work. Prints predicted and measured seconds of an
@@ -25,6 +26,7 @@ from rlplace.cli import own_job
 from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile, read_profile
 
+LAUNCHER = "ray" if sys.argv[1:] == ["ray"] else "inline"
 STEPS = 8
 ITERATIONS = 7
 ENV_S = 0.32  # of all ranks, in an iteration
@@ -95,7 +97,7 @@ JOB = Job(
 def config(placement: dict[str, str], folder: str) -> dict[str, Any]:
     return {
         "cluster": {
-            "launcher": "inline",
+            "launcher": LAUNCHER,
             "accelerators_per_node": 8,
             "accelerator": {"kind": "emulated"},
             "component_placement": placement,

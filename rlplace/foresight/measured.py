@@ -28,9 +28,10 @@ from rlplace.foresight.world import Sleep
 from rlplace.metrics import Metrics
 from rlplace.placement.memory.case import replaced
 from rlplace.placement.plan import Plan
-from rlplace.placement.schedule import Needs, base_stage
+from rlplace.placement.schedule import Move, Needs, Residency, base_stage
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part as Lap
+from rlplace.workers.worker import MoveReport
 
 SECONDS = "seconds"  # the part that stands for a whole call
 _WEIGHTS = (PUSH, PULL)
@@ -74,6 +75,8 @@ class MeasuredModel(PerformanceModel):
                 blocked_s = max(0.0, longest_s - max(cpu_s, crowded_s))
                 ranks = plan.placement.world_size(component)
                 size = 0.0
+                if name.startswith("move "):
+                    size = _moved_bytes(config, component, name.removeprefix("move "))
                 if _works(name) and (component, name) not in constant:
                     size = 1.0 / ranks
                 lap = Lap("", size, 1, longest_s, cpu_s, cpu_s, blocked_s)
@@ -193,6 +196,11 @@ class MeasuredRank(Rank):
         yield from ()
         return dict[str, Metrics]()
 
+    def move(self, to: Residency) -> Body:
+        cost = _move_cost(self.costs, self.site.config, self.component, to)
+        yield from self.spend(cost)
+        return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
+
     def push_weights(self, version: int) -> Body:
         yield from self.spend(self.costs.of(_cost(self.component, PUSH)))
         there, every = self.site.push(self.component, version)
@@ -290,6 +298,14 @@ class MeasuredStages(Stages):
             wide = {c: size.accelerators for c, size in one.items()}
             yield Options(loads, chain_s, wide)
 
+    def move(self, move: Move, size: Size, *, joins: bool) -> Load:
+        cost = _move_cost(self._costs, self._config, move.component, move.after)
+        work = [cost] * size.ranks
+        if not joins:
+            return self._load(move.component, work)
+        whole_s = cost.cpu_s * size.ranks
+        return Load(size.ranks, 0, cost.seconds, whole_s, cost.cpu_s)
+
     def _call(self, call: Call, ranks: int) -> Load:
         cost = self._cost_of(call, ranks)
         # Calls that follow another call of the rank may go in one message with it.
@@ -362,6 +378,27 @@ def _sources(config: Any, target: str) -> list[str]:
     """Return the components whose weights a component takes."""
     transfers = [t for stage in job_of(config).stages for t in stage.transfers]
     return list(dict.fromkeys(t.source for t in transfers if target in t.targets))
+
+
+def _moved_bytes(config: Any, component: str, to: str) -> float:
+    """Return the declared bytes that a rank has on each accelerator before or after a move; 0 where none are."""
+    declared = config.components[component].memory
+    least = declared.weights if to == Residency.WEIGHTS.word else declared.full
+    return float(least or 0)
+
+
+def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost:
+    """Return what a move takes: as measured, or in proportion to the bytes where these are others than at one time."""
+    name = _cost(component, f"move_{to.word}")
+    size = _moved_bytes(config, component, to.word)
+    cost = costs.of(name, size)
+    measured = costs.profile.costs.get(name)
+    if measured is None or not size:
+        return cost
+    sizes = {point.size for point in measured.points}
+    if len(sizes) == 1 and 0.0 not in sizes:
+        return cost.times(size / sizes.pop())
+    return cost
 
 
 def _cost(component: str, call: str) -> str:

@@ -63,7 +63,9 @@ def job(scales: str = "ranks", channels: Sequence[Channel] = ()) -> Job:
     )
 
 
-def prepared(own: Job, **placement: str) -> Prepared:
+def prepared(
+    own: Job, blocks: Mapping[str, Any] | None = None, **placement: str
+) -> Prepared:
     places = {"actor": "0", "env": "1-2", "rollout": "3", **placement}
     cluster = {
         "launcher": "ray",
@@ -71,7 +73,7 @@ def prepared(own: Job, **placement: str) -> Prepared:
         "accelerator": {"kind": "emulated"},
         "component_placement": places,
     }
-    return prepare({"cluster": cluster, JOB: own})
+    return prepare({"cluster": cluster, JOB: own, **(blocks or {})})
 
 
 def measured(
@@ -197,6 +199,29 @@ def test_ranks_that_are_more_than_the_processors_share_them() -> None:
     assert name == "env.rollout/seconds"
     assert lap.size == 0.25
     assert (lap.cpu_s, lap.blocked_s) == (pytest.approx(0.2), pytest.approx(0.0))
+
+
+def test_moves_take_as_long_as_their_bytes() -> None:
+    own = job()
+
+    def leaving(size: str) -> Prepared:
+        block = {"enable_offload": True, "memory": {"weights": "1GiB", "full": size}}
+        blocks = dict.fromkeys(("actor", "env"), block)
+        return prepared(own, blocks, actor="0", env="0")
+
+    took = {
+        **SECONDS,
+        ("play", "env", "move full"): 0.2,
+        ("play", "actor", "move off"): 0.1,
+        ("sync", "env", "move off"): 0.1,
+        ("sync", "actor", "move weights"): 0.1,
+        ("learn", "actor", "move full"): 0.3,
+        ("learn", "env", "move off"): 0.1,
+    }
+    profile = measured(leaving("2GiB"), took)
+    same = predicted(leaving("2GiB"), profile).numbers["time/moves_s"]
+    twice = predicted(leaving("4GiB"), profile).numbers["time/moves_s"]
+    assert same < twice <= 2 * same + 1e-9
 
 
 TALK = (Channel("asks", "env", "rollout"), Channel("answers", "rollout", "env"))

@@ -2,10 +2,11 @@
 
     python benchmarks/own_prediction.py             workers as threads of one process
     python benchmarks/own_prediction.py ray         a process for each
+    python benchmarks/own_prediction.py ray computing
 
-Workers sleep instead of working, so that a machine with few processors holds them all. `env` and `rollout` talk in
-every step, `score` does the same on each rank, `learn` divides its work. Prints predicted and measured seconds of an
-iteration and of its stages, and the median of the errors of iterations.
+Workers sleep instead of working, so that a machine with few processors holds them all; or they compute. `env` and
+`rollout` talk in every step, `score` does the same on each rank, `learn` divides its work. Prints predicted and measured
+seconds of an iteration and of its stages, and the median of the errors of iterations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from rlplace.cli import own_job
 from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile, read_profile
 
-LAUNCHER = "ray" if sys.argv[1:] == ["ray"] else "inline"
+LAUNCHER = "ray" if "ray" in sys.argv else "inline"
+COMPUTING = "computing" in sys.argv
 STEPS = 8
 ITERATIONS = 7
 ENV_S = 0.32  # of all ranks, in an iteration
@@ -44,12 +46,22 @@ OTHERS = (
 )
 
 
+def work(seconds: float) -> None:
+    """Sleep, or compute for as many seconds of a processor."""
+    if not COMPUTING:
+        time.sleep(seconds)
+        return
+    ends = time.thread_time() + seconds
+    while time.thread_time() < ends:
+        pass
+
+
 class Env(Worker):
     """Steps, asks and waits for the answer."""
 
     def play(self, iteration: int) -> None:
         for _ in range(STEPS):
-            time.sleep(ENV_S / STEPS / self.world_size)
+            work(ENV_S / STEPS / self.world_size)
             self.channel("asks").put(self.rank)
             self.channel("answers").get(key=str(self.rank))
 
@@ -61,7 +73,7 @@ class Policy(Worker):
         envs = self.world_size_of("env")
         for _ in range(STEPS * envs // self.world_size):
             rank = self.channel("asks").get()
-            time.sleep(ANSWER_S / STEPS / envs)
+            work(ANSWER_S / STEPS / envs)
             self.channel("answers").put(0, key=str(rank))
 
 
@@ -69,14 +81,14 @@ class Scorer(Worker):
     """Does the same on each rank."""
 
     def score(self, iteration: int) -> None:
-        time.sleep(SCORE_S)
+        work(SCORE_S)
 
 
 class Learner(Worker):
     """Divides its work among its ranks."""
 
     def learn(self, iteration: int) -> None:
-        time.sleep(LEARN_S / self.world_size)
+        work(LEARN_S / self.world_size)
 
 
 JOB = Job(

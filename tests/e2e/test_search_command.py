@@ -255,7 +255,7 @@ def test_plans_are_probed_and_what_they_measure_is_searched_again(
         (("{profile}", "seconds=-1"), 2, "is no finite time above 0"),
         (("{profile}", "--format", "pdf"), 2, "one of text, json, svg"),
         (("{profile}", "--format", "jsn"), 2, "fix: --format json\n"),
-        (("{profile}", "vary=actor.token_budget"), 2, "none of a job with simulators"),
+        (("{profile}", "vary=actor.token_budget"), 2, "none of a simulator job"),
         (("{profile}", "fix=env", "accelerators=3"), 3, "fix: accelerators=4\n"),
         (
             ("{profile}", "fix=env,actor,rollout", "cluster.accelerator.memory=100MiB"),

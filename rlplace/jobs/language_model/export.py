@@ -25,7 +25,7 @@ def export(trained: Trained, request: ExportRequest) -> None:
 def _write(trained: Trained, request: ExportRequest) -> None:
     from rlplace.models.causal_lm import LmSpec, ValueLm
     from rlplace.models.saved_lm import write_lm
-    from rlplace.models.sight import policy_of
+    from rlplace.models.vision import policy_of
     from rlplace.workers.roles.checks import folder_of
 
     config: Config = trained.config

@@ -32,10 +32,10 @@ from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
-    from rlplace.models.policy import Policy
     from rlplace.jobs.simulator.performance.model import (
         SimulatorPerformance,
     )
+    from rlplace.models.policy import Policy
     from rlplace.workers.worker import Worker
 
 _WHOLE = "policies of simulators are whole on every rank, which divide the rows"

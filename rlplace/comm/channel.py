@@ -42,6 +42,8 @@ class ChannelSpec:
         1024  # names that may use it, and requests that may wait in it at a time
     )
     timeout_s: float = 120.0  # deadline of a put or get that names none
+    source: str = ""  # the component that puts, where a plan says so
+    target: str = ""  # and the one that takes
 
     def __post_init__(self) -> None:
         for least in ("capacity_items", "participants"):

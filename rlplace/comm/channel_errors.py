@@ -55,16 +55,21 @@ def late(
         role = "consumers"
         seen = stats.consumers
         here = ""
+        component = spec.target
     else:
         wanted = "an item"
         role = "producers"
         seen = stats.producers
+        component = spec.source
         here = f"this key holds {stats.depth_by_key.get(key, 0)} items; "
     # The workers that could have ended the wait
     names = listed(f"{name} (dead)" if name in stats.dead else name for name in seen)
-    peers = f"{role}, and none has used this channel yet"
     if names:
         peers = f"the {role}, so far {names}"
+    elif component:
+        peers = f"{component}, and none of its ranks has used this channel yet"
+    else:
+        peers = f"{role}, and none has used this channel yet"
     why = (
         f"{here}the channel holds {holding(stats)}\nit waited for {peers}\n"
         f"waiting to put: {listed(stats.waiting_producers) or 'none'}; "
@@ -74,6 +79,8 @@ def late(
     fix = f"find out why the {role} stopped, or raise the deadline if they are really this slow"
     if gone:
         fix = f"find out why {listed(gone)} died"
+    elif component and not names:
+        fix = f"launch {component}, and call its method of this stage"
     what = f"{owner} waited {waited_s:.1f} s for {wanted}"
     return _error(
         ChannelTimeout,

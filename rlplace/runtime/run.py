@@ -666,40 +666,50 @@ def _train(
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
     """Channels and all worker groups of the plan, started together and verified against it."""
     plan = job.plan
-    runner = job.config.runner
     slots = {
         component: tuple(plan.placement.slots(component))
         for component in plan.placement.components
     }
     cluster.start()
     cluster.reserve([slot for placed in slots.values() for slot in placed])
-    channels = {
+    channels = make_channels(cluster, job)
+    facts = job.job.facts(job.config, plan)
+    builders = {}
+    for component, placed in slots.items():
+        builder = job.workers[component].create_group(job.arguments[component], facts)
+        builders[component] = (builder, placed, own_channels(job, channels, component))
+    return cluster.launch_all(builders)
+
+
+def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:
+    """Make the channels of the plan, where it has them."""
+    plan = job.plan
+    return {
         c.name: cluster.channel(
             ChannelSpec(
                 name=c.name,
                 capacity_items=c.capacity_items,
                 keys=c.keys,
                 participants=participants_of(c, plan.placement),
-                timeout_s=runner.channel_timeout_s,
+                timeout_s=job.config.runner.channel_timeout_s,
+                source=c.source,
+                target=c.target,
             ),
             c.locations(),
         )
         for c in plan.channels
     }
-    facts = job.job.facts(job.config, plan)
-    builders = {}
-    for component, placed in slots.items():
-        own = {
-            c.name: channels[c.name]
-            for c in plan.channels
-            if component in (c.source, c.target)
-        }
-        builders[component] = (
-            job.workers[component].create_group(job.arguments[component], facts),
-            placed,
-            own,
-        )
-    return cluster.launch_all(builders)
+
+
+def own_channels(
+    job: JobSpec, channels: Mapping[str, Channel], component: str
+) -> dict[str, Channel]:
+    """Return the channels that a component puts into or takes from."""
+    return {
+        c.name: channels[c.name]
+        for c in job.plan.channels
+        if component in (c.source, c.target)
+    }
 
 
 def make_folder(parent: Path) -> Path:

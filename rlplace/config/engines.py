@@ -94,6 +94,10 @@ class TextRolloutConfig:
     )
     enable_offload: bool = knob("sleep in stages that do not generate", False)
 
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
+
     @property
     def own(self) -> bool:
         """Whether the engine is the user's, package.module:Class."""

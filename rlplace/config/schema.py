@@ -90,6 +90,9 @@ class SimulatorEnvConfig:
     accelerator_memory: int = knob(
         "bytes a rank's simulator holds on its accelerators", 0, unit="bytes"
     )
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
 
     def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
         """Return the keys that a run on simulators needs and the config lacks -> why, what to write."""
@@ -108,6 +111,9 @@ class AgentConfig:
     host_memory: int = knob("bytes a rank holds on its host", 0, unit="bytes")
     enable_offload: bool = knob(
         "leave the accelerators in stages that do not need it", False
+    )
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
     )
 
 
@@ -215,6 +221,9 @@ class TorchRolloutConfig:
     )
     workspace_memory: int = knob(
         "bytes a rank needs beside its weights while generating", 0, unit="bytes"
+    )
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
     )
 
 
@@ -328,6 +337,10 @@ class TrainedConfig:
             return self.model
         return None
 
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig(TrainedConfig):
@@ -372,6 +385,10 @@ class FrozenConfig:
     )
     enable_offload: bool = knob(
         "leave the accelerators in stages that do not need it", False
+    )
+
+    group_name: str | None = knob(
+        "name of the worker group in a loop by hand; null: the component's", None
     )
 
 

@@ -50,6 +50,7 @@ from rlplace.config.other_names import (
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
 from rlplace.config.schema import (
+    ClusterConfig,
     Config,
     FrozenConfig,
     RewardConfig,
@@ -152,6 +153,30 @@ def try_config(
             )
             problems.remove(refused)
     return config, [*found.problems, *problems]
+
+
+def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig:
+    """Read the `cluster` block alone; a mapping may be a DictConfig. Raises ConfigError with every problem."""
+    if isinstance(cluster, ClusterConfig):
+        return cluster
+    config, problems = read_block(ClusterConfig, plain_values(cluster), "causal_lm")
+    if config is None or problems:
+        raise ConfigError(
+            [
+                dataclasses.replace(problem, key=f"cluster.{problem.key}")
+                for problem in problems
+            ]
+        )
+    return config
+
+
+def plain_values(value: Any) -> Any:
+    """Copy a mapping or a list of any class, such as a DictConfig, as dicts and lists. Other values stay."""
+    if isinstance(value, Mapping):
+        return {key: plain_values(value[key]) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain_values(each) for each in value]
+    return value
 
 
 def read_block(

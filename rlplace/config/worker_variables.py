@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rlplace.config.schema import Config
+from rlplace.config.schema import ClusterConfig, Config
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source
 
@@ -129,7 +129,14 @@ def _or_written(name: str) -> str:
 
 def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
     """Return what the workers are given by name: `cluster.env_vars`, and variables of this process by their `names`."""
-    given = dict.fromkeys(names) | dict(config.cluster.env_vars)
+    return named_variables(config.cluster, names)
+
+
+def named_variables(
+    cluster: ClusterConfig, names: Iterable[str] = ()
+) -> dict[str, str]:
+    """Do as `variables_of`, with the cluster block of a config."""
+    given = dict.fromkeys(names) | dict(cluster.env_vars)
     taken: dict[str, str] = {}
     for name, value in given.items():
         text = os.environ.get(name) if value is None else show(value)

@@ -40,6 +40,7 @@ from rlplace.errors import (
     Source,
     source_of,
 )
+from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.show.view import PlanView, view_plan
@@ -112,11 +113,13 @@ def prepare(
     words: Sequence[str] = (),
     measured: Measurements | None = None,
     simulator: bool = False,
+    topology: Topology | None = None,
 ) -> Prepared:
     """Prepare the job of a config given as plain values, such as a YAML file holds.
 
-    `simulator`: build one to count the weights of the policy that learns from it; else they are not counted. Raises
-    ConfigError, PlacementError or ClusterError with every problem.
+    `topology`: the machines, instead of those that the config declares. `simulator`: build one to count the weights of
+    the policy that learns from it; else they are not counted. Raises ConfigError, PlacementError or ClusterError with
+    every problem.
     """
     places = sources or {}
     config, wrong = try_job(mapping, places)
@@ -124,7 +127,8 @@ def prepare(
         raise ConfigError([*wrong, *_misplaced(mapping, wrong, places)])
     job = job_of(config)
     config = job.completed(config, places)
-    topology = declared_topology(config.cluster, places)
+    if topology is None:
+        topology = declared_topology(config.cluster, places)
     problems = check_env(config, places)
     try:
         plan = make_plan(config, topology, places)

@@ -83,6 +83,10 @@ class HybridComponentPlacement:
     def world_size(self, component: str) -> int:
         return self.spec(component).world_size
 
+    def get_world_size(self, component: str) -> int:
+        """Return `world_size(component)`, by the name that it has in RLinf."""
+        return self.world_size(component)
+
     def slots(self, component: str) -> Sequence[Slot]:
         """Return the slots of a component by rank. They are computed on first use."""
         if component not in self._slots:

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.ends import LocalChannel
+from rlplace.config.read import read_cluster
 from rlplace.config.schema import (
     AcceleratorConfig,
     ClusterConfig,
     CommConfig,
     RayConfig,
 )
+from rlplace.config.worker_variables import named_variables
 from rlplace.errors import ClusterError, WorkerTimeout
 from rlplace.placement.channels import ChannelLocation
 from rlplace.placement.language.slots import PlacementStrategy, Slot
@@ -75,11 +77,12 @@ class Cluster:
 
     def __init__(
         self,
-        num_nodes: int = 1,
-        accelerators_per_node: int | Literal["auto"] = "auto",
+        num_nodes: int | None = None,
+        accelerators_per_node: int | Literal["auto"] | None = None,
         *,
+        cluster_cfg: ClusterConfig | Mapping[str, Any] | None = None,
         accelerator: AcceleratorConfig | None = None,
-        launcher: Literal["ray", "inline"] = "ray",
+        launcher: Literal["ray", "inline"] | None = None,
         ray: RayConfig | None = None,
         comm: CommConfig | None = None,
         topology: Topology | None = None,
@@ -88,20 +91,46 @@ class Cluster:
         workers: Iterable[type[Worker]] = (),
         output: Path | str | None = None,
         variables: Mapping[str, str] | None = None,
+        num_gpus_per_node: int | None = None,
+        distributed_log_dir: Path | str | None = None,
     ) -> None:
-        """`topology` overrides the counts, for unlike machines; no start without `shared_bytes` free on each node.
+        """One node with all of its accelerators on Ray, unless the arguments say otherwise.
+
+        `cluster_cfg`: the `cluster` block of a config, also as a mapping or a DictConfig; arguments that are given
+        beside it count instead of its keys. `topology` overrides the counts, for unlike machines; no start without
+        `shared_bytes` free on each node.
 
         `tell` is called with a line for each step of the start, also by other threads. `workers`: classes that will be
         launched, whose imports can be made from now on. `output`: folder of what workers print and log, a file per
         rank, `<output>/<component>-<rank>.txt`, on each node; None: where Ray, or this process, puts it.
-        `variables`: of the environment of all workers that are processes.
+        `variables`: of the environment of all workers that are processes. `num_gpus_per_node` and
+        `distributed_log_dir` are RLinf's names of `accelerators_per_node` and `output`. Raises ConfigError.
         """
         keep_local()  # also of workers, which get the environment
+        if accelerators_per_node is None:
+            accelerators_per_node = num_gpus_per_node
+        if output is None:
+            output = distributed_log_dir
+        if cluster_cfg is not None:
+            config = _with(
+                read_cluster(cluster_cfg),
+                num_nodes=num_nodes,
+                accelerators_per_node=accelerators_per_node,
+                accelerator=accelerator,
+            )
+            topology = topology or declared_topology(config)
+            launcher = launcher or config.launcher
+            ray = ray or config.ray
+            comm = comm or config.comm
+            if variables is None:
+                variables = named_variables(config)
+        self.launcher = launcher or "ray"
+        self.job: Any = None  # of shipped workers that are launched one group by one
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(
-            num_nodes,
-            accelerators_per_node,
+            1 if num_nodes is None else num_nodes,
+            "auto" if accelerators_per_node is None else accelerators_per_node,
             accelerator or AcceleratorConfig(),
             local=local,
         )
@@ -109,7 +138,7 @@ class Cluster:
         self._began = time.perf_counter()
         self._tell_line = tell
         self._launcher: InlineLauncher | RayLauncher
-        if launcher == "inline":
+        if self.launcher == "inline":
             self._launcher = InlineLauncher(self.topology)
         else:
             self._launcher = self._ray_launcher(
@@ -252,7 +281,12 @@ class Cluster:
             failed.callback(self._forget_mailboxes, made)
             handles = self._launcher.launch(specs)
             failed.pop_all()
-        groups = {spec.name: self._group(spec, handles[spec.name]) for spec in specs}
+        groups = {
+            spec.name: self._group(
+                spec, handles[spec.name], launches[spec.name][0].kind
+            )
+            for spec in specs
+        }
         with contextlib.ExitStack() as failed, self._phase("setup"):
             failed.callback(self._forget_mailboxes, made)
             failed.callback(close_all, list(groups.values()), 0.0)
@@ -268,9 +302,14 @@ class Cluster:
         self._specs.update((spec.name, spec) for spec in specs)
         return groups
 
-    def _group(self, spec: GroupSpec, handles: Sequence[WorkerHandle]) -> WorkerGroup:
+    def _group(
+        self,
+        spec: GroupSpec,
+        handles: Sequence[WorkerHandle],
+        kind: type[WorkerGroup],
+    ) -> WorkerGroup:
         """Make the group of launched workers. Its mailboxes break with it."""
-        group = WorkerGroup(spec, handles)
+        group = kind(spec, handles)
         if spec.name in self._mailboxes:
             ends = self._mailboxes[spec.name].channels
             group.channels |= {end.spec.name: end for end in ends}
@@ -629,6 +668,12 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
+    """Return the config with the arguments that are given in place of its keys."""
+    changed = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(config, **changed)
 
 
 def _turns(before: Mapping[str, Sequence[str]]) -> str:

@@ -742,6 +742,7 @@ class GroupBuilder:
     worker: type[Worker]
     config: Any = None
     facts: JobFacts | None = None
+    kind: type[WorkerGroup] = WorkerGroup  # of the group that is made
 
     def launch(
         self,

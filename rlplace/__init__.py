@@ -41,6 +41,17 @@ if TYPE_CHECKING:
     )
     from rlplace.placement.schedule import Residency
     from rlplace.workers.facts import JobFacts, facts_of
+    from rlplace.runtime.by_hand import (
+        Critic,
+        FSDPActor,
+        Reference,
+        Reward,
+        Rollout,
+        SimulatorEnv,
+        TextEnv,
+        TransformersRollout,
+        VLLMRollout,
+    )
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.workers.launch.group import WorkerGroup, wait_all
     from rlplace.workers.worker import MoveReport, Worker, WorkerContext
@@ -55,7 +66,9 @@ __all__ = [
     "ChannelSpec",
     "ChannelTimeout",
     "Cluster",
+    "Critic",
     "EndOfStream",
+    "FSDPActor",
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",
     "Job",
@@ -64,9 +77,16 @@ __all__ = [
     "MoveReport",
     "NodePlacementStrategy",
     "PackedPlacementStrategy",
+    "Reference",
     "Residency",
+    "Reward",
     "RlplaceError",
     "Stage",
+    "Rollout",
+    "SimulatorEnv",
+    "TextEnv",
+    "TransformersRollout",
+    "VLLMRollout",
     "Worker",
     "WorkerContext",
     "WorkerError",
@@ -115,6 +135,17 @@ _MODULES = {
     ),
     "rlplace.placement.schedule": ("Residency",),
     "rlplace.workers.facts": ("JobFacts", "facts_of"),
+    "rlplace.runtime.by_hand": (
+        "Critic",
+        "FSDPActor",
+        "Reference",
+        "Reward",
+        "Rollout",
+        "SimulatorEnv",
+        "TextEnv",
+        "TransformersRollout",
+        "VLLMRollout",
+    ),
     "rlplace.workers.launch.cluster": ("Cluster",),
     "rlplace.workers.launch.group": ("WorkerGroup", "wait_all"),
     "rlplace.workers.worker": ("MoveReport", "Worker", "WorkerContext"),

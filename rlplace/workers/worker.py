@@ -576,6 +576,26 @@ class RoleWorker(Worker):
         self.residency = to
         return super().move(to)
 
+    @classmethod
+    def create_group(
+        cls, config: Any = None, facts: JobFacts | None = None
+    ) -> GroupBuilder:
+        """Return the group of a job's component; `config` is what `Job.arguments` has made for it.
+
+        Raises WorkerMisuse for the config of a whole job: `rlplace.FSDPActor` and its like take that.
+        """
+        if config is None or isinstance(config, Mapping):
+            raise WorkerMisuse.about(
+                "no-worker-arguments",
+                cls.__qualname__,
+                "cannot be launched from the config of a job",
+                got=type(config).__name__,
+                why="it needs what follows from the plan: routes, deliveries, ranks of the other components",
+                fix=f"rlplace.FSDPActor, SimulatorEnv, Rollout, ...: "
+                f".create_group(cfg), or .create_group(cfg, worker={cls.__qualname__})",
+            )
+        return super().create_group(config, facts)
+
     def _require(self, needs: Residency, method: str) -> None:
         """Raise NotResident below `needs`."""
         if self.residency < needs:

@@ -1,0 +1,570 @@
+"""The shipped workers in a loop of the user's own, launched group by group from the config of a job.
+
+::
+
+    FSDPActor.create_group(cfg) ─ launch(cluster, ...) ──▶ JobGroup ─┐
+    Rollout.create_group(cfg) ─── launch(cluster, ...) ──▶ JobGroup ─┼─ JobOnCluster: plan, channels, arguments,
+    SimulatorEnv.create_group(cfg) launch(cluster, ...) ─▶ JobGroup ─┘  where the iteration is, one for each cluster
+
+The first launch prepares the job as `rlplace train` does, for the machines of the cluster, and makes its channels. A
+call that belongs to a stage first brings all launched components where the schedule has them in that stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlplace.config.open_job import OpenConfig
+from rlplace.config.read import plain_values
+from rlplace.config.schema import Config
+from rlplace.contract.stages import Call, Step
+from rlplace.errors import (
+    ClusterError,
+    ConfigError,
+    PlacementError,
+    WorkerMisuse,
+    did_you_mean,
+    suggestion,
+)
+from rlplace.placement.language.slots import PlacementStrategy, Slot
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.schedule import Move, Residency, base_stage
+from rlplace.workers.launch import group as groups
+from rlplace.workers.launch.cluster import Cluster
+from rlplace.workers.launch.group import Pending, WorkerGroup, wait_all
+from rlplace.workers.worker import Worker
+
+if TYPE_CHECKING:  # the public names come without what a run needs
+    from rlplace.runtime.run import JobSpec
+
+# Methods of RLinf's workers -> ours that do the same.
+SAME: Mapping[str, str] = {
+    "interact": "run",
+    "run_training": "learn",
+    "sync_model_from_actor": "pull_weights",
+    "sync_model_to_rollout": "push_weights",
+}
+# Methods of RLinf's workers whose work is done by another call: launch sets up, learn takes samples and makes
+# advantages.
+DONE_ELSEWHERE = frozenset(
+    {
+        "compute_advantages_and_returns",
+        "init_worker",
+        "recv_rollout_batch",
+        "recv_rollout_trajectories",
+        "set_global_step",
+    }
+)
+_OWN_BUILD = "components of a job are launched by JobComponent"
+
+
+class JobGroup(WorkerGroup):
+    """The worker group of a job's component, as the user's own loop sees it.
+
+    Calls of an iteration need no arguments: the job counts iterations and policy versions.
+    """
+
+    job: JobOnCluster | None = None  # None: it is being set up
+    component: str = ""
+
+    def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
+        if method in DONE_ELSEWHERE and not hasattr(self.worker, method):
+            return functools.partial(self._nothing, method, ranks)
+        if not hasattr(self.worker, method):
+            method = SAME.get(method, method)
+        return super()._caller(method, ranks)
+
+    def _call(
+        self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Pending:
+        if self.job is not None and self.failure is None and not self.closed:
+            args = self.job.before(self.component, method, args, kwargs)
+        return super()._call(method, ranks, *args, **kwargs)
+
+    def _nothing(
+        self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Pending:
+        """Return results that are there at once: no metrics of any rank."""
+        calls = [groups.Call(self.handles[rank].slot, method) for rank in ranks]
+        for call in calls:
+            call.set_result({})
+        return Pending(self, calls)
+
+
+class JobOnCluster:
+    """A job whose groups are launched one by one: its plan, its channels, and where its iteration is.
+
+    Owned by the cluster. Raises, as it is made, what `rlplace train` would refuse.
+    """
+
+    def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:
+        from rlplace.runtime.run import make_channels
+
+        self.mapping = mapping
+        self._cluster = cluster
+        self.spec = _spec_of(cluster, mapping)
+        plan = self.spec.plan
+        self._stages = plan.schedule.stages
+        self._steps = _steps_of(self.spec)
+        self._groups: dict[str, WorkerGroup] = {}
+        self._held: dict[str, Residency] = {}  # by launched component
+        self._at: str | None = None  # the stage
+        self._trained = False  # since the iteration began
+        self._iteration = 0  # also the policy version that it samples and learns with
+        cluster.start()
+        cluster.reserve(
+            [
+                slot
+                for c in plan.placement.components
+                for slot in plan.placement.slots(c)
+            ]
+        )
+        self._channels = make_channels(cluster, self.spec)
+
+    def launch(
+        self,
+        component: str,
+        name: str | None,
+        strategy: PlacementStrategy | None,
+        worker: type[Worker] | None,
+    ) -> WorkerGroup:
+        """Launch the group of a component where the plan has it."""
+        from rlplace.runtime.run import own_channels
+
+        spec = self.spec
+        placed = spec.plan.placement.components
+        if component not in placed:
+            raise _not_placed(component, placed)
+        slots = tuple(spec.plan.placement.slots(component))
+        if strategy is not None:
+            _check_places(component, strategy.get_placement(self._cluster), slots)
+        chosen = spec.workers[component]
+        if worker is not None:
+            _check_class(component, worker, chosen)
+            chosen = worker
+        builder = chosen.create_group(spec.arguments[component])
+        builder = dataclasses.replace(builder, kind=JobGroup)
+        own = own_channels(spec, self._channels, component)
+        group = self._cluster.launch_all({component: (builder, slots, own)})[component]
+        assert isinstance(group, JobGroup), _OWN_BUILD
+        # From here on calls go by the schedule; a launched worker is off its accelerators.
+        group.component = component
+        group.job = self
+        group.name = name or self._name_of(component)
+        self._groups[component] = group
+        self._held[component] = Residency.OFF
+        return group
+
+    def _name_of(self, component: str) -> str:
+        config = self.spec.config
+        if isinstance(config, Config):
+            return config.block_of(component).group_name or component
+        return component
+
+    def before(
+        self,
+        component: str,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        """Prepare a call of a group; return its arguments, with those that the job counts."""
+        if method in ("move", "onload", "offload"):
+            self._note_move(component, method, args, kwargs)
+            return args
+        stages = self._steps.get((component, method))
+        if stages is None:
+            return args  # no part of an iteration
+        stage = self._at if self._at in stages else next(iter(stages))
+        assert stage is not None, "a call of an iteration has a stage"
+        call, step = stages[stage]
+        self._check_partners(call, step)
+        self.enter(stage)
+        return self._counted(call, args, kwargs)
+
+    def enter(self, stage: str) -> None:
+        """Bring all launched components where the schedule has them in a stage: releases, then acquires.
+
+        Waits for what runs on components that leave.
+        """
+        order = self._stages.index
+        again = self._at is not None and order(stage) < order(self._at)
+        if self._trained and again:
+            # The stages begin anew: there is a new policy version.
+            self._iteration += 1
+            self._trained = False
+        self._at = stage
+        if base_stage(stage) in self.spec.work.trains:
+            self._trained = True
+        needed = self.spec.plan.schedule.residency[stage]
+        moves = [
+            Move(component=c, before=held, after=needed[c])
+            for c, held in self._held.items()
+            if c in needed and held != needed[c]
+        ]
+        self._move([move for move in moves if move.after < move.before])
+        self._move([move for move in moves if move.after > move.before])
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        begun = [self._groups[move.component].move(move.after) for move in moves]
+        wait_all(begun, self.spec.config.runner.stage_timeout_s)
+
+    def _note_move(
+        self,
+        component: str,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Keep what a move leaves a component with, whether the schedule or the user asks for it."""
+        residency = Residency.FULL if method == "onload" else Residency.OFF
+        if method == "move":
+            residency = args[0] if args else kwargs["to"]
+        self._held[component] = residency
+
+    def _counted(
+        self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """Return the arguments of a call, with the iteration's number where they are left out."""
+        given = [*args, *(kwargs[n] for n in call.arguments if n in kwargs)]
+        if given and isinstance(given[0], int):
+            self._iteration = given[0]
+        left = [n for n in call.arguments[len(args) :] if n not in kwargs]
+        return (*args, *(self._iteration for _ in left))
+
+    def _check_partners(self, call: Call, step: Step) -> None:
+        """Raise ClusterError where a call waits for a component that is not launched."""
+        partners = dict.fromkeys(each.component for each in step.calls)
+        missing = [
+            c for c in partners if c not in self._groups or self._groups[c].closed
+        ]
+        if not missing:
+            return
+        others = " and ".join(missing)
+        public = " and ".join(public_names(c, self.spec) for c in missing)
+        raise ClusterError.about(
+            "group-not-launched",
+            f"{call.component}.{call.method}",
+            f"would wait for {others}, which runs no worker",
+            why=f"{' and '.join(partners)} work at once in this stage",
+            fix=f"launch it first: {public}.create_group(cfg).launch(cluster, ...)",
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobGroupBuilder:
+    """A component of a job, from which its group is launched."""
+
+    public: type[JobComponent]
+    component: str
+    mapping: Mapping[str, Any]  # the config
+    worker: type[Worker] | None = None
+
+    def launch(
+        self,
+        cluster: Cluster,
+        *,
+        name: str | None = None,
+        placement_strategy: PlacementStrategy | None = None,
+    ) -> WorkerGroup:
+        """Start the workers where the config has them; return when they are set up.
+
+        `name`: of the group in errors; None: `group_name` of its block, or the component's. `placement_strategy`:
+        `placement.get_strategy(component)`; None: the same. The first launch of a job prepares it and makes its
+        channels. Raises as `rlplace train` before its start, ClusterError, WorkerError.
+        """
+        mapping = {
+            **self.mapping,
+            "cluster": {**self.mapping["cluster"], "launcher": cluster.launcher},
+        }
+        if cluster.job is None:
+            cluster.job = JobOnCluster(cluster, mapping)
+        job: JobOnCluster = cluster.job
+        if job.mapping != mapping:
+            raise _another_config(self.component, job.mapping, mapping)
+        self.public.check(self.component, job.spec)
+        return job.launch(self.component, name, placement_strategy, self.worker)
+
+
+class JobComponent:
+    """A component of a job, by a name that does not say which class its workers have: the config decides.
+
+    `create_group(cfg)` takes the whole config of a job, as a mapping or a DictConfig.
+    """
+
+    role: ClassVar[str]
+    # What its workers are, where the name says so: the class, and the engine.
+    worker_class: ClassVar[str] = ""
+    engine: ClassVar[str] = ""
+
+    @classmethod
+    def create_group(
+        cls,
+        cfg: Any = None,
+        *,
+        component: str | None = None,
+        worker: type[Worker] | None = None,
+    ) -> JobGroupBuilder:
+        """Return the group to be launched.
+
+        `component`: its name in `component_placement`, where that is not the role: "reward.math". `worker`: a class of
+        one's own, derived from the shipped one. Raises WorkerMisuse for what is no config of a job.
+        """
+        if isinstance(cfg, Config | OpenConfig) or not isinstance(cfg, Mapping):
+            raise _no_config(cls, cfg, "it needs the mapping that the YAML file holds")
+        mapping = plain_values(cfg)
+        if not isinstance(mapping.get("cluster"), Mapping):
+            raise _no_config(cls, cfg, "it has no cluster block, which places it")
+        return JobGroupBuilder(
+            public=cls, component=component or cls.role, mapping=mapping, worker=worker
+        )
+
+    @classmethod
+    def check(cls, component: str, spec: JobSpec) -> None:
+        """Raise WorkerMisuse where the config has other workers than the name says."""
+        if component not in spec.workers or cls.fits(component, spec):
+            return
+        worker = spec.workers[component].__name__
+        block = getattr(spec.config, cls.role, None)
+        engine = getattr(block, "engine", "")
+        right = public_names(component, spec)
+        raise WorkerMisuse.about(
+            "another-worker",
+            component,
+            f"is not what {cls.__name__} stands for",
+            got=f"{cls.role}.engine: {engine}" if engine else worker,
+            why=f"this config has {worker} for it",
+            fix=f"{right}.create_group(cfg)",
+        )
+
+    @classmethod
+    def fits(cls, component: str, spec: JobSpec) -> bool:
+        """Return whether the name may stand for a component of a job."""
+        if role_of(component) != cls.role:
+            return False
+        names = [kind.__name__ for kind in spec.workers[component].__mro__]
+        engine = getattr(getattr(spec.config, cls.role, None), "engine", "")
+        right_class = not cls.worker_class or cls.worker_class in names
+        return right_class and cls.engine in ("", engine)
+
+
+class FSDPActor(JobComponent):
+    """What trains: a language model, sharded by FSDP2, or the policy of a simulator, whole on every rank."""
+
+    role = "actor"
+
+
+class Critic(JobComponent):
+    """What learns the values of tokens."""
+
+    role = "critic"
+
+
+class Reference(JobComponent):
+    """The frozen policy that the actor stays near."""
+
+    role = "reference"
+
+
+class Reward(JobComponent):
+    """A reward model, function or endpoint."""
+
+    role = "reward"
+
+
+class SimulatorEnv(JobComponent):
+    """Simulators of Gymnasium, EnvPool or an adapter, many in each rank."""
+
+    role = "env"
+    worker_class = "VectorEnvWorker"
+
+
+class TextEnv(JobComponent):
+    """A text task: asks prompts, plays conversations, has answers rewarded."""
+
+    role = "env"
+    worker_class = "TextEnvWorker"
+
+
+class VLLMRollout(JobComponent):
+    """Answers of a language model by vLLM."""
+
+    role = "rollout"
+    worker_class = "TextRolloutWorker"
+    engine = "vllm"
+
+
+class TransformersRollout(JobComponent):
+    """Answers of a language model by transformers."""
+
+    role = "rollout"
+    worker_class = "TextRolloutWorker"
+    engine = "transformers"
+
+
+class Rollout(JobComponent):
+    """What generates, by whichever engine the config names: torch for simulators."""
+
+    role = "rollout"
+
+
+# The more special of two that fit comes first.
+PUBLIC: tuple[type[JobComponent], ...] = (
+    FSDPActor,
+    Critic,
+    Reference,
+    Reward,
+    SimulatorEnv,
+    TextEnv,
+    VLLMRollout,
+    TransformersRollout,
+    Rollout,
+)
+
+
+def public_names(component: str, spec: JobSpec) -> str:
+    """Return the public name of the workers of a component."""
+    return next(
+        (each.__name__ for each in PUBLIC if each.fits(component, spec)), component
+    )
+
+
+def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
+    """Prepare a job for the machines of a cluster. Raises as `rlplace train` before its start."""
+    from rlplace.runtime.prepare import check_run, prepare
+    from rlplace.runtime.run import job_spec
+
+    prepared = prepare(mapping, simulator=True, topology=cluster.topology)
+    if lacking := check_run(prepared):
+        raise ConfigError(lacking)
+    if prepared.refused:
+        raise PlacementError(prepared.view.shortages)
+    plan = prepared.plan
+    if plan.schedule.needs.ahead:
+        raise ConfigError.of(
+            "not-by-hand",
+            "algorithm.max_staleness",
+            "a loop by hand does not generate ahead of learning",
+            str(prepared.config.algorithm.max_staleness),
+            "the loop of `rlplace train` keeps account of the versions",
+            "max_staleness: 0",
+        )
+    for component in plan.placement.components:
+        if any(slot.process for slot in plan.placement.slots(component)):
+            raise ConfigError.of(
+                "not-by-hand",
+                f"cluster.component_placement.{component}",
+                "groups that are launched one by one have processes of their own",
+                "process: shared",
+                "workers that share a process start together",
+                f"leave out `process` of {component}; or rlplace train",
+            )
+    return job_spec(prepared.config, plan)
+
+
+def _steps_of(spec: JobSpec) -> dict[tuple[str, str], dict[str, tuple[Call, Step]]]:
+    """Return component and method -> the stages of an iteration that they are called in, in order."""
+    found: dict[tuple[str, str], dict[str, tuple[Call, Step]]] = {}
+    by_stage: dict[str, Iterable[Step]] = dict(spec.work.of(spec.plan.schedule))
+    if spec.work.evaluation is not None:
+        stage = spec.work.evaluated_in
+        by_stage[stage] = (*by_stage[stage], spec.work.evaluation)
+    for stage, steps in by_stage.items():
+        for step in steps:
+            for call in step.calls:
+                places = found.setdefault((call.component, call.method), {})
+                places.setdefault(stage, (call, step))
+    return found
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _no_config(public: type[JobComponent], cfg: object, why: str) -> WorkerMisuse:
+    return WorkerMisuse.about(
+        "not-a-job-config",
+        public.__name__,
+        "is created from the whole config of a job",
+        got=type(cfg).__name__,
+        why=why,
+        fix=f'{public.__name__}.create_group(OmegaConf.load("job.yaml")), or the same as a dict',
+    )
+
+
+def _not_placed(component: str, placed: Sequence[str]) -> PlacementError:
+    key = f"cluster.component_placement.{component}"
+    near = did_you_mean(component, placed)
+    return PlacementError.of(
+        "unknown-component",
+        key,
+        f"the config places no {component}{suggestion(near)}",
+        None,
+        f"placed are {', '.join(placed)}",
+        f"{component}: <accelerators>        (below cluster.component_placement)",
+    )
+
+
+def _check_places(
+    component: str, given: Sequence[Slot], planned: Sequence[Slot]
+) -> None:
+    """Raise ClusterError where a strategy has other places than the plan."""
+    wanted = [(slot.node, slot.accelerators) for slot in given]
+    if wanted == [(slot.node, slot.accelerators) for slot in planned]:
+        return
+    raise ClusterError.about(
+        "placed-elsewhere",
+        component,
+        "its strategy has other places than the config",
+        got=_places(given),
+        why=f"channels and memory were planned for {_places(planned)}",
+        fix=f'placement_strategy=placement.get_strategy("{component}"), or another cluster.component_placement',
+    )
+
+
+def _places(slots: Sequence[Slot]) -> str:
+    texts = [
+        f"rank {slot.rank} on {', '.join(map(str, slot.accelerators)) or 'no accelerator'} of node {slot.node}"
+        for slot in slots[:4]
+    ]
+    if len(slots) > len(texts):
+        texts.append(f"{len(slots) - len(texts)} more")
+    return "; ".join(texts)
+
+
+def _check_class(component: str, worker: type[Worker], shipped: type[Worker]) -> None:
+    if isinstance(worker, type) and issubclass(worker, shipped):
+        return
+    raise WorkerMisuse.about(
+        "another-worker",
+        component,
+        f"its worker class is not derived from {shipped.__name__}",
+        got=getattr(worker, "__name__", repr(worker)),
+        why="the other groups call its methods and use its channels",
+        fix=f"class {getattr(worker, '__name__', 'Mine')}({shipped.__name__}): ...",
+    )
+
+
+def _another_config(
+    component: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> ClusterError:
+    key = _differs(first, second, "")
+    return ClusterError.about(
+        "another-config",
+        component,
+        f"its config has another {key} than the groups before it",
+        why="all groups of a job are launched from one config, and a cluster has one such job",
+        fix="the same cfg for all groups; another Cluster(...) for another job",
+    )
+
+
+def _differs(first: Any, second: Any, above: str) -> str:
+    """Return the first key with two values."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for key in (*first, *second):
+            if first.get(key) != second.get(key):
+                path = f"{above}.{key}" if above else str(key)
+                return _differs(first.get(key), second.get(key), path)
+    return above

@@ -5,8 +5,8 @@
     python benchmarks/own_prediction.py ray computing
 
 Workers sleep instead of working, so that a machine with few processors holds them all; or they compute. `env` and
-`rollout` talk in every step, `score` does the same on each rank, `learn` divides its work. Prints predicted and measured
-seconds of an iteration and of its stages, and the median of the errors of iterations.
+`rollout` talk in every step, `score` does the same on each rank, `learn` divides its work. Prints
+predicted and measured seconds of an iteration and of its stages, and the median of the errors of iterations.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         PackedPlacementStrategy,
     )
     from rlplace.placement.schedule import Residency
-    from rlplace.workers.facts import JobFacts, facts_of
     from rlplace.runtime.by_hand import (
         Critic,
         FSDPActor,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         TransformersRollout,
         VLLMRollout,
     )
+    from rlplace.workers.facts import JobFacts, facts_of
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.workers.launch.group import WorkerGroup, wait_all
     from rlplace.workers.worker import MoveReport, Worker, WorkerContext
@@ -81,9 +81,9 @@ __all__ = [
     "Residency",
     "Reward",
     "RlplaceError",
-    "Stage",
     "Rollout",
     "SimulatorEnv",
+    "Stage",
     "TextEnv",
     "TransformersRollout",
     "VLLMRollout",

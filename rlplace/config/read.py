@@ -159,7 +159,7 @@ def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig
     """Read the `cluster` block alone; a mapping may be a DictConfig. Raises ConfigError with every problem."""
     if isinstance(cluster, ClusterConfig):
         return cluster
-    config, problems = read_block(ClusterConfig, plain_values(cluster), "causal_lm")
+    config, problems = read_block(ClusterConfig, plain_values(cluster), "language_model")
     if config is None or problems:
         raise ConfigError(
             [

@@ -50,10 +50,11 @@ FORMATS = ("text", "json")
 DRIVER = Path("/proc/driver/nvidia/version")
 _REASON = ("code", "key", "what", "got", "why", "fix")  # of a Problem, in JSON
 _NOT_OF_RUNS = {"dev", "docs", "peers"}  # extras
+# By version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes
 _LEAST_DRIVERS = {
     "12": 525,
     "13": 580,
-}  # by version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes
+}
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # what torch brings it in
 _LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
@@ -252,9 +253,8 @@ def examine(name: str) -> Verdict:
     """Make the checks that `train` makes of a shipped config before it starts, and those of a Ray on this machine."""
     lacking, job = _lacking([name])
     problem = next(iter(lacking), None)
-    if (
-        problem is not None
-    ):  # one command for all that is missing in the same way, such as several models
+    # One command for all that is missing in the same way, such as several models
+    if problem is not None:
         fixes = [
             (p.fix or "").partition(" " * 8)[0]
             for p in lacking
@@ -317,9 +317,8 @@ def _without_ray(name: str, job: Prepared) -> str | None:
     if not missing_libraries(job.config):
         return None
     words = ["cluster.launcher=inline"]
-    for component in (
-        job.plan.placement.components
-    ):  # ranks that compute together need a process each
+    # Ranks that compute together need a process each
+    for component in job.plan.placement.components:
         if (
             role_of(component) not in ("env", "rollout")
             and job.plan.placement.world_size(component) > 1

@@ -217,7 +217,8 @@ def _show(job: Prepared, form: str) -> None:
     """Print a plan, with its seconds where the config names a profile; a timeline is of the last without one."""
     view = job.view
     seconds = job.config.profile is not None
-    if seconds or form == "timeline":  # loads numpy, which no other plan needs
+    # Loads numpy, which no other plan needs
+    if seconds or form == "timeline":
         from rlplace.foresight import show
 
         tell = functools.partial(print, file=sys.stderr)
@@ -333,9 +334,8 @@ def _solve(words: Sequence[str]) -> int:
             why,
             f"solve {near}",
         )
-    if (
-        len(named) > 1 and compose.CommandLine.of(named[1:]).file.is_file()
-    ):  # the config, and no component
+    # The config, and no component
+    if len(named) > 1 and compose.CommandLine.of(named[1:]).file.is_file():
         del named[1]
     knob = knobs[named[0]]
     component = named[1] if len(named) > 1 else None

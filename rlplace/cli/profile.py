@@ -92,7 +92,8 @@ def _measure(argv: Sequence[str]) -> int:
         if options.out is None
         else ("--out", "a file")
     )
-    _write(file, "", *written)  # what cannot be written is told before anything runs
+    # What cannot be written is told before anything runs
+    _write(file, "", *written)
     profile = _run_all(valid, options.iterations)
     _write(file, json.dumps(profile.record(), indent=1) + "\n", *written)
     print("\n" + render(profile))
@@ -122,9 +123,8 @@ def runs(variant: Variant) -> bool:
     except (ProblemsError, ClusterError):
         return False
     learns = job.plan.placement.world_size("actor")
-    alone = (
-        job.config.cluster.launcher == "inline" and learns > 1
-    )  # threads cannot join a process group
+    # Threads cannot join a process group
+    alone = job.config.cluster.launcher == "inline" and learns > 1
     return not (job.refused or job.not_run or alone)
 
 

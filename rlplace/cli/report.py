@@ -42,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "report.html" if other is None else "diff.html"
         )
         try:
-            if (
-                out.exists() and not out.is_file()
-            ):  # as a folder, or a device that a file would take the place of
+            # As a folder, or a device that a file would take the place of
+            if out.exists() and not out.is_file():
                 raise OSError(errno.EINVAL, "it is no file")
             write_whole(out, text)
         except OSError as error:

@@ -23,10 +23,11 @@ from rlplace.report.typed import commands
 from rlplace.tables import table
 
 FORMATS = ("text", "json")
+# Of an iteration: the last 100 episodes, or its answers
 _SCORES = (
     "env/mean_return",
     "actor/reward",
-)  # of an iteration: the last 100 episodes, or its answers
+)
 _NUMBERS = range(3, 7)  # columns of the table that are numbers
 _DEEPEST = 3  # <output_dir>/<config>/<date>, and of sweeps in a folder of their own below runs/
 
@@ -42,9 +43,8 @@ class Run:
     best: float | None  # return or reward; None while there is none
     last: float | None
     seconds: float  # of all its commands; while it runs, of its iterations
-    overrides: tuple[
-        str, ...
-    ]  # words of the command line that began it, where they are known
+    # Words of the command line that began it, where they are known
+    overrides: tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +98,8 @@ def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
     if is_run:
         yield place
     for inside in below:
-        if not inside.is_symlink():  # what it leads to is listed where it is
+        # What it leads to is listed where it is
+        if not inside.is_symlink():
             yield from folders(inside, depth - 1)
 
 
@@ -106,9 +107,10 @@ def read(folder: Path) -> Run:
     """Read what a run has written so far; what is damaged or missing counts as nothing."""
     lines = list(_lines(folder / METRICS_FILE))
     summary = _mapping(_text(folder / SUMMARY))
+    # Not resumed since
     over = (folder / SUMMARY).is_file() and _written(folder / SUMMARY) >= _written(
         folder / LOCK
-    )  # not resumed since
+    )
     scores = [
         line[name]
         for line in lines

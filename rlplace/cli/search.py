@@ -53,17 +53,17 @@ from rlplace.units import show_bytes
 NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
 FORMATS = ("text", "json", "svg")
+# That are no keys of a config
 _WORDS = (
     "objective",
     "fix",
     "accelerators",
     "vary",
     "seconds",
-)  # that are no keys of a config
-_SECONDS = 60.0
-_NEAREST = (
-    16  # numbers of accelerators that are tried where those asked for have no plan
 )
+_SECONDS = 60.0
+# Numbers of accelerators that are tried where those asked for have no plan
+_NEAREST = 16
 _SPECIAL = ("move_", "direct_")  # costs that some plans need and others do not
 
 
@@ -252,7 +252,8 @@ def _search(request: Request) -> int:
     if job.not_run:
         print(planned_only(job.not_run), file=sys.stderr)
     if request.apply is not None:
-        _check_writable(request.apply)  # before the search
+        # Before the search
+        _check_writable(request.apply)
     result = _found(request, job)
     if request.apply is not None:
         _apply(request, job, result)
@@ -380,13 +381,11 @@ def _nothing(
         nearest, layout = answer.nearest
         fix = _planning(request.words, nearest.changes(layout))
     elif answer.lacking:
-        fix = measuring(
-            job.words
-        )  # under placements that share accelerators, and others
+        # Under placements that share accelerators, and others
+        fix = measuring(job.words)
     elif request.accelerators:  # as else the plan of the config holds
-        fix = shlex.join(
-            ["python", "-m", "rlplace.search", *request.words]
-        )  # nothing fixed, any accelerators
+        # Nothing fixed, any accelerators
+        fix = shlex.join(["python", "-m", "rlplace.search", *request.words])
         reasons.append(
             f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators"
         )
@@ -483,7 +482,8 @@ def _apply(request: Request, job: Prepared, result: Result) -> None:
 
 
 def _overruled(key: str, changes: Sequence[str] | dict[str, object]) -> bool:
-    name = key.lstrip("+~")  # that Hydra has before a key
+    # That Hydra has before a key
+    name = key.lstrip("+~")
     return any(name == changed or name.startswith(f"{changed}.") for changed in changes)
 
 

@@ -131,7 +131,8 @@ def _config_of_the_run(argv: Sequence[str]) -> list[str]:
         for word in argv
         if word.startswith("resume=")
     ]
-    resume = words[-1] if words else AUTO  # the last one counts
+    # The last one counts
+    resume = words[-1] if words else AUTO
     if resume in (AUTO, "null") or compose.CommandLine.of(argv).name is not None:
         return []
     try:
@@ -278,10 +279,11 @@ def _run(
         except (ProblemsError, ClusterError) as refused:
             if lost is None:
                 raise
+            # Another one, meanwhile
             gone = (
                 isinstance(refused, ClusterError)
                 and refused.code == "cluster-too-small"
-            )  # another one, meanwhile
+            )
             if not (gone and job.config.faults.on_node_loss == "wait"):
                 raise lost.noted(f"the run could not go on: {refused}") from refused
             since = refused
@@ -303,9 +305,11 @@ def _counted(problems: Sequence[Problem]) -> str:
 
 def program() -> NoReturn:
     """Run the command line of this process and end it."""
-    begin()  # a run goes on when nothing of what it shows can be written
+    # A run goes on when nothing of what it shows can be written
+    begin()
     codes = [FAILED]
-    atexit.register(_leave, codes)  # before others are, so that it runs after them
+    # Before others are, so that it runs after them
+    atexit.register(_leave, codes)
     codes.append(main())
     sys.exit(codes[-1])
 

@@ -142,9 +142,11 @@ class ProcessChannels:
     """What the ends of one process share: local channels, shared memory, and connections to other nodes."""
 
     def __init__(self) -> None:
-        self._local: dict[str, LocalChannel] = {}  # by name
+        # By name
+        self._local: dict[str, LocalChannel] = {}
         self._shared: dict[Path, SharedChannel] = {}
-        self._connections: dict[str, Connection] = {}  # by endpoint
+        # By endpoint
+        self._connections: dict[str, Connection] = {}
         self._lock = threading.Lock()
 
     def local(self, spec: ChannelSpec) -> LocalChannel:

@@ -35,12 +35,10 @@ class ChannelSpec:
 
     name: str
     capacity_items: int
-    keys: tuple[str, ...] | None = (
-        None  # declared keys; any other is an error. None: any key, `participants` at most
-    )
-    participants: int = (
-        1024  # names that may use it, and requests that may wait in it at a time
-    )
+    # Declared keys; any other is an error. None: any key, `participants` at most
+    keys: tuple[str, ...] | None = None
+    # Names that may use it, and requests that may wait in it at a time
+    participants: int = 1024
     timeout_s: float = 120.0  # deadline of a put or get that names none
     source: str = ""  # the component that puts, where a plan says so
     target: str = ""  # and the one that takes
@@ -79,9 +77,8 @@ class ChannelStats:
     producers: tuple[str, ...] = ()  # every name that ever put
     consumers: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()  # of these, whose process is known to have ended
-    bytes: int = (
-        0  # of all items that were put; between threads of a process nothing is copied
-    )
+    # Of all items that were put; between threads of a process nothing is copied
+    bytes: int = 0
     staleness_max: int = 0  # largest (newest version put so far - version of the item) when an item was taken
 
     @property
@@ -116,10 +113,10 @@ class Channel(abc.ABC):
     def __init__(self, spec: ChannelSpec, owner: str = "an unnamed worker") -> None:
         self.spec = spec
         self.owner = owner
-        self._failed: dict[
-            str, deque[Exception]
-        ] = {}  # by key: why items of a batch could not be opened
-        self._lanes = Lanes()  # of what goes on beside the caller
+        # By key: why items of a batch could not be opened
+        self._failed: dict[str, deque[Exception]] = {}
+        # Of what goes on beside the caller
+        self._lanes = Lanes()
 
     def named(self, owner: str) -> Self:
         """The same channel seen from `owner` ("env rank 2"), the name used in errors and statistics."""

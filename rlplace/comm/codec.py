@@ -111,7 +111,8 @@ class _Reducers(dict[type, Callable[[Any], Any]]):
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(kind, torch.Tensor):
             return _reduce_tensor
-        return copyreg.dispatch_table[kind]  # KeyError: pickle asks the object itself
+        # KeyError: pickle asks the object itself
+        return copyreg.dispatch_table[kind]
 
 
 class _Stream(NamedTuple):
@@ -132,7 +133,8 @@ class Packer(pickle.Pickler):
 
     def __init__(self, inline_bytes: int) -> None:
         self._inline_bytes = inline_bytes
-        self._room = inline_bytes  # of the value in progress
+        # Of the value in progress
+        self._room = inline_bytes
         self._chunks: list[bytes] = []
         self._buffers: list[memoryview] = []
         super().__init__(
@@ -148,7 +150,8 @@ class Packer(pickle.Pickler):
         """
         chunks = self._chunks
         self.dump(value)
-        self.clear_memo()  # the memo refers to the value's objects
+        # The memo refers to the value's objects
+        self.clear_memo()
         # pickle may write the header in several chunks
         header = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()

@@ -72,9 +72,8 @@ class Attachment:
         self.process = processes.this_process()
         self.wakers = Wakers()
         self.queue = QueueMachine(self.table, self.process, self.store)
-        self._late: list[
-            Callable[[], object]
-        ] = []  # steps of `undo` that are still to come
+        # Steps of `undo` that are still to come
+        self._late: list[Callable[[], object]] = []
 
     def run(
         self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0
@@ -186,7 +185,8 @@ class Attachment:
         try:
             yield waker
         finally:
-            if request.waiter:  # interrupted
+            # Interrupted
+            if request.waiter:
                 self.undo(self.queue.withdraw, request, time.monotonic())
             self.wakers.give_back(waker)
 
@@ -257,9 +257,8 @@ class QueueEnd(Channel):
     def stats(self) -> ChannelStats:
         attachment = self._attachment
         attachment.look_for_dead(time.monotonic())
-        return attachment.run(
-            lambda: attachment.queue.stats(time.monotonic())
-        )  # the time after the lock was acquired
+        # The time after the lock was acquired
+        return attachment.run(lambda: attachment.queue.stats(time.monotonic()))
 
 
 class LocalChannel(QueueEnd):

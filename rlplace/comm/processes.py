@@ -94,7 +94,8 @@ def _read(pid: int) -> int | None:
         return None
     if fields[0] in (b"Z", b"X"):
         return None
-    started = int(fields[19])  # field 22 of proc(5): clock ticks since boot
+    # Field 22 of proc(5): clock ticks since boot
+    started = int(fields[19])
     return (started & ((1 << 40) - 1)) << _PID_BITS | pid
 
 
@@ -115,7 +116,8 @@ class Waker:
 
         A wake that was meant for an earlier sleeper may end the sleep early.
         """
-        self._socket.settimeout(max(seconds, 1e-6))  # 0 would mean not to wait at all
+        # 0 would mean not to wait at all
+        self._socket.settimeout(max(seconds, 1e-6))
         try:
             self._socket.recv(1)
         except TimeoutError:
@@ -174,7 +176,8 @@ class SharedLock:
     """The lock at byte `at` of `mapped`, which `make` has created."""
 
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
-        self._mapped = mapped  # kept alive as long as the lock is used
+        # Kept alive as long as the lock is used
+        self._mapped = mapped
         self._mutex = ctypes.c_void_p(_address(mapped, at))
         # PyDLL keeps the interpreter's lock. Otherwise a busy thread of this process could run for milliseconds when
         # the mutex has just been acquired.

@@ -295,7 +295,8 @@ class QueueMachine:
                 if words[t.PUTTERS + t.COUNT]:
                     self._wake(t.PUTTERS, self._credit(), now)
                 return True
-            self._wake(getters, depth, now)  # as in `put`
+            # As in `put`
+            self._wake(getters, depth, now)
         # Closed and empty
         elif self._ended(key):
             self.withdraw(get, now)
@@ -576,7 +577,8 @@ class QueueMachine:
 
     def _broken(self, request: Put | Get) -> Exception:
         """Return the error of a request to a broken channel."""
-        request.waiter = 0  # the lines of a broken channel may be damaged
+        # The lines of a broken channel may be damaged
+        request.waiter = 0
         return channel_errors.broken(self.spec, request.owner_name, self.broken_why())
 
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────

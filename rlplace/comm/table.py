@@ -153,8 +153,10 @@ class Names:
             self._first = _FIRST_RECORD
             self._most = table.spec.participants
             self._kind = "names"
-        self._names: dict[int, str] = {}  # by record; those that this process has read
-        self._records: dict[tuple[str, int], int] = {}  # by name and process
+        # By record; those that this process has read
+        self._names: dict[int, str] = {}
+        # By name and process
+        self._records: dict[tuple[str, int], int] = {}
 
     def all(self) -> dict[int, str]:
         """Return every record with its name, in the order in which they were added."""

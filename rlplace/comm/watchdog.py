@@ -180,7 +180,8 @@ class Watchdog:
         views = view(self._channels)
         # Channels without movement, and workers with long waits
         still: dict[str, float] = {}
-        waited: dict[str, float] = {}  # worker -> its youngest wait, in seconds
+        # Worker -> its youngest wait, in seconds
+        waited: dict[str, float] = {}
         # Of the channels with waits, what they hold and which workers wait
         for name, stats in views.items():
             still[f"channel {name}"] = self._still_s(name, stats, now)
@@ -197,7 +198,8 @@ class Watchdog:
         self._reported &= waiting
         if stalled <= self._reported:
             return None
-        self._reported = waiting  # the report names all of these
+        # The report names all of these
+        self._reported = waiting
         return f"nothing has moved for {self._stall_s:g} s or more where these wait\n{report(views)}"
 
     def _still_s(

@@ -36,7 +36,8 @@ class Work:
         return self._future.result()
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # here: most processes need none of it
+        # Here: most processes need none of it
+        import asyncio
 
         return asyncio.wrap_future(self._future).__await__()
 
@@ -46,7 +47,8 @@ class Lanes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, deque[_Begun]] = {}  # of lanes at work
+        # Of lanes at work
+        self._waiting: dict[Hashable, deque[_Begun]] = {}
 
     def begin(
         self,
@@ -56,7 +58,8 @@ class Lanes:
     ) -> Work:
         """Begin `call`. `at_once`: the same without a wait, tried first where the lane is free."""
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # from here on nothing cancels it
+        # From here on nothing cancels it
+        future.set_running_or_notify_cancel()
         with self._lock:
             if lane in self._waiting:
                 self._waiting[lane].append((future, call))

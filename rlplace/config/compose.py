@@ -470,7 +470,8 @@ def _job_of(
 ) -> tuple[DictConfig, list[Path], list[str]]:
     """Compose a config without Hydra's own block; return it with the folders that it came from, and its overrides."""
     config = compose(name, overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(config)  # for ${hydra:...}
+    # For ${hydra:...}
+    HydraConfig.instance().set_config(config)
     run = HydraConfig.get()
     places = [
         Path(place.path)

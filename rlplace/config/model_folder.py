@@ -15,9 +15,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OLD_HUB_ID = re.compile(r"\w[\w.-]*")  # without an owner, such as gpt2
 _OTHER = "        (or the folder of another Hugging Face model)"
 GET = f"scripts/get_model smollm2{_OTHER}"
-_GOT = re.compile(
-    r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?"
-)  # what scripts/get_model makes
+# What scripts/get_model makes
+_GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")
 
 
 def model_folder(written: str) -> Path:
@@ -121,9 +120,8 @@ def _hub_cache() -> Path:
     """Return the folder of downloads, as huggingface_hub finds it, which a planner need not have."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    hub = os.environ.get(
-        "HUGGINGFACE_HUB_CACHE", f"{home}/hub"
-    )  # its name in older versions
+    # Its name in older versions
+    hub = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{home}/hub")
     return Path(
         os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", hub)))
     ).absolute()

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
 
-_KEYS = {  # ours -> theirs; a dot in front: below the block of the component where theirs stands
+# Ours -> theirs; a dot in front: below the block of the component where theirs stands
+_KEYS = {
     "cluster.accelerators_per_node": "n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.num_nodes": "nnodes n_nodes node_num",
     "runner.total_iterations": "total_training_steps num_iterations num_rollout iterations max_iterations num_updates",
@@ -54,7 +55,8 @@ _KEYS = {  # ours -> theirs; a dot in front: below the block of the component wh
 KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
 }
-BELOW: Mapping[str, Mapping[str, str]] = {  # names that mean this in one block only
+# Names that mean this in one block only
+BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {"name": "rollout.engine"},
     "env": {"name": "env.id"},
 }
@@ -91,7 +93,8 @@ COMPONENTS = {
     **dict.fromkeys(("simulator", "environment", "enviroment"), "env"),
     "inference": "",  # in RLinf, what computes log-probabilities again: here the actor does
 }
-_WORDS = {  # ours -> theirs
+# Ours -> theirs
+_WORDS = {
     "bf16": "bfloat16 torch.bfloat16",
     "fp16": "float16 half torch.float16",
     "fp32": "float32 float torch.float32",

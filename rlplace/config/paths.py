@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 _HOME = re.compile(r"~[\w.-]*/|~$")  # how a path in a home begins
+# Keys whose values are texts, and no paths
 _TEXTS = (
     "env.system",
     "env.template",
     "rollout.stop",
-)  # keys whose values are texts, and no paths
+)
 _LISTED = "profile"  # the key whose value has several paths, with commas between
 # A path in a home, without quotes: the value of a key, or an entry of a list or block.
 _BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from rlplace.config.fields import knob
 
+# A recurrent layer remembers so many numbers for each of its size
 _CELLS = {
     "none": 0,
     "gru": 1,
     "lstm": 2,
-}  # a recurrent layer remembers so many numbers for each of its size
+}
 
 
 class _WithMemory:

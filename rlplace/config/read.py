@@ -75,18 +75,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
+# Once keys
 _GONE = {
     "cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"
-}  # once keys
+}
+# A policy of simulators is trained whole
 _CHANGES_TRAINING = (
     "lora_rank",
     "lora_alpha",
     "lora_targets",
-)  # a policy of simulators is trained whole
+)
+# Last parts of keys for the length of a run
 _ENV_STEPS = (
     "total_env_steps",
     "total_timesteps",
-)  # last parts of keys for the length of a run
+)
 
 
 @functools.cache
@@ -126,16 +129,14 @@ def try_config(
     config, problems = read_block(Config, written, job, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
-            if not key.startswith(
-                "cluster."
-            ):  # the plan reports it with all else that is wrong there
+            # The plan reports it with all else that is wrong there
+            if not key.startswith("cluster."):
                 found.reject(
                     "missing-key", key, "is required in a run", why=why, fix=fix
                 )
     new = {problem.key: problem for problem in problems}
-    for i, problem in enumerate(
-        found.problems
-    ):  # a value that the new key refuses: take the fix of that
+    # A value that the new key refuses: take the fix of that
+    for i, problem in enumerate(found.problems):
         if (
             problem.key in moved()
             and (refused := new.get(moved()[problem.key][0])) is not None
@@ -159,7 +160,9 @@ def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig
     """Read the `cluster` block alone; a mapping may be a DictConfig. Raises ConfigError with every problem."""
     if isinstance(cluster, ClusterConfig):
         return cluster
-    config, problems = read_block(ClusterConfig, plain_values(cluster), "language_model")
+    config, problems = read_block(
+        ClusterConfig, plain_values(cluster), "language_model"
+    )
     if config is None or problems:
         raise ConfigError(
             [
@@ -186,7 +189,8 @@ def read_block(
     sources: Mapping[str, Source] | None = None,
 ) -> tuple[_T | None, list[Problem]]:
     """Return a config dataclass, None where it cannot be read, and every problem of the mapping."""
-    import pydantic  # here: workers read no configs
+    # Here: workers read no configs
+    import pydantic
 
     from rlplace.config.validate import model_of, plain
 
@@ -302,9 +306,8 @@ def _of_alternative(
 def _report(
     block: type, job: JobName, wrong: ErrorDetails, written: Any, found: Found
 ) -> None:
-    path = [
-        step for step in wrong["loc"] if not str(step).startswith("<")
-    ]  # without the alternatives of a type
+    # Without the alternatives of a type
+    path = [step for step in wrong["loc"] if not str(step).startswith("<")]
     key = (
         "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in path
@@ -357,7 +360,8 @@ def _report(
             found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
     else:
         context = wrong["ctx"]
-        item = isinstance(path[-1], int)  # the line has the whole list
+        # The line has the whole list
+        item = isinstance(path[-1], int)
         text = context["fix"] or _such_as(above, job, wrong["loc"], context)
         fits = text and (
             _whole_list(path, text, written) if item else f"{leaf}: {text}"
@@ -524,9 +528,10 @@ def word_meant(name: str, value: str) -> str | None:
     for job in jobs():
         places = all_places(job)
         found = name if name in places else _place_of(name, fields_of(Config, job), job)
+        # No block
         if found is not None and not any(
             place.startswith(f"{found}.") for place in places
-        ):  # no block
+        ):
             above, _, last = found.rpartition(".")
             switch = not above and fields_of(Config, job)[last][1] is bool
             return f"{found}={value or ('true' if switch else '<a value>')}"
@@ -617,9 +622,8 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 )
             meant[old] = value
             if ".optimizer." in path:
-                drop(
-                    new, path
-                )  # the line of the fix has the whole block, with this value
+                # The line of the fix has the whole block, with this value
+                drop(new, path)
             elif not isinstance(value_at(new, path), (dict, NoneType)):
                 doubled[old] = (
                     f"{path.rpartition('.')[2]}: {show(value)}        (and remove {leaf})"
@@ -631,7 +635,8 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
             _put(new, path, value)
     for old, value in written.items():
         path, why = moved()[old]
-        key = ".".join(path.split(".")[:2])  # the optimizer is replaced as a whole
+        # The optimizer is replaced as a whole
+        key = ".".join(path.split(".")[:2])
         name = (
             key.rpartition(".")[2]
             if old.partition(".")[0] == key.partition(".")[0]
@@ -644,7 +649,8 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         if (
             source := source_of(old, found.sources)
         ) is not None and source.file.startswith(COMMAND_LINE):
-            fix = f"{path}: {show(meant[old])}"  # a block joins the one of the file
+            # A block joins the one of the file
+            fix = f"{path}: {show(meant[old])}"
         found.reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
     algorithm = new.get("algorithm")
     if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
@@ -746,9 +752,8 @@ def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
 
 def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) -> _Block:
     if isinstance(block, RewardConfig) and block.kind != "model":
-        return dataclasses.replace(
-            block, model=None
-        )  # a function or an endpoint needs no folder
+        # A function or an endpoint needs no folder
+        return dataclasses.replace(block, model=None)
     model = block.model if isinstance(block.model, Mapping) else None
     if model is None or model.get("path") is None:
         return block
@@ -757,10 +762,11 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
     folder = model_folder(written)
     if os.path.isdir(folder) or "model_type" not in model:
         read = _config_json(folder, written, key, source_of(key, sources))
+        # Such as a shipped one: its keys say nothing
         other = model.get("model_type") not in (
             None,
             read["model_type"],
-        )  # such as a shipped one: its keys say nothing
+        )
         model = {
             **{
                 n: value
@@ -775,7 +781,8 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
 def _config_json(
     folder: Path, written: str, key: str, source: Source | None
 ) -> Mapping[str, object]:
-    if not os.path.isdir(folder):  # whatever the text: a name too long is none
+    # Whatever the text: a name too long is none
+    if not os.path.isdir(folder):
         raise ConfigError([no_folder(written, key, source)])
     file = folder / "config.json"
     if (folder / "adapter_config.json").exists() and not file.exists():

@@ -39,9 +39,8 @@ SinkName = Literal[
 ]
 
 
-ModelKeys = Mapping[
-    str, object
-]  # of a language model: path and keys of its config.json
+# Of a language model: path and keys of its config.json
+ModelKeys = Mapping[str, object]
 
 # Larger numbers are typing mistakes; a plan of as many takes a second at most.
 MOMENT_BLOCK = 256  # numbers of 8-bit moments that share a scale
@@ -325,9 +324,8 @@ class TrainedConfig:
 
     @property
     def policy(self) -> PolicyConfig:
-        assert isinstance(self.model, PolicyConfig), (
-            self.model
-        )  # the reader pairs it with the kind of the job
+        # The reader pairs it with the kind of the job
+        assert isinstance(self.model, PolicyConfig), self.model
         return self.model
 
     @property

@@ -49,7 +49,8 @@ _RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
 SHARE_OR_BYTES = "share or bytes"
 MOST_SIZE = 1 << 60  # of anything here; a larger one is a mistake
 LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
-_BOUNDS = {  # rule of a field -> its annotation, its sign, the error of pydantic
+# Rule of a field -> its annotation, its sign, the error of pydantic
+_BOUNDS = {
     "minimum": (annotated_types.Ge, ">=", "greater_than_equal"),
     "above": (annotated_types.Gt, ">", "greater_than"),
     "maximum": (annotated_types.Le, "<=", "less_than_equal"),
@@ -284,11 +285,12 @@ def _listed(item: Any, value: object) -> object:
                 fix,
                 "choices: " + ", ".join(words),
             )
+        # Names with settings
         if (
             words
             and isinstance(value, Mapping)
             and all(isinstance(word, str) for word in value)
-        ):  # names with settings
+        ):
             raise _error(
                 "wrong-type",
                 "expected a list",
@@ -510,9 +512,8 @@ def _wrong_size(value: object) -> PydanticCustomError:
 def _wrong_number(
     of: object, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
-    too_long = (
-        "float_type" in errors and type(value) is int
-    )  # beyond the range of a float
+    # Beyond the range of a float
+    too_long = "float_type" in errors and type(value) is int
     if "finite_number" in errors or too_long:
         return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
     passed = next(
@@ -529,11 +530,12 @@ def _wrong_number(
         if bound in rules
     )
     meant = None
+    # In percent
     if (
         rules.get("unit") == "share"
         and isinstance(value, int | float)
         and 1 < value <= 100
-    ):  # in percent
+    ):
         meant = show(value / 100)
     why = rules.get("doc")
     nearest = rules[passed] if passed in ("minimum", "maximum") else rules["usual"]

@@ -29,10 +29,11 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _LOGIN = re.compile(r"://[^/@]+@")  # in an address, such as that of a proxy
+# Set for each worker by the placement
 _PLACED = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
-)  # set for each worker by the placement
+)
 # Of libraries in workers; Ray and its machines have some of their own.
 _OF_WORKERS = re.compile(
     r"(HF|TRANSFORMERS|VLLM|NCCL|GLOO|TORCH|PYTORCH|MUJOCO)_.*|(https?|no)_proxy",
@@ -43,9 +44,8 @@ _OF_WORKERS = re.compile(
 def wrong_variables(config: Any) -> list[Problem]:
     """Report names and values that no variable can have, and secrets, without showing them."""
     problems = list(_wrong(config))
-    if any(
-        problem.code == _WRITTEN for problem in problems
-    ):  # the word of the command line would show it
+    # The word of the command line would show it
+    if any(problem.code == _WRITTEN for problem in problems):
         problems = [
             dataclasses.replace(problem, source=Source(file=KEY))
             for problem in problems

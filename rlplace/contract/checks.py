@@ -300,7 +300,8 @@ def _defines(worker: type, method: str) -> bool:
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(function).parameters.values())
-    return parameters[1:]  # without self
+    # Without self
+    return parameters[1:]
 
 
 def _filled(function: Any) -> tuple[str, ...]:

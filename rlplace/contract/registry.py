@@ -46,7 +46,8 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
     from rlplace.contract.job import Job
 
     name = mapping.get(JOB)
-    if isinstance(name, Job):  # given in Python
+    # Given in Python
+    if isinstance(name, Job):
         return name
     if name is None or name in SHIPPED:
         return None

@@ -53,9 +53,8 @@ class Fault:
     what: str  # the rank and the method, or the method that was late
     why: str
     replaced: tuple[str, ...]  # ranks, by name
-    moved: tuple[
-        str, ...
-    ] = ()  # those of them that were not started again where they were, and where to
+    # Those of them that were not started again where they were, and where to
+    moved: tuple[str, ...] = ()
     redone_s: float  # of the iteration so far, and of those since the checkpoint
     recovery_s: float  # until it could begin again
     went_back: bool = False  # to the newest checkpoint, or to the start
@@ -76,14 +75,14 @@ class History:
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
-        self.recent: deque[float] = deque()  # when, of the last hour
-        self.ready_s: float | None = (
-            None  # monotonic clock when workers were ready for the first time
-        )
-        self.trained_s = 0.0  # in iterations that were done then, by an earlier command
-        self._lost: list[
-            Fault
-        ] = []  # what the run has not outlasted yet; `redone_s`: of all iterations so far
+        # When, of the last hour
+        self.recent: deque[float] = deque()
+        # Monotonic clock when workers were ready for the first time
+        self.ready_s: float | None = None
+        # In iterations that were done then, by an earlier command
+        self.trained_s = 0.0
+        # What the run has not outlasted yet; `redone_s`: of all iterations so far
+        self._lost: list[Fault] = []
 
     @property
     def since_ready_s(self) -> float:
@@ -156,13 +155,12 @@ class Recovery:
         self._replaced = set(replaceable) - set(kept)
         self._joined = set(joined)
         self._without_state = without_state
-        self._going_back = list[
-            Fault
-        ]()  # the last of `faults`, while the run goes back for them
-        self.state_lost = False  # ranks that train have started again, and have not loaded their state
-        self._before: tuple[int, str] | None = (
-            None  # of the last fault: iteration, error and where; texts may differ
-        )
+        # The last of `faults`, while the run goes back for them
+        self._going_back = list[Fault]()
+        # Ranks that train have started again, and have not loaded their state
+        self.state_lost = False
+        # Of the last fault: iteration, error and where; texts may differ
+        self._before: tuple[int, str] | None = None
         for name, group in groups.items():
             if name in replaceable:
                 group.outlast = "give up"
@@ -198,7 +196,8 @@ class Recovery:
         came = time.monotonic()
         late = isinstance(error, WorkerTimeout)
         for group in self._groups.values():
-            if late and group.at_work:  # it will not end by itself
+            # It will not end by itself
+            if late and group.at_work:
                 group.cancel("a worker is late", patience_s=0.0)
         lost, moved, back = self._restart(error, iteration, back, make_room)
         replaced = tuple(owner_of(name, rank) for name, rank in sorted(lost))
@@ -259,7 +258,8 @@ class Recovery:
         found = set[tuple[str, int]]()
         moved = dict[str, Slot]()
         failures = Counter[str]()
-        waiting: Lost = {}  # ranks that were started, and not set up because others could not make room
+        # Ranks that were started, and not set up because others could not make room
+        waiting: Lost = {}
 
         def room(lost: Lost) -> None:
             nonlocal waiting
@@ -268,9 +268,8 @@ class Recovery:
 
         while True:
             for group in self._groups.values():
-                if (
-                    group.at_work
-                ):  # it was called before another was found to have failed
+                # It was called before another was found to have failed
+                if group.at_work:
                     group.cancel(str(error).partition("\n")[0])
                 group.wait_wound_down()
             if self._cluster.lost_nodes():
@@ -284,17 +283,17 @@ class Recovery:
                 for name, group in self._groups.items()
             }
             for slot in moved.values():
-                if (
-                    self._groups[slot.component].slots[slot.rank] != slot
-                ):  # it is still where it was
+                # It is still where it was
+                if self._groups[slot.component].slots[slot.rank] != slot:
                     gone[slot.component].add(slot.rank)
             lost = self._cluster.with_peers(gone)
             if back := back or not lost.keys() <= self._replaced:
                 self.state_lost = True
+                # Of an earlier round, too
                 writers = {
                     *lost,
                     *(name for name, _ in found),
-                }  # of an earlier round, too
+                }
                 anew = {
                     *self._without_state(writers),
                     *(self._joined if self._joined & lost.keys() else ()),
@@ -323,7 +322,8 @@ class Recovery:
                 error,
                 f"{_TRIES} times there, and there is no other accelerator to move to",
             )
-        self._before = None  # elsewhere, it may end otherwise
+        # Elsewhere, it may end otherwise
+        self._before = None
         return {slot.owner: slot for slot in slots}
 
     def _check(
@@ -337,9 +337,10 @@ class Recovery:
         `failures`: places of those before it in this recovery; none is the failure of the run itself.
         """
         cause = error.cause if isinstance(error, WorkerError) else error
+        # For faults.on_poison
         if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith(
             "-not-finite"
-        ):  # for faults.on_poison
+        ):
             raise error
         if not failures:
             before = self._before

@@ -55,9 +55,8 @@ class Loop:
     """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
 
     recovery: Recovery | None = None  # None: the first failure is raised
-    generated: Mapping[
-        int, Mapping[str, float]
-    ] = {}  # metrics of iterations that were generated ahead and are saved
+    # Metrics of iterations that were generated ahead and are saved
+    generated: Mapping[int, Mapping[str, float]] = {}
 
     def __init__(
         self,
@@ -71,15 +70,19 @@ class Loop:
     ) -> None:
         """`work`: the calls of an iteration. `first`: number of the iteration to begin with."""
         self.clock = clock
-        self.version = first  # each iteration makes the next
-        self.notes: Mapping[str, Sequence[str]] = {}  # of the last iteration, by metric
+        # Each iteration makes the next
+        self.version = first
+        # Of the last iteration, by metric
+        self.notes: Mapping[str, Sequence[str]] = {}
         self.memory = memory
-        self._held = dict.fromkeys(groups, Residency.OFF)  # at least what any rank has
-        self._arriving: Sequence[
-            tuple[Move, Pending]
-        ] = ()  # acquires that were asked for and not awaited
-        self._leaving: Sequence[Move] = ()  # releases to ask for behind the next work
-        self._moving_s = 0.0  # within the work of the stage: of its slowest rank
+        # At least what any rank has
+        self._held = dict.fromkeys(groups, Residency.OFF)
+        # Acquires that were asked for and not awaited
+        self._arriving: Sequence[tuple[Move, Pending]] = ()
+        # Releases to ask for behind the next work
+        self._leaving: Sequence[Move] = ()
+        # Within the work of the stage: of its slowest rank
+        self._moving_s = 0.0
         occupancy = {
             name: [slot.accelerators for slot in group.slots]
             for name, group in groups.items()
@@ -90,20 +93,18 @@ class Loop:
         self._groups = groups
         self._runner = runner
         self._timeout_s = runner.stage_timeout_s
-        self.began_s: float | None = (
-            None  # monotonic clock when the work began that is under way, or failed
-        )
-        self.doing: tuple[str, float] | None = (
-            None  # a body, or moves, and when it began by that clock
-        )
-        self._at: str | None = None  # the stage it is in
-        self._meanwhile: dict[str, float] = {}  # metrics of what was between iterations
-        self._dropped: dict[
-            str, Metrics
-        ] = {}  # what ranks have lost since the last, however often they began again
-        self._updating = (
-            False  # some of what learns has begun with an update that not all have made
-        )
+        # Monotonic clock when the work began that is under way, or failed
+        self.began_s: float | None = None
+        # A body, or moves, and when it began by that clock
+        self.doing: tuple[str, float] | None = None
+        # The stage it is in
+        self._at: str | None = None
+        # Metrics of what was between iterations
+        self._meanwhile: dict[str, float] = {}
+        # What ranks have lost since the last, however often they began again
+        self._dropped: dict[str, Metrics] = {}
+        # Some of what learns has begun with an update that not all have made
+        self._updating = False
         self._work = work
         # In methods of workers: of each step, that of the slowest rank.
         self._in_calls_s = 0.0
@@ -204,9 +205,8 @@ class Loop:
                     raise
                 redone_s = time.perf_counter() - began
                 stage = self._at or self._schedule.stages[0]
-                back = (
-                    back or self._updating or self._schedule.needs.ahead > 0
-                )  # then some iteration is being learned
+                # Then some iteration is being learned
+                back = back or self._updating or self._schedule.needs.ahead > 0
                 fault = self.recovery.recover(
                     error,
                     iteration=index,
@@ -238,9 +238,8 @@ class Loop:
                 for c, after in needed.items()
             ]
             self._move([move for move in moves if move.after < move.before])
-            self._move(
-                [move for move in moves if move.after >= move.before]
-            )  # new ranks are off where others stay
+            # New ranks are off where others stay
+            self._move([move for move in moves if move.after >= move.before])
 
     def _drop(self, asked: Sequence[Pending]) -> None:
         """Wait for ranks that begin again; keep what each has lost."""
@@ -288,7 +287,8 @@ class Loop:
             return {}
 
         self._outlasting(back, version, back=True)
-        self._dropped = {}  # of iterations that are made again
+        # Of iterations that are made again
+        self._dropped = {}
 
     def started(self, seconds: Mapping[str, float]) -> None:
         """Let the next iteration's metrics have the `seconds` of the start, by part."""
@@ -302,9 +302,8 @@ class Loop:
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
         """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
-        left = {
-            c: {slot.rank for slot in self._groups[c].slots} for c in components
-        }  # ranks that have not
+        # Ranks that have not
+        left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
 
         def save() -> dict[str, float]:
             asked = [
@@ -545,7 +544,8 @@ class Loop:
             raise explained from explained.cause
         finally:
             for group in self._groups.values():
-                group.drop()  # what nobody waits for any more
+                # What nobody waits for any more
+                group.drop()
 
 
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:

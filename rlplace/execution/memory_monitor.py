@@ -75,10 +75,10 @@ class MemoryMonitor:
         self._verify = verify
         self._tell = tell
         self._told = set[tuple[str, Residency, bool]]()
-        self._now: dict[str, Sequence[MoveReport]] = {}  # component -> of each rank
-        self._seen: dict[
-            tuple[str, Residency], list[int]
-        ] = {}  # bytes of each rank, the most there ever was
+        # Component -> of each rank
+        self._now: dict[str, Sequence[MoveReport]] = {}
+        # Bytes of each rank, the most there ever was
+        self._seen: dict[tuple[str, Residency], list[int]] = {}
 
     @functools.cached_property
     def _ledger(self) -> MemoryLedger:
@@ -103,7 +103,8 @@ class MemoryMonitor:
         One that holds more while the others hold less is told: together they fit.
         """
         if component not in self._case.demands and component not in self._case.measured:
-            return  # nothing is predicted
+            # Nothing is predicted
+            return
         for slot, report in zip(self._placement.slots(component), reports, strict=True):
             for accelerator in slot.accelerators if report.accelerator_bytes else ():
                 residents = self.on(accelerator)
@@ -317,7 +318,8 @@ class MemoryMonitor:
             for m in account.loads
             if m.moment == Moment(stage=stage, entering=entering)
         )
-        beyond_plan = {  # of each component, at its present residency
+        # Of each component, at its present residency
+        beyond_plan = {
             r.component: {r.residency: beyond}
             for r in self.on(accelerator)
             if (beyond := r.size_bytes - r.predicted_bytes) > 0
@@ -328,7 +330,8 @@ class MemoryMonitor:
             + margin
             - sum(size for found in beyond_plan.values() for size in found.values())
         )
-        if left > 0:  # no other resident explains it
+        # No other resident explains it
+        if left > 0:
             ranks = sum(name == component for name, _ in self._occupants[accelerator])
             row = beyond_plan.setdefault(component, {})
             row[after] = row.get(after, 0) + -(-left // max(1, ranks))

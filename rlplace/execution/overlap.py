@@ -41,17 +41,23 @@ class Generation:
         clock: Clock = CLOCK,
     ) -> None:
         self.under_way: tuple[Pending, ...] = ()
-        self.over: dict[int, Generated] = {}  # by iteration, until the loop takes it
+        # By iteration, until the loop takes it
+        self.over: dict[int, Generated] = {}
         self.admitting = True
         self._groups = groups
         self._ahead = ahead
         self._iterations = iterations
         self._clock = clock
-        self._begun = first  # iterations
-        self._began_s: float | None = None  # when the one that is under way was
-        self._over_s = 0.0  # of those that are over
-        self._pushed = -1  # newest version that the actor has pushed, or is pushing
-        self._asked_for = -1  # newest version that the engines were asked to pull
+        # Iterations
+        self._begun = first
+        # When the one that is under way was
+        self._began_s: float | None = None
+        # Of those that are over
+        self._over_s = 0.0
+        # Newest version that the actor has pushed, or is pushing
+        self._pushed = -1
+        # Newest version that the engines were asked to pull
+        self._asked_for = -1
 
     def anew(self, first: int) -> Generation:
         """Return one that begins with iteration `first`."""
@@ -113,9 +119,8 @@ def loop_of(schedule: Schedule) -> type[Loop]:
 class Overlap(Loop):
     """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
 
-    _scoring: Sequence[
-        Pending
-    ] = ()  # calls of the components that score samples while they are generated
+    # Calls of the components that score samples while they are generated
+    _scoring: Sequence[Pending] = ()
 
     @functools.cached_property
     def _generation(self) -> Generation:
@@ -145,15 +150,15 @@ class Overlap(Loop):
             numbers["time/iteration_s"],
         )
         numbers["time/rollout_s"] = generated.seconds
-        numbers |= self.generated.get(
-            index, {}
-        )  # generated before a resume: only put again in this run
+        # Generated before a resume: only put again in this run
+        numbers |= self.generated.get(index, {})
         numbers["time/overlap_s"], numbers["time/overlap_share"] = (
             overlap_s,
             overlap_s / numbers["time/iteration_s"],
         )
         works = dict(self._schedule.active)
-        lanes = ({"rollout": works.pop("rollout")}, works)  # which hide each other
+        # Which hide each other
+        lanes = ({"rollout": works.pop("rollout")}, works)
         on_cores = self.log.iterations[-1].on_cores()
         return numbers | min(
             (overhead(numbers, lane, on_cores) for lane in lanes),
@@ -187,13 +192,15 @@ class Overlap(Loop):
         """Hold nothing: as below."""
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
-        return ()  # the calls of a stage are not those that it waits for
+        # The calls of a stage are not those that it waits for
+        return ()
 
     def _finish_generating(self) -> dict[str, float]:
         self._generation.admitting = False
         with self._in("rollout"):
             self._wait_until(lambda: not self._generation.under_way, ())
-            self._wait([self._groups["env"].forget(self.version)])  # what is learned
+            # What is learned
+            self._wait([self._groups["env"].forget(self.version)])
         return {}
 
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
@@ -250,7 +257,8 @@ class Overlap(Loop):
                 return
             if not left:
                 assert generation.under_way, "what is waited for has begun"
-                continue  # its last call has ended just now
+                # Its last call has ended just now
+                continue
             patience_s = max(0.0, deadline_s - self.clock.now())
             if not self.clock.wait_first(left, patience_s):
                 raise deadline_passed(waiting, self._timeout_s)

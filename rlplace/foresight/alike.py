@@ -35,13 +35,11 @@ class StageKey(NamedTuple):
     active: tuple[str, ...]
     before: _Moves  # that are awaited first
     beside: _Moves  # in the same messages as the work
-    ranks: tuple[
-        object, ...
-    ]  # component -> how many, on which nodes where that matters
+    # Component -> how many, on which nodes where that matters
+    ranks: tuple[object, ...]
     together: tuple[object, ...]  # who meets on accelerators
-    after: StageKey | None = (
-        None  # the rollout, where it matters in which order that has ended what
-    )
+    # The rollout, where it matters in which order that has ended what
+    after: StageKey | None = None
 
 
 class _Part(NamedTuple):
@@ -67,12 +65,10 @@ class Alike:
         self._sending = space.model.sending(space.config)
         inline = space.config.cluster.launcher == "inline"
         cores = int(profile.machine.get("cores", 1))
-        self._room = (
-            0 if inline else cores
-        )  # processes of a node that never wait for a processor
-        self._parts: dict[
-            int, tuple[Schedule, list[_Part]]
-        ] = {}  # by the identity of a schedule
+        # Processes of a node that never wait for a processor
+        self._room = 0 if inline else cores
+        # By the identity of a schedule
+        self._parts: dict[int, tuple[Schedule, list[_Part]]] = {}
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
         """Return a key for each stage; one for the whole iteration where rollout goes on through all stages."""
@@ -170,7 +166,8 @@ class Alike:
         return layout.mode, held, active, ranks, at_once
 
     def _have_room(self, spread: Sequence[_Nodes]) -> bool:
-        at_work = Counter({0: 1})  # the driver
+        # The driver
+        at_work = Counter({0: 1})
         for nodes in spread:
             for node, ranks in nodes:
                 at_work[node] += ranks
@@ -185,7 +182,8 @@ def seconds_of(prediction: Prediction, keys: Sequence[object]) -> dict[object, f
     """Return what each stage of a prediction takes, by its key."""
     if len(keys) == 1:
         return {keys[0]: prediction.seconds}
-    counted = prediction.iterations[1:]  # the first begins with everything off
+    # The first begins with everything off
+    counted = prediction.iterations[1:]
     found = [
         sum(one.stages[at].ended_s - one.stages[at].began_s for one in counted)
         for at in range(len(keys))

@@ -39,9 +39,8 @@ class Result:
     name: str  # of the config
     search: Search
     answer: Answer
-    front: Sequence[
-        Found
-    ]  # no plan is better in seconds, accelerators and free memory at once
+    # No plan is better in seconds, accelerators and free memory at once
+    front: Sequence[Found]
     turns: Sequence[Turn]
     seconds: float  # that the search took
     notes: Sequence[str] = ()
@@ -82,7 +81,8 @@ def turns(
 
         def lead(factor: float, cost: str = cost) -> float:
             if over():
-                return 0.0  # of no use: this cost is left out
+                # Of no use: this cost is left out
+                return 0.0
             scaled = _scaled(search.profile, cost, factor)
             ours, *theirs = (
                 objective(f, _again(f, scaled).seconds) for f in (best, *others)
@@ -366,7 +366,8 @@ def render_svg(result: Result) -> str:
         shown["config"] = current
 
     longest = max(found.seconds for found in shown.values())
-    scale = (_WIDTH - 2 * _LEFT - 90) / longest  # pixels of a second
+    # Pixels of a second
+    scale = (_WIDTH - 2 * _LEFT - 90) / longest
     bars: list[str] = []
     for row, (name, found) in enumerate(shown.items()):
         bars += _draw_plan(name, found, _TOP + row * _ROW, scale)

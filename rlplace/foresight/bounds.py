@@ -41,9 +41,8 @@ class Bounds:
         topology = plan.topology
         inline = config.cluster.launcher == "inline"
         cores = int(costs.profile.machine.get("cores", 1))
-        self._cores = (
-            1 if inline else cores
-        )  # that a node's ranks can use at once: inline all are one process
+        # That a node's ranks can use at once: inline all are one process
+        self._cores = 1 if inline else cores
         self._call_s = costs.of(f"driver/{config.cluster.launcher}_call").cpu_s
         self._nodes = len(topology.nodes)
         self._per_node = max(node.accelerators for node in topology.nodes)
@@ -72,7 +71,8 @@ class Bounds:
         options: Mapping[str, Sequence[Size]],
     ) -> float:
         """Return what those who score add, each of them to rollout or to infer."""
-        late_s = 0.0  # of those that have no choice
+        # Of those that have no choice
+        late_s = 0.0
         free: list[tuple[float, float]] = []
         generating = sum(
             min(size.accelerators for size in options[c])
@@ -88,9 +88,8 @@ class Bounds:
                 generating + min(size.accelerators for size in options[component])
                 > self._most
             ):
-                late_s = max(
-                    late_s, seconds[1]
-                )  # it shares accelerators with what generates
+                # It shares accelerators with what generates
+                late_s = max(late_s, seconds[1])
             else:
                 free.append((seconds[0], seconds[1]))
         if not free and not late_s:
@@ -146,9 +145,8 @@ class Bounds:
             sum(load.cpu_s for load in found.loads.values())
             + (_calls(found.loads) - 1) * self._call_s
         )
-        nodes = {
-            c: -(-found.wide[c] // self._per_node) or 1 for c in found.loads
-        }  # at most, where they are full
+        # At most, where they are full
+        nodes = {c: -(-found.wide[c] // self._per_node) or 1 for c in found.loads}
         fullest_s = max(
             (load.cpu_s / nodes[c] for c, load in found.loads.items()), default=0.0
         )
@@ -161,9 +159,8 @@ class Bounds:
     ) -> list[float]:
         """Return a bound for each stage of a plan, with its moves. `spread`: its ranks by node."""
         found = list[float]()
-        joins = (
-            not schedule.needs.ahead
-        )  # what is asked for before the loop waits is one message
+        # What is asked for before the loop waits is one message
+        joins = not schedule.needs.ahead
         bases = {base_stage(stage): stage for stage in schedule.stages}
         scored = (
             bases.get("infer", "rollout") if "advantages" in self.stages.names else None
@@ -209,7 +206,8 @@ class Bounds:
         return found
 
     def _placed(self, loads: Loads, chain_s: float, spread: Spread) -> float:
-        by_node = {0: (_calls(loads) - 1) * self._call_s}  # of the driver
+        # Of the driver
+        by_node = {0: (_calls(loads) - 1) * self._call_s}
         for component, load in loads.items():
             for node, ranks in spread[component].items():
                 by_node[node] = by_node.get(node, 0.0) + load.on(ranks)

@@ -63,14 +63,14 @@ class Costs:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.missing: dict[str, float] = {}  # cost -> a size that was asked for
-        self.stretched: dict[
-            str, float
-        ] = {}  # cost -> a size outside of what was measured
-        self.assumed: set[str] = set()  # costs that are not measured
-        self.spent: dict[str, float] = defaultdict(
-            float
-        )  # cost -> processor seconds that were asked for in all
+        # Cost -> a size that was asked for
+        self.missing: dict[str, float] = {}
+        # Cost -> a size outside of what was measured
+        self.stretched: dict[str, float] = {}
+        # Costs that are not measured
+        self.assumed: set[str] = set()
+        # Cost -> processor seconds that were asked for in all
+        self.spent: dict[str, float] = defaultdict(float)
         self._found: dict[tuple[str, float], Cost] = {}
         self._points = {
             name: gathered(curve.points) for name, curve in profile.costs.items()
@@ -148,7 +148,8 @@ class Costs:
 
     def _of(self, name: str, size: float) -> Cost:
         points = self._points.get(name, ())
-        if name.endswith(_JOINED):  # alone it is another thing
+        # Alone it is another thing
+        if name.endswith(_JOINED):
             points = (
                 tuple(point for point in points if (point.size > 1.0) == (size > 1.0))
                 or points

@@ -41,9 +41,8 @@ class Measured:
     """What a short run has shown."""
 
     profile: Profile
-    seconds: Mapping[
-        str, Mapping[str, float]
-    ]  # stage -> predicted by its own profile, measured
+    # Stage -> predicted by its own profile, measured
+    seconds: Mapping[str, Mapping[str, float]]
 
 
 def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
@@ -73,9 +72,8 @@ def placed(
     changed["cluster"]["component_placement"] = dict(placement)
     for component in placement:
         block = changed.get(role_of(component))
-        if (
-            isinstance(block, dict) and block.get("kind", "model") == "model"
-        ):  # not of a reward that is a function
+        # Not of a reward that is a function
+        if isinstance(block, dict) and block.get("kind", "model") == "model":
             block["enable_offload"] = True
     return Variant(name=name, mapping=changed)
 

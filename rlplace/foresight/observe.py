@@ -26,9 +26,8 @@ from rlplace.stopwatch import Part
 _WARM = 2  # first iterations of a command, which load libraries and fill caches
 _MOST = 200  # iterations that count, the latest
 _DRAWS = 256
-_DRAWN = (
-    8  # draws of a distribution that are kept; iterations that they are of, the latest
-)
+# Draws of a distribution that are kept; iterations that they are of, the latest
+_DRAWN = 8
 EMULATED = "emulated"
 # Parts that an accelerator works in, where there is one.
 _ACCELERATED = (
@@ -48,11 +47,12 @@ _ACCELERATED = (
 # What others are waited for in, whom a prediction waits for as well: parts, and calls without laps.
 _WAITING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait")
 _MEETING = ("pull_weights", "refresh")
+# Parts of which a stopwatch inside tells more, where there is one
 _LUMPS = (
     "learn",
     "infer",
     "accumulate",
-)  # parts of which a stopwatch inside tells more, where there is one
+)
 # The library whose version a cost depends on.
 _LIBRARIES = (
     "torch",
@@ -78,23 +78,21 @@ class Observations:
         """`channels`: asks all channels of the run how long ranks have waited at them since the start."""
         self._config = config
         self._channels = channels
-        self._waited: Mapping[
-            str, float
-        ] = {}  # component -> of all ranks, since the start
+        # Component -> of all ranks, since the start
+        self._waited: Mapping[str, float] = {}
         self._model = model_of(config)
         self._plan = plan
         self._seen = 0
-        self._laps: dict[
-            tuple[str, float], deque[Part]
-        ] = {}  # (cost, size to two digits) -> of each iteration
-        self._counts: dict[str, deque[float]] = {}  # count -> of each iteration
-        self._seconds: dict[str, deque[float]] = {}  # metric -> of each iteration
-        self._draws: dict[
-            str, deque[Sequence[float]]
-        ] = {}  # distribution -> of each iteration
-        self._processes: dict[
-            tuple[int, int], float
-        ] = {}  # node, number -> processor time at the end of its last call
+        # (cost, size to two digits) -> of each iteration
+        self._laps: dict[tuple[str, float], deque[Part]] = {}
+        # Count -> of each iteration
+        self._counts: dict[str, deque[float]] = {}
+        # Metric -> of each iteration
+        self._seconds: dict[str, deque[float]] = {}
+        # Distribution -> of each iteration
+        self._draws: dict[str, deque[Sequence[float]]] = {}
+        # Node, number -> processor time at the end of its last call
+        self._processes: dict[tuple[int, int], float] = {}
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
         """Count an iteration that has ended, with its metrics."""
@@ -178,9 +176,8 @@ class Observations:
             found[call.slot.node, call.record.process].append(call)
         around: dict[str, list[Part]] = defaultdict(list)
         for process, calls in found.items():
-            alone = (
-                len({call.slot.component for call in calls}) == 1
-            )  # else their calls may run at once
+            # Else their calls may run at once
+            alone = len({call.slot.component for call in calls}) == 1
             inside = sum(
                 call.record.cpu_s + call.record.beside_cpu_s * alone for call in calls
             )
@@ -210,9 +207,8 @@ class Observations:
             return [
                 (f"{prefix}/{part.name}", part) for part in parts if part.name in own
             ]
-        beside_s = (
-            0.0 if self._inline or call.slot.process else record.beside_cpu_s
-        )  # of others in the process, too
+        # Of others in the process, too
+        beside_s = 0.0 if self._inline or call.slot.process else record.beside_cpu_s
         rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts)) + beside_s
         alone = not parts and call.name not in _MEETING
         blocked_s = max(0.0, record.seconds - record.cpu_s) if alone else 0.0
@@ -287,9 +283,8 @@ def _messages(calls: Sequence[RankCall]) -> int:
 def _on_accelerator(part: Part) -> Part:
     """Return a part in seconds of the clock: the rank's accelerator worked, and its thread waited for it."""
     least_s = part.least_cpu_s + part.blocked_s
-    seconds = (
-        least_s * part.laps if part.name == "exchange" else part.wall_s
-    )  # in which ranks wait for each other
+    # In which ranks wait for each other
+    seconds = least_s * part.laps if part.name == "exchange" else part.wall_s
     return part._replace(cpu_s=seconds, least_cpu_s=least_s, blocked_s=0.0)
 
 

@@ -14,9 +14,8 @@ from rlplace.foresight.show import compare_seconds
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
-_MOST_RANKS = (
-    512  # whose iterations are predicted at the end of a run: that takes seconds
-)
+# Whose iterations are predicted at the end of a run: that takes seconds
+_MOST_RANKS = 512
 
 
 class Performance:

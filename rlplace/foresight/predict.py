@@ -29,13 +29,11 @@ class Prediction:
 
     numbers: Mapping[str, float]  # its metrics, named as those of a run; seconds
     active: Mapping[str, Sequence[str]]  # stage -> the components that run in it
-    iterations: Sequence[
-        IterationCalls
-    ]  # the last ones, for a picture; a search keeps none
+    # The last ones, for a picture; a search keeps none
+    iterations: Sequence[IterationCalls]
     queues: Mapping[str, int]  # channel -> most items at any time
-    processors: Mapping[
-        int, float
-    ]  # node -> the share of the time in which its processors were at work
+    # Node -> the share of the time in which its processors were at work
+    processors: Mapping[int, float]
     costs: Costs  # what was asked of the profile
 
     @property

@@ -66,7 +66,8 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """Return the config with changes of a plan."""
     whole = copy.deepcopy(dict(mapping))
     for key, value in changes.items():
-        component = key.removeprefix(f"{PLACEMENT}.")  # whose name may have dots
+        # Whose name may have dots
+        component = key.removeprefix(f"{PLACEMENT}.")
         path = (
             key.split(".") if component == key else [*PLACEMENT.split("."), component]
         )

@@ -26,9 +26,8 @@ ASSUMED = "assumed"
 SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
 PROCESSOR = "processor"
 ACCELERATOR = "accelerator"
-AS_PUBLISHED = (
-    "as published"  # the processor of a profile of which nothing was measured
-)
+# The processor of a profile of which nothing was measured
+AS_PUBLISHED = "as published"
 COLD = "cold_"  # before the name of a part: of laps that come after the thread was off its processor
 
 
@@ -61,12 +60,10 @@ class Profile:
     versions: Mapping[str, str]
     subjects: Mapping[str, str]  # component -> what it runs: a simulator, a model
     costs: Mapping[str, Curve]
-    counts: Mapping[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # name -> mean of an iteration
-    samples: Mapping[str, tuple[float, ...]] = dataclasses.field(
-        default_factory=dict
-    )  # distribution -> draws
+    # Name -> mean of an iteration
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Distribution -> draws
+    samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def merged(self, other: Profile) -> Profile:
         """Return both; where both have measured the same size, a mean weighed by laps. `other` is the newer."""

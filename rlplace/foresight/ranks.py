@@ -43,9 +43,8 @@ from rlplace.workers.launch.group import (
 from rlplace.workers.launch.host import Done, GroupSpec, Request
 from rlplace.workers.worker import MoveReport, Worker
 
-Body = Generator[
-    Any, Any, Any
-]  # of a method: yields what it waits for, returns what the method does
+# Of a method: yields what it waits for, returns what the method does
+Body = Generator[Any, Any, Any]
 _DRIVER = "driver"
 _UNBOUNDED = 1 << 60
 
@@ -135,9 +134,8 @@ class Site:
             raise AssertionError("a channel without bounds has room")
 
     def _drive(self, queue: Channel) -> Body:
-        each = (
-            self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2
-        )  # a message is sent, and its results taken
+        # A message is sent, and its results taken
+        each = self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2
         while True:
             act = yield from queue.get()
             yield Work(self.cores[0], _DRIVER, each)
@@ -166,9 +164,8 @@ class Rank:
         self._cores = site.cores[slot.node]
         self._watches = list[Stopwatch]()
         self._ended = 0.0
-        self._off = (
-            True  # when the last lap did, and whether others had the processor in it
-        )
+        # When the last lap did, and whether others had the processor in it
+        self._off = True
         site.world.spawn(self._serve())
 
     @property
@@ -288,9 +285,8 @@ def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, Worker
     groups = {}
     for component, kind in kinds.items():
         slots = tuple(site.plan.placement.slots(component))
-        worker = cast(
-            type[Worker], kind
-        )  # a group asks its class for the names of methods alone
+        # A group asks its class for the names of methods alone
+        worker = cast(type[Worker], kind)
         spec = GroupSpec(
             name=component, worker=worker, config=None, slots=slots, channels={}
         )

@@ -74,13 +74,11 @@ class Answer:
     bound: float  # no plan of the space is below it
     counts: Mapping[str, int]
     refused: Mapping[str, int]  # why plans do not hold -> how many
-    nearest: (
-        tuple[Space, Layout] | None
-    )  # of the plans that do not fit in memory, that which lacks least
+    # Of the plans that do not fit in memory, that which lacks least
+    nearest: tuple[Space, Layout] | None
     lacks_bytes: int  # that it lacks, on an accelerator
-    lacking: Mapping[
-        str, int
-    ]  # cost that the profile lacks -> plans that were left out for it
+    # Cost that the profile lacks -> plans that were left out for it
+    lacking: Mapping[str, int]
     proven: bool
 
     @property
@@ -140,11 +138,12 @@ class _Leaf(NamedTuple):
 
 
 _Node = _Sizes | _Places | _Leaf
+# Of equal bounds the deepest goes first
 _DEPTH: Mapping[type, int] = {
     _Sizes: 0,
     _Places: 1,
     _Leaf: 2,
-}  # of equal bounds the deepest goes first
+}
 
 
 class Search:
@@ -155,8 +154,10 @@ class Search:
         self.profile = profile
         self.predicted: dict[tuple[object, ...], Prediction] = {}
         self._measured = {name.replace(COLD, "") for name in profile.costs}
-        self._known: dict[object, float] = {}  # seconds of stages that were predicted
-        self._least: dict[object, float] = {}  # bounds of stages
+        # Seconds of stages that were predicted
+        self._known: dict[object, float] = {}
+        # Bounds of stages
+        self._least: dict[object, float] = {}
         self._alike = Alike(space, profile)
         self._bound = space.model.stage_bound(space, profile)
         self.bounds = Bounds(space.config, space.plan, Costs(profile))
@@ -284,22 +285,20 @@ class _Run:
         self.rivals = {id(found.prediction): found.value for found in rivals}
         self.heap: list[tuple[float, int, int, _Node]] = []
         self.order = itertools.count()
-        self.found: dict[
-            tuple[object, int], Found
-        ] = {}  # by what is predicted of it, and its accelerators
-        self.fewest: dict[object, int] = {}  # accelerators of a plan that takes as long
+        # By what is predicted of it, and its accelerators
+        self.found: dict[tuple[object, int], Found] = {}
+        # Accelerators of a plan that takes as long
+        self.fewest: dict[object, int] = {}
         self.current: Found | None = None
-        self.nearest: tuple[tuple[bool, int], Layout] | None = (
-            None  # with what it lacks in bytes
-        )
+        # With what it lacks in bytes
+        self.nearest: tuple[tuple[bool, int], Layout] | None = None
         self.counts = Counter[str]()
         self.refused = Counter[str]()
         self.lacking = Counter[str]()
 
     def go(self) -> Answer:
-        self.current = self._check(
-            self.space.current()
-        )  # what the config has is predicted, whatever its bound
+        # What the config has is predicted, whatever its bound
+        self.current = self._check(self.space.current())
         for mode in self.space.modes:
             left = self.space.sizes(mode)
             if all(left.values()):
@@ -327,9 +326,8 @@ class _Run:
         self.counts["left out by bound"] += len(self.heap)
         found = sorted(self.found.values(), key=_rank)
         bound = self._limit(1) if proven else least
-        first = {
-            id(f.prediction): f for f in reversed(found)
-        }  # of those that take as long
+        # Of those that take as long
+        first = {id(f.prediction): f for f in reversed(found)}
         return Answer(
             objective=self.objective,
             current=self.current,
@@ -527,7 +525,8 @@ class _Run:
         if node.used >= self.fewest.get(node.keys, math.inf):
             return
         layout = node.layout
-        needed = layout.stays  # without those that need not move in any case
+        # Without those that need not move in any case
+        needed = layout.stays
         for component in layout.stays:
             fewer = tuple(c for c in needed if c != component)
             if (

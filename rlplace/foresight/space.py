@@ -27,9 +27,8 @@ from rlplace.placement.machines.topology import Ranges, show_range
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Schedule, schedule_of
 
-Cells = tuple[
-    tuple[int, ...], ...
-]  # node -> accelerator -> the components there, as bits
+# Node -> accelerator -> the components there, as bits
+Cells = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +38,8 @@ class Layout:
     mode: Mode
     sizes: Sizes  # of every component
     starts: Mapping[str, int]  # free component -> its first accelerator
-    stays: tuple[
-        str, ...
-    ] = ()  # free components that stay on accelerators which others need
+    # Free components that stay on accelerators which others need
+    stays: tuple[str, ...] = ()
 
 
 class _Shared(NamedTuple):
@@ -112,10 +110,11 @@ class Space:
         )
         self.nodes = plan.topology.nodes
         self._schedules: dict[object, Schedule] = {}
+        # Of the layout that was asked for last
         self._spread: tuple[object, Spread] = (
             None,
             {},
-        )  # of the layout that was asked for last
+        )
         self._bits = {c: 1 << at for at, c in enumerate(placement.components)}
         self.model = model_of(config)
         self.now = self.model.mode(plan)
@@ -380,9 +379,8 @@ class Space:
                 if size.accelerators == 1
                 else show_range(range(start, start + size.accelerators))
             )
-            own: dict[str, Any] = {
-                "placement": place
-            }  # in a block, `accelerators: 1` is a number of them
+            # In a block, `accelerators: 1` is a number of them
+            own: dict[str, Any] = {"placement": place}
             if size.each > 1:
                 own["accelerators_per_rank"] = size.each
             if layout.mode.shared and component in self.model.pair:

@@ -69,7 +69,8 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self._order = itertools.count()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        # A heap
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._ready: deque[Process] = deque()
 
     def spawn(self, process: Process) -> None:
@@ -139,10 +140,14 @@ class _Thread:
         self.process = process
         self.left_s = seconds
         self.turn_s = max(TURN_S, seconds / _MOST_TURNS)
-        self.began = self.since = 0.0  # when its turn, and the work in it, began
-        self.rate = 1.0  # seconds of work in a second
-        self.turn = 0  # counts its turns, and what it was given to do in them
-        self.ending = False  # the turn, whose end is due, since others wait
+        # When its turn, and the work in it, began
+        self.began = self.since = 0.0
+        # Seconds of work in a second
+        self.rate = 1.0
+        # Counts its turns, and what it was given to do in them
+        self.turn = 0
+        # The turn, whose end is due, since others wait
+        self.ending = False
 
 
 class Cores:
@@ -159,7 +164,8 @@ class Cores:
         self._rate = wanted if count > 1 else 1.0
         self._waiting: deque[_Thread] = deque()
         self._running: dict[Hashable, _Thread] = {}
-        self.busy_s = 0.0  # of all processors
+        # Of all processors
+        self.busy_s = 0.0
 
     def add(self, thread: Process, process: Hashable, seconds: float) -> None:
         """Compute `seconds` for a thread, then let it go on."""
@@ -273,7 +279,8 @@ class Channel:
         self._items: dict[str, deque[Any]] = {}
         self._takers: dict[str, deque[Event]] = {}
         self._putters: deque[Event] = deque()
-        self._held = self.most = 0  # items; `most`: at any time
+        # Items; `most`: at any time
+        self._held = self.most = 0
 
     def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
         """Wait for room, then put."""

@@ -45,7 +45,8 @@ _NO_MEMORY = (
     "cluster.accelerator.memory=80GiB or the like."
 )
 _COLUMN = 52  # where the second column begins at the latest
-_SECTIONS: Mapping[Outcome, tuple[str, str]] = {  # title, and how they are counted
+# Title, and how they are counted
+_SECTIONS: Mapping[Outcome, tuple[str, str]] = {
     "equal": ("Equal:", "equal"),
     "differs": ("Differs:", "differing"),
     "implied": ("Holds here without a key:", "implied"),
@@ -150,7 +151,8 @@ def import_settings(
 
 def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     rules = read_rules(library)
-    if rules.words_after:  # its settings are flags
+    # Its settings are flags
+    if rules.words_after:
         file = sources[0] if len(sources) == 1 and _is_path(sources[0]) else ""
         text = _read(Path(file)) if file else _joined(sources)
         return read_flags(text, file, rules.words_after, rules.read, rules.spellings)

@@ -32,11 +32,13 @@ from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
 Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
+# Are written before what is placed on them
 _MACHINES = (
     "num_nodes",
     "accelerators_per_node",
-)  # are written before what is placed on them
-_ESTIMATORS = {  # algorithm of ours -> their estimators of the same advantages
+)
+# Algorithm of ours -> their estimators of the same advantages
+_ESTIMATORS = {
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "group_norm"),
     "dr_grpo": ("dr_grpo",),
@@ -101,14 +103,12 @@ class Imported:
     target: Target
     results: tuple[MappingResult, ...]  # one per setting of the original, in its order
     findings: tuple[Problem, ...]  # what does not hold in the original, or not here
-    assumed: tuple[
-        tuple[str, str], ...
-    ]  # what no setting asks for and is written out now, and why
+    # What no setting asks for and is written out now, and why
+    assumed: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]  # keys a run still needs
     topology: Topology
-    layout: (
-        Plan | None
-    )  # None where the placement does not hold; `findings` have the reasons
+    # None where the placement does not hold; `findings` have the reasons
+    layout: Plan | None
 
 
 class Draft:
@@ -124,15 +124,14 @@ class Draft:
         self.rules = rules
         self.target = target
         self.config: dict[str, object] = {}
-        self.given = {
-            s.key: s for s in settings
-        }  # the last one wins, as on a command line
+        # The last one wins, as on a command line
+        self.given = {s.key: s for s in settings}
         self.findings: list[Problem] = []
         self.assumed: list[tuple[str, str]] = []
-        self._decided: dict[
-            str, tuple[Outcome, str | tuple[str, ...]]
-        ] = {}  # text or our keys; no rule is applied
-        self._wrong: dict[str, Problem] = {}  # values that cannot be read at all
+        # Text or our keys; no rule is applied
+        self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}
+        # Values that cannot be read at all
+        self._wrong: dict[str, Problem] = {}
 
     # ── what the original has ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -393,9 +392,8 @@ class Draft:
         name = self.value(key)
         if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
             return
-        folder = os.path.isfile(
-            Path(name) / "config.json"
-        )  # whose keys the plan reads itself
+        # Whose keys the plan reads itself
+        folder = os.path.isfile(Path(name) / "config.json")
         shape = {} if folder else shape_of(name)
         if shape is not None:
             self.set(ours, {"path": name, **shape})
@@ -640,7 +638,8 @@ def _lay_out(
         except PlacementError as error:
             problems = error.problems
         except ConfigError:
-            pass  # reported with the other refused values
+            # Reported with the other refused values
+            pass
     written: Any = draft.config["cluster"]
     cluster = ClusterConfig(
         component_placement=written["component_placement"],

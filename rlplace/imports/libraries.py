@@ -24,12 +24,13 @@ from rlplace.placement.machines.topology import Ranges
 
 _RLINF_WIDTH = 8  # accelerators of a machine, where nothing gives another number
 _RLINF_SINKS = ("console", "jsonl", "tensorboard")
+# Their engines always sleep while others work
 _RLINF_TASKS = (
     "reasoning",
     "math",
     "agent",
     "coding",
-)  # their engines always sleep while others work
+)
 _RLINF_SIMULATED = ("actor", "env", "rollout")  # components beside simulators
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
@@ -163,9 +164,8 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     if tensor > 1 and "rollout" in ours:
         rest = ",".join(name for name in ours if name != "rollout")
         block = dict(value) if isinstance(value, Mapping) else {"placement": value}
-        spread = ":" in str(
-            block.get("placement", "")
-        )  # the ranks are given, so that engines cannot be
+        # The ranks are given, so that engines cannot be
+        spread = ":" in str(block.get("placement", ""))
         key = "tensor_parallel_size" if spread else "accelerators_per_rank"
         lines = ({rest: value} if rest else {}) | {"rollout": block | {key: tensor}}
         draft.becomes(_RLINF_TENSOR, f"{PLACEMENT}.rollout")
@@ -293,10 +293,11 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
     pool.copies["rollout"] = tensor = draft.count(_VERL_TENSOR, 2, 1)
     pool.check_engines(_VERL_TENSOR, tensor, total)
     actor, reference = (_ulysses(f"{_VERL}{block}") for block in ("actor.", "ref."))
+    # The reference does as the actor unless told otherwise
     blocks = {
         "reference": (*reference, *actor),
         "actor": actor,
-    }  # the reference does as the actor unless told otherwise
+    }
     blocks |= {"critic": _ulysses("critic."), "reward": _ulysses("reward_model.")}
     for component, keys in blocks.items():
         pool.divide_tokens(component, *keys)
@@ -421,9 +422,8 @@ def _set_verl_prompts(draft: Draft) -> None:
     switch = f"{_VERL}actor.use_dynamic_bsz"
     tokens = f"{_VERL}actor.ppo_max_token_len_per_gpu"
     if draft.has(switch):
-        ranks = max(
-            draft.count(key, 1, 1) for key in _ulysses(f"{_VERL}actor.")
-        )  # that have a pass between them
+        # That have a pass between them
+        ranks = max(draft.count(key, 1, 1) for key in _ulysses(f"{_VERL}actor."))
         for model in (m for m in ("actor", "reference") if m in draft.placed):
             draft.set(f"{model}.token_budget", draft.count(tokens, 16384, 1) * ranks)
         draft.becomes(switch, "actor.token_budget")
@@ -500,7 +500,8 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
     engine = draft.count("rollout-num-gpus-per-engine", 1, 1)
     engines = draft.count("rollout-num-gpus", size, 1)
     pool.check_engines("rollout-num-gpus-per-engine", engine, engines)
-    whole = engines - engines % engine  # 0 where there are too few for one engine
+    # 0 where there are too few for one engine
+    whole = engines - engines % engine
     pool.take("rollout", whole or engines, engine if whole else 1, anew=together)
     pool.copies |= dict.fromkeys(
         ("actor", "critic"), draft.count("tensor-model-parallel-size", 1, 1)
@@ -516,7 +517,8 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
         "token" if draft.has("calculate-per-token-loss") else "sequence",
     )
     draft.becomes("calculate-per-token-loss", "algorithm.loss")
-    everything = together or draft.has("offload")  # both, unless one is switched off
+    # Both, unless one is switched off
+    everything = together or draft.has("offload")
     train = (everything or draft.has("offload-train") or critic) and not draft.has(
         "no-offload-train"
     )
@@ -547,7 +549,8 @@ _SKYRL_ROLES = {
 }
 _SKYRL_ENGINES = "generator.num_inference_engines"
 _SKYRL_TENSOR = "generator.inference_engine_tensor_parallel_size"
-_SKYRL_PAIRS = (  # which shares with which, by which switch, and its default
+# Which shares with which, by which switch, and its default
+_SKYRL_PAIRS = (
     ("reference", "actor", "colocate_policy_ref", True),
     ("reward", "critic", "colocate_critic_reward", False),
 )
@@ -614,10 +617,11 @@ _ROLL_ROLES = {
     "reward": "reward",
     "actor_infer": "rollout",
 }
+# Megatron, others
 _ROLL_CONTEXT = (
     "strategy_args.strategy_config.context_parallel_size",
     "model_args.ulysses_size",
-)  # Megatron, others
+)
 _ROLL_BATCH = "actor_train.training_args.per_device_train_batch_size"
 _ROLL_STEPS = "actor_train.training_args.gradient_accumulation_steps"
 
@@ -640,9 +644,8 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
         pool.divide_tokens(component, *(f"{theirs}.{key}" for key in _ROLL_CONTEXT))
     topology = pool.write()
     copies = len(pool.where.get("actor", ())) // (tensor * pool.tokens.get("actor", 1))
-    if (
-        _ROLL_BATCH in draft.given and copies
-    ):  # a step takes what each copy of the model accumulates
+    # A step takes what each copy of the model accumulates
+    if _ROLL_BATCH in draft.given and copies:
         batch = draft.count(_ROLL_BATCH, 1, 1)
         draft.set("actor.micro_batch", batch)
         draft.derive(

@@ -21,15 +21,17 @@ _FLAGS_OF = {
     "reward": "reward",
 }
 _SCHEDULE = "cosine_with_min_lr"  # the default of both models that learn
-_EVALUATED = (  # of an evaluation: our key, the default there, and its name there
+# Of an evaluation: our key, the default there, and its name there
+_EVALUATED = (
     ("eval_samples", 4, "n_samples_per_prompt"),
     ("eval_temperature", 0.6, "temperature"),
 )
+# Estimators that want several answers to each prompt
 _COMPARING = (
     "rloo",
     "reinforce_baseline",
     "group_norm",
-)  # estimators that want several answers to each prompt
+)
 
 
 def import_openrlhf(draft: Draft, per_node: int) -> Imported:
@@ -54,9 +56,10 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     reward = "reward.model_name_or_path"
     draft.set_model("actor.model", "actor.model_name_or_path")
     draft.set_model("reward.model", reward)
+    # Begins as it
     draft.set_model(
         "critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path"
-    )  # begins as it
+    )
     _set_passes(draft)
     draft.apply_rules()
     for model in (m for m in ("actor", "critic") if m in draft.placed):
@@ -208,9 +211,8 @@ def _offloads(draft: Draft) -> dict[str, bool]:
         draft.unmapped(
             "does nothing there unless all models share their accelerators in turn", key
         )
-    old = "ref_reward_offload" in str(
-        draft.given.get("ref.offload", "")
-    )  # speaks for both in the older spelling
+    # Speaks for both in the older spelling
+    old = "ref_reward_offload" in str(draft.given.get("ref.offload", ""))
     return {
         "actor": draft.has("ds.enable_sleep"),
         "critic": draft.has("ds.enable_sleep"),
@@ -352,7 +354,8 @@ def _set_schedule(draft: Draft) -> None:
             "train.async_enable",
             "train.async_queue_size",
         )
-    if "data.max_samples" in draft.given:  # otherwise as many as the data has
+    # Otherwise as many as the data has
+    if "data.max_samples" in draft.given:
         samples = draft.count("data.max_samples", 1, 1)
         rounds = draft.count("train.num_episodes", 1, 1)
         iterations = max(
@@ -424,9 +427,8 @@ def _set_passes(draft: Draft) -> None:
         )
     by_tokens = draft.has(switch)
     tokens = draft.count(learned, 16192, 1)
-    largest: int | None = (
-        None  # larger passes of frozen models than the learners' gain nothing
-    )
+    # Larger passes of frozen models than the learners' gain nothing
+    largest: int | None = None
     for models, micro, usual, most, keys in (
         (("actor", "critic"), "train.micro_batch_size", 4, tokens, (switch, learned)),
         (

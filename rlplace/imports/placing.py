@@ -9,9 +9,8 @@ from rlplace.imports.importer import Draft
 from rlplace.placement import Topology
 from rlplace.placement.machines.topology import Ranges
 
-Asks = Mapping[
-    str, tuple[str, str]
-]  # component -> the settings that are multiplied: nodes, accelerators of each
+# Component -> the settings that are multiplied: nodes, accelerators of each
+Asks = Mapping[str, tuple[str, str]]
 
 
 class Allocation:
@@ -19,12 +18,10 @@ class Allocation:
 
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
-        self.copies: dict[
-            str, int
-        ] = {}  # accelerators of one copy of a component's model, where it is not 1
-        self.tokens: dict[
-            str, int
-        ] = {}  # copies that have the tokens of the same samples between them
+        # Accelerators of one copy of a component's model, where it is not 1
+        self.copies: dict[str, int] = {}
+        # Copies that have the tokens of the same samples between them
+        self.tokens: dict[str, int] = {}
         self._draft = draft
         self._width = width
         self._next = 0

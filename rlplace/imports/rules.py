@@ -56,9 +56,8 @@ class KlRule:
 
     place: Literal["loss", "reward"]
     switch: str
-    when: str = (
-        ""  # `switch`, unless it is another setting that decides whether there is one
-    )
+    # `switch`, unless it is another setting that decides whether there is one
+    when: str = ""
     on: bool = False  # where the setting is not given
     weight: str
     coef: float  # where `weight` is not given
@@ -88,11 +87,14 @@ class Rules:
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:
         self.name = name
-        self.algorithm: tuple[str, str] | None = None  # the setting, and its default
+        # The setting, and its default
+        self.algorithm: tuple[str, str] | None = None
         self.kl: list[KlRule] = []
-        self.products: dict[str, Product] = {}  # by our key
+        # By our key
+        self.products: dict[str, Product] = {}
         self.rules: dict[str, Rule] = {}
-        self.spellings: dict[str, str] = {}  # older -> newest
+        # Older -> newest
+        self.spellings: dict[str, str] = {}
         groups: dict[str, Rule] = {}
         for table in tables:
             self.algorithm = (

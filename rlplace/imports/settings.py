@@ -103,9 +103,8 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
     """Replace every `${...}` by its value, where it has one; of settings with the same key, the last one counts."""
     given = {setting.key: setting.value for setting in settings}
     known = dict.fromkeys(given, _NOWHERE)
-    for _ in range(
-        _LONGEST_CHAIN
-    ):  # each time, those that refer to known ones become known
+    # Each time, those that refer to known ones become known
+    for _ in range(_LONGEST_CHAIN):
         known |= {
             key: _expand(value, known)
             for key, value in given.items()

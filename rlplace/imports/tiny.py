@@ -50,9 +50,8 @@ def shrink(imported: Imported) -> Imported:
         )
     placement = imported.layout.placement
     pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
-    unit = gcd(
-        *(edge for piece in pieces for edge in (piece.start, piece.stop))
-    )  # all components are alike within it
+    # All components are alike within it
+    unit = gcd(*(edge for piece in pieces for edge in (piece.start, piece.stop)))
     width = max(piece.stop for piece in pieces) // unit
     algorithm = _block(imported, "algorithm")
     for key in ("sequence_length", "train_batch"):
@@ -77,16 +76,18 @@ def shrink(imported: Imported) -> Imported:
             }
     config["actor"]["model"] = {"kind": "causal_lm", **shipped_model("tiny")}
     if "reward" in config and not {"url", "function"} & config["reward"].keys():
+        # With a head that scores
         config["reward"]["model"] = {
             **shipped_model("tiny"),
             "path": "models/tiny_reward",
-        }  # with a head that scores
+        }
     config["env"] = sizes["env"]
     if any(c.partition(".")[0] == "reward" for c in placement.components):
         config["env"]["rewards"] = [{"name": "unscored"}]
+    # Not the original's: here
     config["runner"] = (
         _block(imported, "runner") | {"output_dir": "runs"} | sizes["runner"]
-    )  # not the original's: here
+    )
     config = ordered(config, imported.target.job)
     topology = Topology.uniform(1, width, "emulated")
     why = f"{unit} accelerators of the original are one here; sizes, models and prompts are small"

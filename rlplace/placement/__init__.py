@@ -31,12 +31,13 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in __all__:
+        # Small ones first
         for module in (
             "machines.topology",
             "language.slots",
             "language.hybrid",
             "plan",
-        ):  # small ones first
+        ):
             found: object = getattr(import_module(f"{__name__}.{module}"), name, None)
             if found is not None:
                 return found

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 # One is put while the one before it is being taken.
 WEIGHT_MESSAGES_PER_TARGET = 2
-LEAST_PARTICIPANTS = (
-    1024  # an entry costs little; the driver and its tools have names as well
-)
+# An entry costs little; the driver and its tools have names as well
+LEAST_PARTICIPANTS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +62,10 @@ class ChannelPlan:
     keys: tuple[str, ...]  # of target rank 0, then 1, ...; equally many for each
     why: str  # where the capacity comes from
     targets: RankLocations = dataclasses.field(repr=False)
-    waiting: Sequence[int] = dataclasses.field(
-        repr=False
-    )  # most items under way to each target rank
-    inside: Sequence[int] = dataclasses.field(
-        repr=False
-    )  # by target rank: 1 where all producers share its process
+    # Most items under way to each target rank
+    waiting: Sequence[int] = dataclasses.field(repr=False)
+    # By target rank: 1 where all producers share its process
+    inside: Sequence[int] = dataclasses.field(repr=False)
     depth: int = 1  # capacity for each item under way
 
     @property
@@ -78,9 +75,8 @@ class ChannelPlan:
 
     def locations(self) -> tuple[ChannelLocation, ...]:
         """In the order of the first key of each. Linear in keys."""
-        ranks: dict[
-            int, list[int]
-        ] = {}  # by the number of a node, or a number below 0 for each process
+        # By the number of a node, or a number below 0 for each process
+        ranks: dict[int, list[int]] = {}
         for rank, (node, inside) in enumerate(
             zip(self.targets.node, self.inside, strict=True)
         ):
@@ -172,9 +168,8 @@ def _simulator_channels(
             kept,
         ),
     ):
-        if (
-            routes.direct and name != "trajectories"
-        ):  # env ranks call the rollout rank of their process
+        # Env ranks call the rollout rank of their process
+        if routes.direct and name != "trajectories":
             continue
         counts = Counter(targets)
         waiting = [counts[rank] * each for rank in range(placement.world_size(target))]
@@ -198,9 +193,8 @@ def _text_channels(
     )
     prompts = algorithm.prompts or 0
     held_out = runner.eval_prompts if runner.eval_every else 0
-    turns = (
-        config.text_env.max_turns > 1
-    )  # a prompt asks for all its samples at once, a later turn for one
+    # A prompt asks for all its samples at once, a later turn for one
+    turns = config.text_env.max_turns > 1
     at_once = asked_at_once(prompts, algorithm.short_rounds)
     requests = max(at_once * (each if turns else 1), held_out)
     envs = placement.world_size("env")
@@ -213,7 +207,8 @@ def _text_channels(
         max(asked_at_once(b - a, algorithm.short_rounds) * each, (d - c) * drawn)
         for (a, b), (c, d) in zip(owned, tested, strict=True)
     ]
-    answers[0] += envs  # rank 0 gets a message when each rank is done
+    # Rank 0 gets a message when each rank is done
+    answers[0] += envs
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"
     ends = f"the end of the iteration for {counted(engines, 'rollout rank')}"

@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from rlplace.config.schema import Config, NodeConfig
 
 _ENVS = "env.total_num_envs"
+# Sync modes that build on the weights that the rollout ranks have
 _SOME_WEIGHTS = (
     "trainable",
     "lora",
-)  # sync modes that build on the weights that the rollout ranks have
+)
+# Role -> the role whose ranks hold the rows that it scores
 PARTNERS = {
     "reference": "actor",
     "reward": "critic",
-}  # role -> the role whose ranks hold the rows that it scores
+}
 
 
 def check_simulator_job(
@@ -230,7 +232,8 @@ def _without_rows(
 ) -> Problem:
     unit = f"{component} rank"
     units = f"{component} ranks"
-    if together > 1:  # with the same samples
+    # With the same samples
+    if together > 1:
         unit = f"group of {together} {units}"
         units = f"groups of {together} {units}"
     what = f"too few for {ranks} {units}: some would have nothing to do"
@@ -447,7 +450,8 @@ def check_batches(
         samples, batch, lcm(*(copies * micro for copies in learning.values()))
     )
     unit = lcm(engines, legal)
-    whole = unit // gcd(unit, per)  # prompts with whole units of samples
+    # Prompts with whole units of samples
+    whole = unit // gcd(unit, per)
     enough = -(-prompts // whole) * whole
     if samples % engines:
         what = f"{samples} samples do not divide over {engines} engines"

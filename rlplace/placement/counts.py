@@ -74,7 +74,8 @@ def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Coun
     """How much of its state a rank holds, of what all ranks of a component share."""
     for component in placement.components:
         spec = placement.spec(component)
-        cut = spec.parallel.tensor_parallel_size  # ranks that have a copy between them
+        # Ranks that have a copy between them
+        cut = spec.parallel.tensor_parallel_size
         parts = spec.num_copies * cut
         text = f"{placement.world_size(component)} ranks"
         match config.block_of(component):
@@ -118,7 +119,8 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
     samples = algorithm.prompts * algorithm.samples_per_prompt
     batch = algorithm.train_batch or samples
     actor = placement.spec("actor")
-    together = actor.parallel.ranks  # with the same samples
+    # With the same samples
+    together = actor.parallel.ranks
     takers = "each rank" if together == 1 else f"every {together} ranks"
     engines = placement.spec("rollout").num_copies
     why = f"{algorithm.prompts} prompts x {algorithm.samples_per_prompt}; {_each(samples, engines)} for each engine"
@@ -187,7 +189,8 @@ def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | 
     """
     here = placement.topology
     nodes: list[Node] = []
-    taken = 0  # accelerators of the last node; only that one is still filled
+    # Accelerators of the last node; only that one is still filled
+    taken = 0
     moved: dict[str, list[Segment]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:

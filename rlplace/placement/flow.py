@@ -199,15 +199,15 @@ def copy_nearest(
             ("cluster", 0),
         )
 
-    near: defaultdict[tuple[str, int], list[int]] = defaultdict(
-        list
-    )  # source ranks by the place that they are at
+    # Source ranks by the place that they are at
+    near: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for rank, (node, first, count) in enumerate(
         zip(givers.node, givers.first, givers.count, strict=True)
     ):
         for place in places(node, first, count):
             near[place].append(rank)
-    given: Counter[tuple[str, int]] = Counter()  # by the place whose sources take turns
+    # By the place whose sources take turns
+    given: Counter[tuple[str, int]] = Counter()
     sources = array("l")
     for node, first, count in zip(takers.node, takers.first, takers.count, strict=True):
         nearest = next(place for place in places(node, first, count) if place in near)
@@ -227,18 +227,14 @@ def copy_nearest(
 
 
 BUCKET_BYTES = 16 << 20  # of weights on their way to a copy on another node
-CUT_BUCKET_BYTES = (
-    64 << 20
-)  # of weights on their way to the processes of an engine that cuts them
-SUMMED_AT_ONCE_BYTES = (
-    1 << 20
-)  # that a rank on a host sends at most to spare all a second exchange
-WINDOW_BYTES = (
-    256 << 20
-)  # of whole weights that the process of an engine loads at a time, or the largest weight
-DEVICE_BUCKET_BYTES = (
-    64 << 20
-)  # between accelerators; large: the notes about a bucket should take little of its time
+# Of weights on their way to the processes of an engine that cuts them
+CUT_BUCKET_BYTES = 64 << 20
+# That a rank on a host sends at most to spare all a second exchange
+SUMMED_AT_ONCE_BYTES = 1 << 20
+# Of whole weights that the process of an engine loads at a time, or the largest weight
+WINDOW_BYTES = 256 << 20
+# Between accelerators; large: the notes about a bucket should take little of its time
+DEVICE_BUCKET_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +279,8 @@ class DeviceMember(NamedTuple):
 
     component: str
     rank: int
-    part: int | None = (
-        None  # of the engine: its n-th accelerator, which that process has
-    )
+    # Of the engine: its n-th accelerator, which that process has
+    part: int | None = None
 
     @property
     def name(self) -> str:
@@ -304,9 +299,8 @@ class DeviceDelivery(Delivery):
     one group; NCCL refuses two ranks on one accelerator.
     """
 
-    owners: tuple[
-        int | None, ...
-    ]  # by taker, the actor rank on its accelerator, which shares its memory with it
+    # By taker, the actor rank on its accelerator, which shares its memory with it
+    owners: tuple[int | None, ...]
     actors: int  # how many actor ranks there are
     parts: tuple[int, ...] = ()  # by reader, how many accelerators it has; (): one each
 
@@ -360,8 +354,10 @@ def deliver(
     actors = placement.locations("actor")
     rollouts = placement.locations("rollout")
     kinds = [node.kind for node in placement.topology.nodes]
-    taken: set[int] = set()  # accelerators of the ranks before
-    able: dict[int, tuple[int, ...]] = {}  # accelerators by rollout rank
+    # Accelerators of the ranks before
+    taken: set[int] = set()
+    # Accelerators by rollout rank
+    able: dict[int, tuple[int, ...]] = {}
     for rank, (node, first, count) in enumerate(
         zip(rollouts.node, rollouts.first, rollouts.count, strict=True)
     ):

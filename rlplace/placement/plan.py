@@ -41,18 +41,15 @@ class Plan:
     topology: Topology
     placement: HybridComponentPlacement
     needs: Needs  # as the algorithm declares them; in sub-stages: `schedule.needs`
-    offload: Mapping[
-        str, bool
-    ]  # component -> whether it leaves accelerators that others need
+    # Component -> whether it leaves accelerators that others need
+    offload: Mapping[str, bool]
     schedule: Schedule
-    routes: (
-        Routes | tuple[Route, ...]
-    ) = ()  # of rows whose ranks are known before the run
+    # Of rows whose ranks are known before the run
+    routes: Routes | tuple[Route, ...] = ()
     channels: tuple[ChannelPlan, ...] = ()  # of a job that runs
     deliveries: tuple[Delivery, ...] = ()  # of its weights
-    security: Literal["encrypted", "password"] = (
-        "encrypted"  # of what goes between nodes
-    )
+    # Of what goes between nodes
+    security: Literal["encrypted", "password"] = "encrypted"
     warnings: tuple[Problem, ...] = ()
 
     @property

@@ -63,15 +63,12 @@ class Needs:
     """What an algorithm needs resident in each stage, in order. A component is active in the stages that name it."""
 
     stages: tuple[str, ...]
-    residency: Mapping[
-        str, Mapping[str, Residency]
-    ]  # stage -> component -> least residency
-    divisible: tuple[
-        str, ...
-    ] = ()  # stages whose components do not depend on each other: see `split_stages`
-    early: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # component -> an earlier stage to start in
+    # Stage -> component -> least residency
+    residency: Mapping[str, Mapping[str, Residency]]
+    # Stages whose components do not depend on each other: see `split_stages`
+    divisible: tuple[str, ...] = ()
+    # Component -> an earlier stage to start in
+    early: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ahead: int = 0  # versions by which rollout may run ahead of learning; above 0 it goes on through every stage
 
     @property
@@ -110,11 +107,13 @@ SIMULATOR_NEEDS = Needs(
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
+# Their scores do not depend on what is learned, so they may start early
 _FROZEN = (
     "reference",
     "reward",
-)  # their scores do not depend on what is learned, so they may start early
-_TEXT = {  # stages in the order in which they run; in each, components in the order of their turns
+)
+# Stages in the order in which they run; in each, components in the order of their turns
+_TEXT = {
     "sync": {
         "actor": Residency.WEIGHTS,
         "rollout": Residency.WEIGHTS,
@@ -226,13 +225,11 @@ class Schedule:
 
     stages: tuple[str, ...]
     needs: Needs  # the algorithm's, in these stages
-    residency: Mapping[
-        str, Mapping[str, Residency]
-    ]  # stage -> component -> residency held there
+    # Stage -> component -> residency held there
+    residency: Mapping[str, Mapping[str, Residency]]
     first: Transition  # into the first stage, from everything off
-    entries: Mapping[
-        str, Transition
-    ]  # to show and count: stage -> from the stage before it, the last before the first
+    # To show and count: stage -> from the stage before it, the last before the first
+    entries: Mapping[str, Transition]
 
     def between(self, before: str, after: str) -> Transition:
         """From any stage straight to any other."""
@@ -397,9 +394,8 @@ def split_stages(
         ):
             later = [rows[name] for name in needs.divisible if component in rows[name]]
             rows[stage][component] = max(row[component] for row in later)
-            for row in (
-                later if role_of(component) in _FROZEN else ()
-            ):  # what learns ends where it did
+            # What learns ends where it did
+            for row in later if role_of(component) in _FROZEN else ():
                 del row[component]
     residency: dict[str, Mapping[str, Residency]] = {}
     for stage, row in rows.items():
@@ -407,9 +403,8 @@ def split_stages(
             residency[stage] = row
             continue
         leaving = {c for c in row if offload.get(c, False)}
-        parts: list[
-            dict[str, Residency]
-        ] = []  # of this stage, in the order in which they run
+        # Of this stage, in the order in which they run
+        parts: list[dict[str, Residency]] = []
         for component, need in row.items():
             for part in parts:
                 if component not in leaving or not any(

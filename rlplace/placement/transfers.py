@@ -65,7 +65,8 @@ def _along(plan: Plan, route: Route) -> Transfer:
     )
 
 
-_TEXT = {  # what a channel of a text task carries -> how much of it
+# What a channel of a text task carries -> how much of it
+_TEXT = {
     "requests": "prompts so far, to any rank with room",
     "completions": "answers, as each is finished",
     "samples": "whole groups",
@@ -179,7 +180,8 @@ class Traffic:
 
 
 def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
-    changes: list[int] = []  # how much more the hosts hold after each move
+    # How much more the hosts hold after each move
+    changes: list[int] = []
     for entry in plan.schedule.entries.values():
         for move in (*entry.releases, *entry.acquires):
             before, after = (
@@ -198,14 +200,14 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
                 default=1,
             )
             copy = ledger.bytes("rollout", Residency.WEIGHTS) * each
+            # Of a copy
             parts = (
                 plan.placement.world_size(transfer.source)
                 if transfer.route is None
                 else 1
-            )  # of a copy
-            shared = (
-                {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}
-            )  # by CUDA IPC, all parts at once
+            )
+            # By CUDA IPC, all parts at once
+            shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}
             weights = {
                 t: pairs * shared.get(t, 1) * copy // parts
                 for t, pairs in transfer.transports.items()
@@ -271,7 +273,8 @@ def _least_seconds(
     through_host = plan.deliveries and not any(
         isinstance(d, DeviceDelivery) for d in plan.deliveries
     )
-    if not through_host:  # which takes far longer than the hardware does
+    # Which takes far longer than the hardware does
+    if not through_host:
         receiving = len(plan.placement.accelerators("rollout"))
         for transport, size in weights.items():
             if size and receiving and (rate := rates.get(transport)):
@@ -336,7 +339,8 @@ def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
         for transport in Transport
         if transport in taken
     }
-    if Transport.SAME_PROCESS in found:  # env 0-3 and rollout 0-3 have process: shared
+    # Env 0-3 and rollout 0-3 have process: shared
+    if Transport.SAME_PROCESS in found:
         sharers: dict[str, list[str]] = {}
         for component in plan.placement.components:
             if process := plan.placement.spec(component).process:

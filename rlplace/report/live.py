@@ -80,14 +80,16 @@ class Display:
         # Ray, or a component -> its last step of the start.
         self._starting: Mapping[str, str] = {}
         self._telling = threading.Lock()
-        self._loop: Watched | None = None  # None: the workers start
+        # None: the workers start
+        self._loop: Watched | None = None
         self._channels: Mapping[str, Channel] = {}
         self._iterations = 0
         # Metric -> its last value, and the iteration of the value.
         self._seen: Mapping[str, tuple[float, int]] = {}
         # Seconds of the last iterations; only the driver's thread uses them.
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._iteration_s = 0.0  # their median
+        # Their median
+        self._iteration_s = 0.0
         self._bottleneck = ""
         # Lines that the thread is to print.
         self._notices: deque[str] = deque()
@@ -120,7 +122,8 @@ class Display:
         """Take the metrics of an iteration that is over, counted from 1."""
         # New mappings instead of changes: the thread may be reading the old ones.
         seen = dict(self._seen)
-        if iteration <= self._iterations:  # the run went back
+        # The run went back
+        if iteration <= self._iterations:
             seen = {}
         for name, value in metrics.items():
             seen[name] = (value, iteration)
@@ -140,7 +143,8 @@ class Display:
             return [("starting", started), *self._starting.items()]
         # The step under way, residencies and channels, as they are at this moment.
         now = "between iterations"
-        doing = loop.doing  # read once: the driver changes it
+        # Read once: the driver changes it
+        doing = loop.doing
         if doing is not None:
             step, since_s = doing
             now = f"{step} for {span(now_s - since_s)}"

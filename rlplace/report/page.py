@@ -342,7 +342,8 @@ def _accelerators(run: RunRecord) -> list[str]:
         head = (places, ", ".join(names))
         for stage in of_fold[0]:
             rows.append((*head, stage, *_use(of_fold, stage)))
-            head = ("", "")  # only the first of its rows names the accelerators
+            # Only the first of its rows names the accelerators
+            head = ("", "")
     note = "Of one accelerator, on average; the share is from the least to the most busy. Moves and sync are above."
     return _section("Accelerators", _ACCELERATOR, rows, note)
 

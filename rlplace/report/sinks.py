@@ -145,7 +145,8 @@ class ConsoleSink:
         for column in self._columns:
             heading += column.head.rjust(column.width)
         if is_terminal(self._stream):
-            heading = f"\x1b[1m{heading}\x1b[0m"  # bold
+            # Bold
+            heading = f"\x1b[1m{heading}\x1b[0m"
         self._stream.write(f"{heading}\n")
 
 

@@ -46,12 +46,13 @@ _MOST_BYTES = 180_000  # of all columns: above that they are wider
 _LEAST_WIDTH = 0.05  # of a bar that is drawn
 _MOST_TICKS = 8
 _SHARES = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
+# Entries of the legend that every picture has: look, name
 _ALIKE = (
     ("f0 wait", "waits"),
     ("moves", "moves"),
     ("sync", "sync"),
     ("idle", "idle"),
-)  # entries of the legend that every picture has: look, name
+)
 LOOK = (
     ".idle{fill:#818b98;fill-opacity:.13}.moves{fill:#818b98;fill-opacity:.75}.sync{fill:#818b98;fill-opacity:.4}"
     ".wait{fill-opacity:.28}.tick{stroke:#818b98;stroke-opacity:.35}"
@@ -284,9 +285,11 @@ def _lanes(
     Bars that overlap have a lane for each of their components.
     """
     overlapping: list[_Bar] = []
-    end = math.inf  # of the bars that overlap
+    # Of the bars that overlap
+    end = math.inf
     for bar in sorted(bars, key=lambda bar: bar.x):
-        if bar.x > end - 1:  # touching by a pixel is no overlap
+        # Touching by a pixel is no overlap
+        if bar.x > end - 1:
             yield from _divided(overlapping, components)
             overlapping = []
         overlapping.append(bar)
@@ -366,7 +369,8 @@ def _stages(
 
     The longest stages have their names above, as far as there is room.
     """
-    taken: list[tuple[float, float]] = []  # x of begin and end of each name
+    # X of begin and end of each name
+    taken: list[tuple[float, float]] = []
     for stage in sorted(shown.stages, key=lambda stage: stage.began_s - stage.ended_s):
         x = axis.x(stage.began_s)
         width = axis.x(stage.ended_s) - x

@@ -122,9 +122,11 @@ def _nested(
     zero_s: the seconds that are written as 0.
     """
     # All times below are whole microseconds.
-    free = 0  # end of the last event
+    # End of the last event
+    free = 0
     for outer in sorted(events, key=lambda event: event.began_s):
-        ends: list[int] = []  # of the events around the next one
+        # Of the events around the next one
+        ends: list[int] = []
         longest_first = sorted(
             outer.inside, key=lambda event: (event.began_s, -event.ended_s)
         )

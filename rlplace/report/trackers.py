@@ -127,7 +127,8 @@ def _wandb(info: RunInfo) -> Tracker:
 
     def close(state: str) -> None:
         run.finish(exit_code=int(state != FINISHED))
-        wandb.teardown()  # the library's process would stay as long as this one
+        # The library's process would stay as long as this one
+        wandb.teardown()
 
     def table(iteration: int, samples: Samples) -> None:
         run.log({"samples": wandb.Table(*_table(samples))}, step=iteration)
@@ -257,7 +258,8 @@ def _trackio(info: RunInfo) -> Tracker:
         run.log_artifact(file, name=artifact, type="file")
 
     def close(state: str) -> None:
-        run.finish()  # the library takes no state
+        # The library takes no state
+        run.finish()
 
     def table(iteration: int, samples: Samples) -> None:
         run.log({"samples": trackio.Table(*_table(samples))}, step=iteration)

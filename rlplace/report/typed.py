@@ -32,9 +32,11 @@ class Typed:
         self._text = text
         self._words: Sequence[str] = ()
         self._began = ""
-        self._folder: Path | None = None  # of the run
+        # Of the run
+        self._folder: Path | None = None
         self._file: TextIO | None = None
-        self._shown: list[str] = []  # before there is a file
+        # Before there is a file
+        self._shown: list[str] = []
         self._writing = threading.Lock()
 
     def __enter__(self) -> Typed:

@@ -69,12 +69,16 @@ class Usage:
         for ranks in occupancy.values():
             used.update(*ranks)
         self.accelerators = tuple(sorted(used))
-        self.seconds = 0.0  # of all iterations
-        self.last: tuple[StageUse, ...] = ()  # of the latest iteration
+        # Of all iterations
+        self.seconds = 0.0
+        # Of the latest iteration
+        self.last: tuple[StageUse, ...] = ()
         self._occupancy = occupancy
         self._merged = merged
-        self._work: dict[int, dict[str, float]] = {}  # of the stage that runs
-        self._stages: list[StageUse] = []  # of the iteration that runs
+        # Of the stage that runs
+        self._work: dict[int, dict[str, float]] = {}
+        # Of the iteration that runs
+        self._stages: list[StageUse] = []
         self._totals: dict[str, StageUse] = {}
 
     def worked(
@@ -164,8 +168,10 @@ def shares_of(
     uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float
 ) -> dict[str, float]:
     """Divide `seconds` into busy, bubble (idle within a stage), moves and sync; what is left is the driver's."""
-    busy = 0.0  # seconds of all accelerators at work
-    within_s = 0.0  # seconds of all stages but sync
+    # Seconds of all accelerators at work
+    busy = 0.0
+    # Seconds of all stages but sync
+    within_s = 0.0
     moves_s = 0.0
     sync_s = 0.0
     for use in uses:

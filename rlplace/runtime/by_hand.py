@@ -110,10 +110,14 @@ class JobOnCluster:
         self._stages = plan.schedule.stages
         self._steps = _steps_of(self.spec)
         self._groups: dict[str, WorkerGroup] = {}
-        self._held: dict[str, Residency] = {}  # by launched component
-        self._at: str | None = None  # the stage
-        self._trained = False  # since the iteration began
-        self._iteration = 0  # also the policy version that it samples and learns with
+        # By launched component
+        self._held: dict[str, Residency] = {}
+        # The stage
+        self._at: str | None = None
+        # Since the iteration began
+        self._trained = False
+        # Also the policy version that it samples and learns with
+        self._iteration = 0
         cluster.start()
         cluster.reserve(
             [
@@ -177,7 +181,8 @@ class JobOnCluster:
             return args
         stages = self._steps.get((component, method))
         if stages is None:
-            return args  # no part of an iteration
+            # No part of an iteration
+            return args
         stage = self._at if self._at in stages else next(iter(stages))
         assert stage is not None, "a call of an iteration has a stage"
         call, step = stages[stage]

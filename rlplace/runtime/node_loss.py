@@ -50,7 +50,8 @@ def go_on(
             f"after {faults.restarts} recoveries within an hour; faults.restarts: {faults.restarts}"
         )
     try:
-        find(str(lost.folder), Path())  # before minutes are waited in vain
+        # Before minutes are waited in vain
+        find(str(lost.folder), Path())
         tell(str(since or lost))
         same = _resuming(job, lost)
         job = (

@@ -51,6 +51,7 @@ from rlplace.workers.launch.machines import declared_topology
 # Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
 _JOBS_FOLDERS = "working_dir_files"  # where Ray puts what a job is submitted with
+# Blocks that place nothing
 _NOT_PLACING = (
     "env",
     "rollout",
@@ -59,7 +60,7 @@ _NOT_PLACING = (
     "checkpoint",
     "faults",
     "memory",
-)  # blocks that place nothing
+)
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
 # Codes of what this machine lacks and another may have: a dry run shows them, and refuses all else that a run refuses.
 _OF_MODELS = (
@@ -245,7 +246,8 @@ def check_plan(
 def missing_libraries(config: AnyConfig) -> list[Problem]:
     """Report what a run needs and a plan does not, where it is not installed."""
     needed = ["numpy", "torch", "safetensors"]
-    if config.cluster.launcher == "ray":  # threads of one process do without
+    # Threads of one process do without
+    if config.cluster.launcher == "ray":
         needed += ["ray", "psutil", "zmq"]
     absent = [name for name in needed if importlib.util.find_spec(name) is None]
     if not absent:

@@ -85,7 +85,8 @@ _SAFE = (
         "algorithm.share_prompts",
     ),
 )
-_SHAPES = (  # the saved state has no other shape: not to be allowed either
+# The saved state has no other shape: not to be allowed either
+_SHAPES = (
     *(
         "actor.model",
         "actor.model.*",
@@ -139,7 +140,8 @@ def resumed(job: Prepared) -> Resumed | None:
     checkpoint = find(config.resume, Path(config.runner.output_dir) / job.view.name)
     if checkpoint is None:
         return None
-    if config.resume != AUTO:  # which has compared them
+    # Which has compared them
+    if config.resume != AUTO:
         verify(checkpoint)
     mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
     differences = _differences(read_job(mapping), read_job(job.mapping))
@@ -240,7 +242,8 @@ def _other_task(
     fix = ANEW
     seen = set[Path]()
     for checkpoint in whole_ones(newest.run.parent):
-        if checkpoint.run in seen:  # `resume` takes the newest one of a run
+        # `resume` takes the newest one of a run
+        if checkpoint.run in seen:
             continue
         seen.add(checkpoint.run)
         try:

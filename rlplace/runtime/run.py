@@ -175,7 +175,8 @@ def run(
                     if isinstance(error, RlplaceError)
                     else "".join(traceback.format_exception(error))
                 )
-                with contextlib.suppress(OutputError):  # the error itself is told
+                # The error itself is told
+                with contextlib.suppress(OutputError):
                     write_whole(folder / ERROR, f"{text.rstrip()}\n")
             if isinstance(error, Stopped) and error.by_scheduler and _can_go_on(folder):
                 error.exit_code = job.config.runner.requeue_exit_code or error.exit_code
@@ -278,7 +279,8 @@ def _run(
             loop.recovery = recovery_of(job, cluster, groups, saving, history)
             if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
                 curves = sinks(sizes)
-        signals.check()  # one that code of others has swallowed
+        # One that code of others has swallowed
+        signals.check()
         progress.start_s += time.perf_counter() - began
         _tell(
             fitted(
@@ -292,7 +294,8 @@ def _run(
             for name, channel in group.channels.items()
         }
         display.watch(loop, channels, progress.iterations)
-        policies: Mapping[str, Path] | None = None  # once they are saved
+        # Once they are saved
+        policies: Mapping[str, Path] | None = None
         state = _not_ended(progress)
         observed = job.performance.observations(lambda: view(channels))
         patience_s = (

@@ -64,14 +64,18 @@ class Saving:
         self._store = Store(
             folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best
         )
-        self._longest_s = config.runner.stage_timeout_s  # that files may take
+        # That files may take
+        self._longest_s = config.runner.stage_timeout_s
         self._saver = Saver(self._store, timeout_s=self._longest_s)
-        self._faults = 0  # that were seen
+        # That were seen
+        self._faults = 0
         self._progress = progress
         self._start = self._driver_state()
-        self._saved = -1  # the iteration after which the last one was begun
+        # The iteration after which the last one was begun
+        self._saved = -1
         self._newest: Checkpoint | None = None
-        self._seconds = 0.0  # in which the run stood still for it
+        # In which the run stood still for it
+        self._seconds = 0.0
 
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
@@ -179,7 +183,8 @@ class Saving:
         iterations = self._progress.iterations
         if self._saved == iterations:
             return
-        self._finish()  # one at a time
+        # One at a time
+        self._finish()
         began = time.perf_counter()
         try:
             part = self._store.begin(iterations, components)
@@ -189,9 +194,10 @@ class Saving:
             )
             return
         self._loop.write_state(part, components)
+        # Unknown
         generated = (
             self._loop.generated if len(components) == len(self._ranks) else None
-        )  # unknown
+        )
         contents = Contents(
             ranks={c: self._ranks[c] for c in components},
             texts={

@@ -12,11 +12,12 @@ from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
 from rlplace.placement.language.spec import Parallel, role_of
 
+# Roles that read the samples and score them
 SCORERS = (
     "critic",
     "reference",
     "reward",
-)  # roles that read the samples and score them
+)
 
 # Channels of simulators. Keys: the rollout rank; "<env rank>/<stage group>"; the actor rank.
 OBSERVATIONS = "observations"
@@ -64,20 +65,17 @@ class WorkerArguments:
 
     config: Config
     ranks: Mapping[str, int]  # of each placed component
-    deliveries: tuple[
-        Delivery, ...
-    ] = ()  # of weights, where ranks share memory; without any each rank gets its own
+    # Of weights, where ranks share memory; without any each rank gets its own
+    deliveries: tuple[Delivery, ...] = ()
     # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
     working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    parallel: Mapping[str, Parallel] = dataclasses.field(
-        default_factory=dict
-    )  # of a component; left out: one rank
+    # Of a component; left out: one rank
+    parallel: Mapping[str, Parallel] = dataclasses.field(default_factory=dict)
     # component -> what a token of a prompt costs for each answer that reads it, as `SampleSizes.again`; left out are
     # those that compute it anew for each
     read_again: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    copies_checkpoints: bool = (
-        True  # to write them behind the next iteration; else this waits for them
-    )
+    # To write them behind the next iteration; else this waits for them
+    copies_checkpoints: bool = True
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
 

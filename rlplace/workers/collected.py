@@ -24,7 +24,8 @@ class Collected:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._metrics: dict[str, Metric] = {}
-        self._watches: list[Stopwatch] = []  # of this call: of outer timers, then inner
+        # Of this call: of outer timers, then inner
+        self._watches: list[Stopwatch] = []
         self._depth = 0
         self._thread = 0
 

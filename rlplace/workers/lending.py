@@ -29,9 +29,12 @@ class _Place:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.thing: Any = None  # lent, and not taken yet
-        self.returned: threading.Event | None = None  # of what is lent
-        self.failure: BaseException | None = None  # of the lent object
+        # Lent, and not taken yet
+        self.thing: Any = None
+        # Of what is lent
+        self.returned: threading.Event | None = None
+        # Of the lent object
+        self.failure: BaseException | None = None
 
 
 class Lending:
@@ -70,9 +73,11 @@ class Lending:
                 try:
                     _wait(place, owner, process, until, timeout_s, check)
                 except BaseException:
-                    place.thing = None  # nobody can take it any more
+                    # Nobody can take it any more
+                    place.thing = None
                     raise
-        returned.wait()  # who has taken it gives it back also where it fails or is cancelled
+        # Who has taken it gives it back also where it fails or is cancelled
+        returned.wait()
         if place.failure is not None:
             raise place.failure
 

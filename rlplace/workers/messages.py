@@ -62,8 +62,10 @@ class Messages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._mailboxes: dict[str, Mailbox] = {}  # with ends of the worker's own
-        self._gone: dict[str, str] = {}  # groups that have ended, and why
+        # With ends of the worker's own
+        self._mailboxes: dict[str, Mailbox] = {}
+        # Groups that have ended, and why
+        self._gone: dict[str, str] = {}
 
     def meet(self, mailboxes: Iterable[Mailbox]) -> None:
         """Know these groups from now on; one that has ended before is there again."""
@@ -138,9 +140,8 @@ class Messages:
         until = time.monotonic() + patience_s
         while True:
             left_s = until - time.monotonic()
-            gone = self._why_gone(
-                source
-            )  # before the look: it may have sent a last one
+            # Before the look: it may have sent a last one
+            gone = self._why_gone(source)
             look_s = 0.0 if gone else max(0.0, min(left_s, _LOOK_S))
             try:
                 return channel.get(key=key, timeout_s=look_s)

@@ -77,9 +77,8 @@ class Offloadable:
         self._arrive()
         for storage, _ in self._host.values():
             storage.resize_(0)
-        self._device.release(
-            self.what
-        )  # a GPU also takes back here what torch's allocator would keep
+        # A GPU also takes back here what torch's allocator would keep
+        self._device.release(self.what)
 
     @torch.no_grad()
     def onload(self) -> None:
@@ -93,7 +92,8 @@ class Offloadable:
         for storage, copy in self._host.values():
             storage.resize_(copy.numel())
             _as_bytes(storage).copy_(copy, non_blocking=storage.device.type == "cuda")
-        self._arrive()  # before the copies may be used for something else
+        # Before the copies may be used for something else
+        self._arrive()
         self._host = None
 
     def _arrive(self) -> None:

@@ -28,7 +28,8 @@ class ProcessGroup:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._store: Any = None
-        self._opened = False  # by this worker: one in the same process may have
+        # By this worker: one in the same process may have
+        self._opened = False
         self._round = 0
 
     def join(self, backend: str | None, timeout_s: float) -> Any:

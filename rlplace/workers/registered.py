@@ -30,11 +30,14 @@ class Registered:
         self._device = device
         self._modules: list[nn.Module] = []
         self._optimizers: list[Any] = []
-        self._tensors: list[Any] = []  # tensors, and mappings of them
-        self._residency = Residency.FULL  # what is new is on the accelerator
+        # Tensors, and mappings of them
+        self._tensors: list[Any] = []
+        # What is new is on the accelerator
+        self._residency = Residency.FULL
         weights = f"{slot.component} weights"
         state = f"{slot.component} gradients and optimizer state"
-        self._parts: dict[Residency, Offloadable] = {  # by the residency that they need
+        # By the residency that they need
+        self._parts: dict[Residency, Offloadable] = {
             Residency.WEIGHTS: Offloadable(weights, device, self._weights),
             Residency.FULL: Offloadable(state, device, self._state),
         }
@@ -61,7 +64,8 @@ class Registered:
 
     def move(self, to: Residency) -> MoveReport:
         """Bring the parts on or off. What comes back is equal to the bit."""
-        for needs in reversed(self._parts):  # what leaves makes room first
+        # What leaves makes room first
+        for needs in reversed(self._parts):
             if to < needs:
                 self._parts[needs].offload()
         for needs, part in self._parts.items():

@@ -150,8 +150,10 @@ class WeightEnds:
         self._worker = worker
         self._context = worker.context
         self._component = worker.context.slot.component
-        self._senders: dict[str, WeightSender] = {}  # by target
-        self._receivers: dict[str, WeightReceiver] = {}  # by source
+        # By target
+        self._senders: dict[str, WeightSender] = {}
+        # By source
+        self._receivers: dict[str, WeightReceiver] = {}
 
     def push(self, version: int, to: str | None) -> Metrics:
         """Send this rank's weights to component `to`; None: to each that takes them."""

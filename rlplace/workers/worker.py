@@ -77,22 +77,19 @@ class WorkerContext:
     device: Device  # the memory of this slot's accelerators: accounted where emulated, real on a GPU
     rendezvous: Rendezvous
     channels: Mapping[str, Channel]  # already named for this rank
-    folder: Path | None = (
-        None  # of the job in this node's shared memory, gone when the job ends; None: all are threads
-    )
-    lending: Lending = dataclasses.field(
-        default_factory=Lending
-    )  # with the other workers of the process
-    cancelled: threading.Event = dataclasses.field(
-        default_factory=threading.Event
-    )  # set when siblings failed
+    # Of the job in this node's shared memory, gone when the job ends; None: all are threads
+    folder: Path | None = None
+    # With the other workers of the process
+    lending: Lending = dataclasses.field(default_factory=Lending)
+    # Set when siblings failed
+    cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
     facts: JobFacts | None = None  # of the job; None outside of one
+    # By the engine for this worker: closed after its `close`
     opened: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack
-    )  # by the engine for this worker: closed after its `close`
-    messages: Messages = dataclasses.field(
-        default_factory=Messages
-    )  # to and from the workers of all groups
+    )
+    # To and from the workers of all groups
+    messages: Messages = dataclasses.field(default_factory=Messages)
 
     @property
     def rank(self) -> int:
@@ -118,9 +115,8 @@ class MoveReport:
     """What a change of residency did on one rank."""
 
     residency: Residency
-    accelerator_bytes: (
-        int  # held on each of the rank's accelerators after the move, measured
-    )
+    # Held on each of the rank's accelerators after the move, measured
+    accelerator_bytes: int
     host_bytes: int  # offloaded copies held on the host after the move, measured
 
 
@@ -561,9 +557,8 @@ class Worker:
 class RoleWorker(Worker):
     """Base of the workers of a run. Owns whatever it opened, and closes it in the end, the last first."""
 
-    with_tools: ClassVar[bool] = (
-        False  # what these send, count and log is part of the run
-    )
+    # What these send, count and log is part of the run
+    with_tools: ClassVar[bool] = False
 
     config: WorkerArguments
 

@@ -71,12 +71,14 @@ class Connection:
         self._serials = itertools.count(1)
         # Requests without an answer, and withdrawals that the server has not confirmed; by serial
         self._waiters: dict[int, Waiter] = {}
-        self._done: list[
-            int
-        ] = []  # serials of received answers, sent to the server with the next message
-        self._tell = False  # whether these must be sent at once
-        self._welcomed = False  # whether the server knows this process
-        self._broken: str | None = None  # why, once broken
+        # Serials of received answers, sent to the server with the next message
+        self._done: list[int] = []
+        # Whether these must be sent at once
+        self._tell = False
+        # Whether the server knows this process
+        self._welcomed = False
+        # Why, once broken
+        self._broken: str | None = None
         # When the connection was lost; None while connected
         self._lost_at: float | None = time.monotonic() + patience_s - LOST_S
         self._lock = threading.Lock()
@@ -87,7 +89,8 @@ class Connection:
         self._socket.routing_id = b"c" + os.urandom(15)
         self._socket.ipv6 = "[" in endpoint
         self._socket.reconnect_ivl = 50
-        self._socket.reconnect_ivl_max = 500  # ms
+        # Ms
+        self._socket.reconnect_ivl_max = 500
         keys.show(self._socket)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._stop, self._stopped = os.pipe()
@@ -167,7 +170,8 @@ class Connection:
     def _withdraw(self, serial: int) -> None:
         """Send a withdrawal, with the lock held."""
         gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"))
-        self._send(gone.request)  # kept until the server has confirmed it
+        # Kept until the server has confirmed it
+        self._send(gone.request)
 
     def _take_done(self) -> tuple[int, ...]:
         """Return the serials of received answers that the server has not been told, with the lock held."""
@@ -297,7 +301,8 @@ class Connection:
             Request(0, "hello", arguments=(self._welcomed, tuple(self._waiters)))
         )
         for waiter in wanted:
-            if waiter.reply is NO_REPLY:  # an answer may have come meanwhile
+            # An answer may have come meanwhile
+            if waiter.reply is NO_REPLY:
                 self._send(waiter.request, waiter.outgoing)
 
     def _break(self, why: str) -> None:
@@ -305,7 +310,8 @@ class Connection:
         if self._broken is not None:
             return
         self._broken = why
-        os.write(self._stopped, b"x")  # wakes the reader, which ends
+        # Wakes the reader, which ends
+        os.write(self._stopped, b"x")
         for waiter in self._waiters.values():
             if waiter.request.method != "withdraw":
                 waiter.arrived.release()

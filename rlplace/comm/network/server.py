@@ -30,9 +30,8 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.errors import ChannelBroken, ChannelError, RlplaceError
 
 _LOG = logging.getLogger(__name__)
-_OPEN_FILES = (
-    1 << 16
-)  # open files that a server may need, if the hard limit allows as many
+# Open files that a server may need, if the hard limit allows as many
+_OPEN_FILES = 1 << 16
 _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -52,12 +51,14 @@ class Session:
         self.client = client
         # Time of the loop since which the client cannot be reached; None: it can
         self.lost_since: float | None = None
-        self.performing: dict[int, asyncio.Task[None]] = {}  # by serial
+        # By serial
+        self.performing: dict[int, asyncio.Task[None]] = {}
         # Answers that the client may not have received; a repeated request gets the same answer
         self.answers: dict[int, Answer] = {}
         # By serial: credit that is neither filled nor withdrawn, and items that may not have arrived
         self.held: dict[int, tuple[SharedChannel, Put | Get]] = {}
-        self.ends: dict[tuple[str, str], SharedChannel] = {}  # by channel and owner
+        # By channel and owner
+        self.ends: dict[tuple[str, str], SharedChannel] = {}
 
     def done(self, serials: Iterable[int]) -> None:
         """Drop answers that the client has received, and confirm the items in them."""
@@ -187,7 +188,8 @@ class ChannelServer:
     """
 
     def __init__(self, *, host: str, keys: Keys) -> None:
-        self.endpoint = ""  # once it listens
+        # Once it listens
+        self.endpoint = ""
         self._host = host
         self._keys = keys
         self._channels: dict[str, SharedChannel] = {}
@@ -296,7 +298,8 @@ class ChannelServer:
         ):
             self._loop.remove_reader(wire.fd_of(socket))
         self._socket.disable_monitor()
-        self._socket.close(linger=500)  # ms: for the last word
+        # Ms: for the last word
+        self._socket.close(linger=500)
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -447,7 +450,8 @@ class ChannelServer:
                 marks, taken = wire.enclose(items, self._keys.frame_bytes)
                 answer = [wire.pack(Reply(request.serial, marks=marks)), *taken]
             except Exception:
-                _settle(end, end.give_back, get)  # the client gets an error instead
+                # The client gets an error instead
+                _settle(end, end.give_back, get)
                 raise
             session.held[request.serial] = end, get
             return answer

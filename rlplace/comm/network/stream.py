@@ -153,7 +153,8 @@ class StreamTaker:
 
     def __init__(self, address: StreamAddress) -> None:
         self.endpoint = address.endpoint
-        self.asked = 0  # items
+        # Items
+        self.asked = 0
         self.taken = 0
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -161,12 +162,14 @@ class StreamTaker:
         # The same name over all connections, by which the source knows this taker
         self.socket.routing_id = b"t" + os.urandom(15)
         self.socket.ipv6 = "[" in address.endpoint
-        self.socket.reconnect_ivl = 50  # ms
+        # Ms
+        self.socket.reconnect_ivl = 50
         address.keys.show(self.socket)
         self._monitor = self.socket.get_monitor_socket(_EVENTS)
         # When the connection was lost; None while connected
         self._lost_at: float | None = time.monotonic() + CONNECT_S - LOST_S
-        self._connections = 0  # number of connections so far
+        # Number of connections so far
+        self._connections = 0
         self.socket.connect(address.endpoint)
 
     @property
@@ -235,7 +238,8 @@ class StreamTaker:
             self._context.destroy(linger=0 if self._gone else _LAST_WORD_MS)
 
     def _say(self, number: int) -> None:
-        with contextlib.suppress(zmq.Again):  # refused: there is no source
+        # Refused: there is no source
+        with contextlib.suppress(zmq.Again):
             self.socket.send(pickle.dumps(number), zmq.NOBLOCK)
 
 

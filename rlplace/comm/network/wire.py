@@ -195,22 +195,24 @@ Keys = JobKeys | JobPassword
 
 PROBE_S = 1.0  # time between two checks of a channel server for lost clients
 LOST_S = 3.0  # how long either side waits for a lost connection to come back
-SILENT_S = (
-    4.0  # time without a sign of the other machine, until TCP gives up the connection
-)
+# Time without a sign of the other machine, until TCP gives up the connection
+SILENT_S = 4.0
 
 
 def endure(socket: zmq.Socket) -> None:
     """Set options of sockets of both ends, before they bind or connect: no limits of queues, quick detection of
     failures.
     """
-    socket.set_hwm(0)  # credit bounds what is under way, not the socket
+    # Credit bounds what is under way, not the socket
+    socket.set_hwm(0)
     socket.linger = 0
     socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = 1  # s
+    # S
+    socket.tcp_keepalive_idle = 1
     socket.tcp_keepalive_intvl = 1
     socket.tcp_keepalive_cnt = int(SILENT_S) - 1
-    socket.tcp_maxrt = int(SILENT_S * 1000)  # ms
+    # Ms
+    socket.tcp_maxrt = int(SILENT_S * 1000)
 
 
 def listen(socket: zmq.Socket, host: str) -> str:
@@ -220,7 +222,8 @@ def listen(socket: zmq.Socket, host: str) -> str:
     Raises ClusterError for an address that is not this machine's.
     """
     # An unspecified address, such as 0.0.0.0
-    with contextlib.suppress(ValueError):  # a name is no address
+    # A name is no address
+    with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             raise _refused(
                 host,

@@ -42,9 +42,8 @@ _LOG = logging.getLogger(__name__)
 
 # ── header, in words ─────────────────────────────────────────────────────────────────────────────────────────────────
 LOCK = 0  # eight words
-CHANGING, END, LOOKED, WARM = range(
-    8, 12
-)  # LOOKED: real, the time of the last check for dead holders
+# LOOKED: real, the time of the last check for dead holders
+CHANGING, END, LOOKED, WARM = range(8, 12)
 _CLASSES = 8 * 34
 # WARM, EMPTY: heads of the free lists of segments with memory and without, by class
 EMPTY = WARM + _CLASSES
@@ -124,7 +123,8 @@ class Arena:
         self._reals = self._data.cast("d")
         # Segments to free with the next change, with their holders
         self._late: deque[tuple[int, int]] = deque()
-        self._stuck = False  # whether the last wait for the lock was in vain
+        # Whether the last wait for the lock was in vain
+        self._stuck = False
         self._me = processes.this_process()
         # Segment -> serial of its memory that is mapped in this process
         self._populated: dict[int, int] = {}
@@ -133,7 +133,8 @@ class Arena:
     def enter_process(self) -> None:
         """Adapt to being in a forked child."""
         self._me = processes.this_process()
-        self._late.clear()  # the parent frees them
+        # The parent frees them
+        self._late.clear()
 
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -452,7 +453,8 @@ def _no_room(error: OSError) -> Exception:
 def _class_of(size: int) -> int:
     """Return the number of a segment size, which is one of `segment_bytes`; larger sizes have larger numbers."""
     # Below eight times the smallest size, sizes are its multiples; above, eight per power of two
-    bits = size.bit_length() - 1  # 2**bits <= size
+    # 2**bits <= size
+    bits = size.bit_length() - 1
     if bits <= _SMALLEST_BITS + 3:
         return size // SMALLEST - 1
     return 8 * (bits - _SMALLEST_BITS - 2) + ((size >> (bits - 3)) - 8) - 1

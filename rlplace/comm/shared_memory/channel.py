@@ -197,7 +197,8 @@ class SharedChannel(QueueEnd):
 
     def destroy(self) -> None:
         """Break the channel for every end and remove its file; only for its creator. Idempotent."""
-        with contextlib.suppress(ChannelError):  # another process holds the lock
+        # Another process holds the lock
+        with contextlib.suppress(ChannelError):
             self.break_("the channel was destroyed")
         self.path.unlink(missing_ok=True)
 
@@ -233,7 +234,8 @@ class SharedChannel(QueueEnd):
                 store.release(payload)
                 raise
         finally:
-            if put.entry:  # the item could not be written
+            # The item could not be written
+            if put.entry:
                 self.give_back(put)
 
     def _get(
@@ -291,7 +293,8 @@ class SharedChannel(QueueEnd):
                 for p, weight, version in get.taken
             ]
         except BaseException:
-            self.confirm(get)  # the items are lost, but not their room
+            # The items are lost, but not their room
+            self.confirm(get)
             raise
         return get
 

@@ -136,7 +136,8 @@ def claim(folder: Path, pids: Iterable[int]) -> None:
     Processes that are killed leave it there.
     """
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
+        # It has ended
+        with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps")
             text = maps.read_text(encoding="utf-8", errors="replace")
             for name in _TAKEN.findall(text):
@@ -177,7 +178,8 @@ def _lock_of(path: Path) -> int | None:
 def _remove(path: Path) -> None:
     """Remove a job folder, its folder on disk, and what libraries have left in shared memory."""
     link = path / SPILL
-    with contextlib.suppress(OSError):  # never made, or on a disk that is gone
+    # Never made, or on a disk that is gone
+    with contextlib.suppress(OSError):
         # Only a folder of the same name, so that a changed link removes nothing else
         spill = link.readlink()
         if spill.name == path.name and not spill.is_symlink():

@@ -67,9 +67,8 @@ class DoubleBuffer:
         self.path = path
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-            self._frozen = mmap.mmap(
-                file.fileno(), 0, prot=mmap.PROT_READ
-            )  # readers cannot damage what others read
+            # Readers cannot damage what others read
+            self._frozen = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._lock = SharedLock(self._memory, 0)
         header = np.frombuffer(self._memory, _HEADER, 1)
         spec_offset = int(header["spec_offset"][0])
@@ -79,7 +78,8 @@ class DoubleBuffer:
         )
         self._writers = self.spec.writers
         self._readers = self.spec.delivery.readers
-        self._version = header["version"][0]  # by buffer
+        # By buffer
+        self._version = header["version"][0]
         rows = _HEADER.itemsize
         self._writing = np.frombuffer(self._memory, _WRITER, len(self._writers), rows)
         self._reading = np.frombuffer(
@@ -125,9 +125,8 @@ class DoubleBuffer:
                     )
                 table["process"][row] = this_process()
                 table["pushed"][row] = version
-                if (
-                    buffer is None
-                ):  # one that was given up first, so that the last complete version stays
+                # One that was given up first, so that the last complete version stays
+                if buffer is None:
                     free = [b for b in range(_BUFFERS) if not any(self._holders(b))]
                     buffer = min(
                         free,

@@ -22,9 +22,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 from torch import Tensor
+
+# `torch.distributed` has it, its types do not
 from torch._C._distributed_c10d import (
     Store,
-)  # `torch.distributed` has it, its types do not
+)
 
 from rlplace.comm.codec import dtype_name
 from rlplace.errors import WeightSyncError
@@ -128,12 +130,15 @@ def device_group(
     timeout = timedelta(seconds=timeout_s)
     if device.type != "cuda":
         return dist.ProcessGroupGloo(store, rank, size, timeout)
-    torch.cuda.set_device(device)  # of this thread
+    # Of this thread
+    torch.cuda.set_device(device)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    with _environment(_NCCL):  # read by the constructor
+    # Read by the constructor
+    with _environment(_NCCL):
         group = dist.ProcessGroupNCCL(store, rank, size, options)
-    group.eager_connect_single_device(device)  # else the first broadcast does it
+    # Else the first broadcast does it
+    group.eager_connect_single_device(device)
     return group
 
 

@@ -60,7 +60,8 @@ class DeviceBucket:
     def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
         """Write this rank's pieces, in the types they travel in, and their sum."""
         if checked:
-            bucket.zero_()  # the gaps count in the sum
+            # The gaps count in the sum
+            bucket.zero_()
         for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
             write_piece(bucket[run], shards[piece.tensor], self.owner, piece)
         if checked:
@@ -153,9 +154,8 @@ def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Windo
     layout = assembly.layout
     first = 0
     windows = list[Window]()
-    begun = [0] * len(
-        assembly.pieces
-    )  # pieces of earlier windows, by actor rank; they are in order
+    # Pieces of earlier windows, by actor rank; they are in order
+    begun = [0] * len(assembly.pieces)
     for stop in _ends(assembly, window_bytes):
         cut = Layout.of(layout.tensors[first:stop])
         buckets = list[DeviceBucket]()

@@ -27,9 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# `torch.distributed` has it, its types do not
 from torch._C._distributed_c10d import (
     PrefixStore,
-)  # `torch.distributed` has it, its types do not
+)
 
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.device_group import (
@@ -53,15 +55,13 @@ from rlplace.errors import WeightSyncError
 from rlplace.placement.flow import DEVICE_BUCKET_BYTES, WINDOW_BYTES, DeviceMember
 from rlplace.placement.language.slots import owner_of
 
-_AGAIN = (
-    b"again"  # note of an owner about a bucket in memory that the consumer has opened
-)
+# Note of an owner about a bucket in memory that the consumer has opened
+_AGAIN = b"again"
 _COPIED = b"copied"  # note of a consumer about a bucket
 _BROKE_OFF = b"broke off"  # note of an owner in place of a bucket
 _ALONE = "-"  # word of a member that is in no group now
-_LOOK_S = (
-    0.00005  # between two looks at a device: a bucket takes some hundred microseconds
-)
+# Between two looks at a device: a bucket takes some hundred microseconds
+_LOOK_S = 0.00005
 
 
 # ── members ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -80,8 +80,10 @@ class Member:
         self._timeout_s = timeout_s
         self._rendezvous: SyncRendezvous | None = None
         self._group: Any = None
-        self._formed = _ALONE  # the round in which the group formed
-        self._source = ""  # component that sends, of the sync under way
+        # The round in which the group formed
+        self._formed = _ALONE
+        # Component that sends, of the sync under way
+        self._source = ""
 
     def rendezvous_at(self, store: StoreAddress) -> SyncRendezvous:
         """Return this member's end, at the one store of the job. RuntimeError if no process serves it."""
@@ -102,7 +104,8 @@ class Member:
             failed.callback(self.leave)
             try:
                 if self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)  # of this thread
+                    # Of this thread
+                    torch.cuda.set_device(self.device)
                 rendezvous = self.rendezvous_at(sync.store)
                 self._join(sync, rendezvous, deadline_s)
                 yield rendezvous
@@ -140,9 +143,8 @@ class Member:
             left_s = max(1.0, deadline_s - time.monotonic())
 
             def form() -> Any:
-                store = sync.store.connect(
-                    left_s
-                )  # its own: a thread that waits has its connection to itself
+                # Its own: a thread that waits has its connection to itself
+                store = sync.store.connect(left_s)
                 return device_group(
                     PrefixStore(f"weights/group/{sync.round}", store),
                     rank=group.index(self.name),
@@ -203,7 +205,8 @@ class Member:
         self._group = None
         self._formed = _ALONE
         if group is not None:
-            group.abort()  # or what NCCL has begun would keep the device at work for ever
+            # Or what NCCL has begun would keep the device at work for ever
+            group.abort()
 
 
 class DeviceSender:
@@ -228,7 +231,8 @@ class DeviceSender:
             owner_of(component, rank), device, timeout_s=channel.spec.timeout_s
         )
         self._round = 0
-        self._packed: tuple[Assembly, bytes] | None = None  # as they were sent last
+        # As they were sent last
+        self._packed: tuple[Assembly, bytes] | None = None
 
     def send(
         self, assembly: Assembly, push: Push, shards: Sequence[Shard]
@@ -307,9 +311,8 @@ class _Shares:
 
         Return the number of consumers. Each opens a slot once: to open memory takes longer than to copy a bucket.
         """
-        for consumer in (
-            self._consumers
-        ):  # once for each: torch counts the processes that have opened it
+        # Once for each: torch counts the processes that have opened it
+        for consumer in self._consumers:
             what = share(slot) if self._next < SHARED else _AGAIN
             self._rendezvous.note(_shared(self._next, consumer), what)
         if self._consumers:
@@ -371,12 +374,12 @@ class _Taking:
         self._deadline_s = deadline_s
         self._source = sync.delivery.source
         self._owner = None if owner is None else owner_of(self._source, owner)
-        self._slots: list[
-            Tensor
-        ] = []  # of the owner, once they are opened; else its own
+        # Of the owner, once they are opened; else its own
+        self._slots: list[Tensor] = []
         self._number = 0
         self._all = sum(1 for _ in sync.buckets)
-        self.damaged: int | None = None  # the actor rank whose bucket it was
+        # The actor rank whose bucket it was
+        self.damaged: int | None = None
 
     def take(self, bucket: DeviceBucket, copy: Tensor, first: int = 0) -> None:
         """Wait for the next bucket, and copy it to where it lies in `copy`, which begins at byte `first` of all."""
@@ -399,12 +402,12 @@ class _Taking:
             self.damaged = bucket.owner
         self._number += 1
         if self._owner is not None:
-            if self._number == self._all:  # the owner is about to give its memory back
+            # The owner is about to give its memory back
+            if self._number == self._all:
                 del data
                 slots.clear()
-            self._rendezvous.note(
-                _taken(number, member.name), _COPIED
-            )  # from here the owner overwrites it
+            # From here the owner overwrites it
+            self._rendezvous.note(_taken(number, member.name), _COPIED)
 
     def _open(self, owner: str) -> None:
         """Wait for the next bucket; open the slot in the owner's memory that it lies in, the first time.
@@ -490,7 +493,8 @@ class DeviceReceiver(DeviceEnd):
         tensors: dict[str, Any] = tensors_in(copy, layout)
 
         def give_back(loaded: bool) -> None:
-            tensors.clear()  # the memory goes with them
+            # The memory goes with them
+            tensors.clear()
             if loaded:
                 self._has(sync)
             member.free_memory()
@@ -583,9 +587,8 @@ class LoadedParts:
     others: dict[str, Tensor]
 
 
-LoadFrom = Callable[
-    [DevicePush, int, float], LoadedParts
-]  # of a rollout rank, until a deadline: see VllmEngine
+# Of a rollout rank, until a deadline: see VllmEngine
+LoadFrom = Callable[[DevicePush, int, float], LoadedParts]
 
 
 class CutReceiver(DeviceEnd):
@@ -599,7 +602,8 @@ class CutReceiver(DeviceEnd):
         component: str = "rollout",
         load: LoadFrom,
     ) -> None:
-        here = torch.device("cpu")  # this process itself takes nothing
+        # This process itself takes nothing
+        here = torch.device("cpu")
         super().__init__(channel, rank, component=component, device=here)
         self._load = load
 
@@ -608,9 +612,8 @@ class CutReceiver(DeviceEnd):
         try:
             loaded = self._load(sync, self._rank, deadline_s)
         except Exception:
-            self._refuse(
-                sync, "could not begin"
-            )  # decides nothing where the sync has begun
+            # Decides nothing where the sync has begun
+            self._refuse(sync, "could not begin")
             raise
         self._has(sync)
         return ReceivedWeights(

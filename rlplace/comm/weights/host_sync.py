@@ -98,19 +98,19 @@ class WeightSender:
         self._folder = folder
         self._device = device
         self._verify_every = verify_every
-        self._delta_share = (
-            delta_share if folder is not None else 0.0
-        )  # an OwnCopy is handed over: none to change
+        # An OwnCopy is handed over: none to change
+        self._delta_share = delta_share if folder is not None else 0.0
         self._bucket_bytes = bucket_bytes
         self._check = check
-        self._held: object = None  # what `_planned` was planned for
+        # What `_planned` was planned for
+        self._held: object = None
         self._planned: tuple[Assembly, ...] = ()
         self._buffer: DoubleBuffer | None = None
-        self._streamed: dict[
-            int, tuple[int | None, list[Bytes | None]]
-        ] = {}  # by lead: version and buckets, for delta
+        # By lead: version and buckets, for delta
+        self._streamed: dict[int, tuple[int | None, list[Bytes | None]]] = {}
         self._pushes = 0
-        self._newest = -1  # version that was sent
+        # Version that was sent
+        self._newest = -1
 
     def push(
         self, version: int, shards: Sequence[Shard], *, partial: bool = False
@@ -205,7 +205,8 @@ class WeightSender:
             for piece, run in layout.runs(buckets[index]):
                 write_piece(whole[run], shards[piece.tensor], source, piece)
             old = before[index]
-            before[index] = None  # one that is asked for again goes whole
+            # One that is asked for again goes whole
+            before[index] = None
             found = (
                 None
                 if old is None
@@ -320,10 +321,10 @@ class CopyReceiver(WeightReceiver):
         super().__init__(channel, rank, component=component)
         self._folder = folder
         self._copy: DoubleBuffer | OwnCopy | None = None
-        self._incoming: dict[int, _Incoming] = {}  # by source rank
-        self._takers: dict[
-            int, StreamTaker
-        ] = {}  # of those that come from another node
+        # By source rank
+        self._incoming: dict[int, _Incoming] = {}
+        # Of those that come from another node
+        self._takers: dict[int, StreamTaker] = {}
 
     def begin_again(self) -> None:
         super().begin_again()
@@ -407,9 +408,8 @@ class CopyReceiver(WeightReceiver):
                 if (bucket := self._came(source)) is not None:
                     return bucket
             left_s = deadline_s - time.monotonic()
-            if (
-                left_s <= 0 or not self._takers
-            ):  # the last of which was given up just now
+            # The last of which was given up just now
+            if left_s <= 0 or not self._takers:
                 break
             next(iter(self._takers.values())).wait(
                 self._takers.values(), min(_DRAIN_S, left_s)
@@ -446,9 +446,8 @@ class CopyReceiver(WeightReceiver):
                 why=str(gone),
             ) from None
         if bucket is not None:
-            self._takers[source] = self._takers.pop(
-                source
-            )  # the others first, next time
+            # The others first, next time
+            self._takers[source] = self._takers.pop(source)
         return bucket
 
     def _take(self, message: Any, deadline_s: float) -> Push | None:
@@ -474,7 +473,8 @@ class CopyReceiver(WeightReceiver):
     def _start(self, header: PushHeader, deadline_s: float) -> Push | None:
         assembly = header.assembly
         source = header.source
-        self._end(source)  # a push that broke off
+        # A push that broke off
+        self._end(source)
         if self._copy is None or self._copy.spec != assembly:
             folder = self._folder
             self._copy = (

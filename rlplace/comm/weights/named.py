@@ -53,7 +53,8 @@ def shards_of(
     another way is gathered whole, a collective in new memory. Tied tensors are sent once.
     """
     tied: dict[Hashable, list[str]] = {}
-    for name in sorted(tensors):  # all ranks send in the same order
+    # All ranks send in the same order
+    for name in sorted(tensors):
         tied.setdefault(_identity(tensors[name]), []).append(name)
     return tuple(
         _shard(tuple(names), tensors[names[0]], rank, ranks) for names in tied.values()
@@ -112,7 +113,8 @@ def fill(own: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
         local = _local(target)
         copy_tensor(local, source)
         if not local.is_inference():
-            increment_version(local)  # which the fastest way to copy does not do
+            # Which the fastest way to copy does not do
+            increment_version(local)
 
 
 def _shard(names: tuple[str, ...], tensor: Tensor, rank: int, ranks: int) -> Shard:
@@ -143,7 +145,8 @@ def _rows(tensor: DTensor, rank: int, ranks: int) -> tuple[Block, ...] | None:
     whole = sum(isinstance(placement, Replicate) for placement in placements)
     if len(cut) > 1 or len(cut) + whole < len(placements):
         return None
-    blocks = [Block(0, 0)] * ranks  # a rank outside of the mesh has nothing
+    # A rank outside of the mesh has nothing
+    blocks = [Block(0, 0)] * ranks
     mesh = tensor.device_mesh.mesh
     for place in itertools.product(*map(range, mesh.shape)):
         block = Block(0, tensor.numel())
@@ -169,7 +172,8 @@ def _has_no_memory(tensor: Tensor) -> bool:
 def _identity(tensor: Tensor) -> Hashable:
     """Return what tied tensors have in common: the same elements of the same memory."""
     if isinstance(tensor, DTensor):
-        return id(tensor)  # a part may be empty: memory would not tell
+        # A part may be empty: memory would not tell
+        return id(tensor)
     return (
         tensor.untyped_storage()._cdata,
         tensor.storage_offset(),

@@ -17,11 +17,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+# `torch.distributed` has them, its types do not
 from torch._C._distributed_c10d import (
     PrefixStore,
     Store,
     TCPStore,
-)  # `torch.distributed` has them, its types do not
+)
 
 from rlplace.comm.weights.version import failed_sync
 from rlplace.errors import ChannelTimeout
@@ -49,13 +51,15 @@ class SyncRendezvous:
 
     def __init__(self, store: Store, me: str) -> None:
         self.me = me
-        self.store: Any = PrefixStore("weights", store)  # its types know no bytes
+        # Its types know no bytes
+        self.store: Any = PrefixStore("weights", store)
         self._round = -1
+        # Keys of this round, the one before, the one before that
         self._notes: list[list[str]] = [
             [],
             [],
             [],
-        ]  # keys of this round, the one before, the one before that
+        ]
 
     def join(
         self, round: int, word: str, members: Sequence[str], *, deadline_s: float

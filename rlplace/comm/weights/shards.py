@@ -220,9 +220,8 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the tensors of a whole copy by all their names; they alias it, also where it is read-only."""
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of read-only memory: see ReceivedWeights
+        # Of read-only memory: see ReceivedWeights
+        warnings.simplefilter("ignore", UserWarning)
         for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
             tensor = _view(copy[offset : offset + spec.size_bytes], spec.kind).reshape(
                 spec.shape
@@ -233,7 +232,8 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
 
 def write_piece(target: Bytes | Tensor, shard: Shard, rank: int, piece: Piece) -> None:
     """Write the elements of a piece, which `rank` holds in `shard`, in the type they travel in."""
-    held = shard.data.detach().reshape(-1)  # copies only what is not contiguous
+    # Copies only what is not contiguous
+    held = shard.data.detach().reshape(-1)
     first = shard.blocks[rank].start
     copy_tensor(
         _view(target, shard.kind), held[piece.start - first : piece.stop - first]
@@ -273,10 +273,10 @@ def checksum(parts: Iterable[Bytes]) -> int:
             if words
             else 0
         )
-        total += (part_sum + tail + len(part)) * (
-            2 * number + 1
-        )  # odd factors lose no bit modulo 2**64
-    return (total + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed word
+        # Odd factors lose no bit modulo 2**64
+        total += (part_sum + tail + len(part)) * (2 * number + 1)
+    # As a signed word
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def parts_of(copy: Bytes, layout: Layout, pieces: Iterable[Piece]) -> Iterator[Bytes]:

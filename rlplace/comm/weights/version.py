@@ -63,9 +63,8 @@ class PushHeader:
     source: int  # rank
     assembly: Assembly
     bucket_bytes: int
-    base: (
-        int | None
-    )  # the version to which the changes in the buckets apply; None: there are no changes
+    # The version to which the changes in the buckets apply; None: there are no changes
+    base: int | None
     stream: StreamAddress | None = None  # that the buckets come by; None: they follow
 
 
@@ -94,16 +93,13 @@ class ReceivedWeights:
     """
 
     version: int
-    tensors: dict[
-        str, Tensor
-    ]  # by all names, on the host or the receiver's device; a tensor that is kept keeps memory
+    # By all names, on the host or the receiver's device; a tensor that is kept keeps memory
+    tensors: dict[str, Tensor]
     partial: bool  # only some of the weights; the others stay as they are
-    transports: Mapping[
-        str, int
-    ]  # bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
-    give_back: Callable[[bool], None] = lambda loaded: (
-        None
-    )  # memory of the receiver alone is not given back
+    # Bytes: by Transport on hosts; from device to device by "cuda_ipc" or "nccl"
+    transports: Mapping[str, int]
+    # Memory of the receiver alone is not given back
+    give_back: Callable[[bool], None] = lambda loaded: None
     loaded: bool = False  # by the processes of an engine, while it came: the tensors are those that are no weights
 
     def release(self, *, loaded: bool = True) -> None:
@@ -127,12 +123,10 @@ class WeightReceiver(abc.ABC):
         self._rank = rank
         self._component = component
         self._owner = owner_of(component, rank)
-        self._backlog: collections.deque[Any] = (
-            collections.deque()
-        )  # messages taken before their turn
-        self._given_up = (
-            -1
-        )  # newest version whose pull failed: what is left of it may still arrive
+        # Messages taken before their turn
+        self._backlog: collections.deque[Any] = collections.deque()
+        # Newest version whose pull failed: what is left of it may still arrive
+        self._given_up = -1
 
     def announced(self) -> bool:
         """Return whether something of a version not yet pulled has come, so that its pull waits only for the rest."""

@@ -131,7 +131,8 @@ def _sampling_problems(config: Config) -> Iterator[Problem]:
             got = f"{name}: {getattr(rollout, name)}"
             yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
     if algorithm.tis_cap is None:
-        for name, value in rollout.penalties.items():  # also of greedy answers
+        # Also of greedy answers
+        for name, value in rollout.penalties.items():
             what = "penalised answers cannot be learned from without algorithm.tis_cap"
             why = "the engine's probabilities are penalised, the actor's are not: every ratio of the two is wrong\n"
             why += "with it, ratios are of the actor's own, and weights correct for what the engine drew"
@@ -416,7 +417,8 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
 
 def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
     if not os.path.isdir(folder):
-        here = Path.cwd()  # as it was written: a hub id is no folder here
+        # As it was written: a hub id is no folder here
+        here = Path.cwd()
         yield no_folder(
             str(folder.relative_to(here) if folder.is_relative_to(here) else folder),
             key,

@@ -286,7 +286,8 @@ def read_line(whole: Text, names: tuple[str, ...], groups: NodeGroups) -> Line |
         places = [key for key in _PLACES if key in value]
         if len(places) != 1:
             renamed = _renamed(value)
-            if renamed is not None:  # the wrong name has been reported
+            # The wrong name has been reported
+            if renamed is not None:
                 return read_line(
                     dataclasses.replace(whole, value=renamed), names, groups
                 )
@@ -602,7 +603,8 @@ def _settle(lines: Sequence[Line]) -> dict[int, Placed]:
             found = _pick(line, line.asked, pool.all - here, others)
         if found:
             placed[i] = (pool, found)
-        if line.asked != REST:  # two rests get the same
+        # Two rests get the same
+        if line.asked != REST:
             used[key] = taken | _global_numbers(pool, found)
     return placed
 

@@ -157,7 +157,8 @@ def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
 
 def _check_cut(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
     """Reject a rank with parts on two nodes, or on accelerators of two products."""
-    cut: list[tuple[Segment, Interval]] = []  # the interval begins within a rank
+    # The interval begins within a rank
+    cut: list[tuple[Segment, Interval]] = []
     fewer: dict[Segment, int] = {}
     counts: dict[Segment, int] = {}
     for segment in segments:
@@ -356,8 +357,10 @@ def _copies_on_one_node(
     pieces: list[tuple[Interval, range]] = []
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         pieces += parts(segment, pool)
-    filled = 0  # accelerators of the copy under way
-    began = -1  # node of the copy under way
+    # Accelerators of the copy under way
+    filled = 0
+    # Node of the copy under way
+    began = -1
     for interval, numbers in pieces:
         if filled and interval.node != began:
             what = f"a copy of {tensor} would lie on nodes {began} and {interval.node}"

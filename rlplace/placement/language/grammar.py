@@ -61,7 +61,8 @@ def read_segments(text: Text, pool: Pool) -> tuple[Segment, ...] | None:
         return None
     before = len(text.problems)
     segments: list[Segment] = []
-    following = 0  # the rank after the highest so far
+    # The rank after the highest so far
+    following = 0
     for start, stop, item in text.items:
         if isinstance(item, bool) or not isinstance(item, (int, str)):
             _reject_type(text, (start, stop), item, pool)
@@ -258,7 +259,8 @@ def _reject_all_ranks(
 ) -> None:
     """Reject `0-3:all`. `head`: columns of the accelerators; `span`: of the ranks."""
     numbers = _read_segment(text, head, following, pool)
-    if numbers is None:  # and is rejected
+    # And is rejected
+    if numbers is None:
         return
     what = "all is no range of ranks"
     why = "a segment is accelerators:ranks, and ranks have no last number"

@@ -296,7 +296,8 @@ def _place(
     """
     locations = _locate(held, pool, key)
     slots: list[Slot] = []
-    seen = Counter[int]()  # ranks so far, by node
+    # Ranks so far, by node
+    seen = Counter[int]()
     for rank, (location, numbers) in enumerate(zip(locations, held, strict=True)):
         node = groups.topology.nodes[location.node]
         # Numbers of the pool -> over the cluster -> within the node.

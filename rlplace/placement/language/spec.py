@@ -226,7 +226,8 @@ def render_segments(segments: Iterable[Segment]) -> str:
         joined.append((accelerators, ranks))
 
     pieces: list[str] = []
-    following = 0  # the rank after the highest so far
+    # The rank after the highest so far
+    following = 0
     for accelerators, ranks in joined:
         piece = show_range(accelerators)
         if len(ranks) != len(accelerators) or ranks.start != following:

@@ -165,7 +165,8 @@ class Text:
         """
         assert isinstance(self.value, Mapping)
         whole: dict[str, object] = {}
-        extra: list[str] = []  # parts of a value that became keys
+        # Parts of a value that became keys
+        extra: list[str] = []
         last = ""
         for key, given in self.entries():
             continues = last == "node_group" or re.fullmatch(r"[0-9][0-9 :-]*|all", key)

@@ -107,7 +107,8 @@ def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ..
     lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
     gone = Ranges.of(interval.numbers for interval in lost_intervals)
     kept: list[Segment] = []
-    following = 0  # the next rank
+    # The next rank
+    following = 0
     for segment in sorted(spec.written, key=lambda s: s.ranks.start):
         for interval, numbers in parts(segment, spec.pool):
             if interval.node in lost:
@@ -179,5 +180,6 @@ def _renumber(
     left = [node - len(gone.within(range(node))) for node in nodes - gone]
     block[key] = str(Ranges.of(range(node, node + 1) for node in left))
     if left and key == "node_rank":
-        block[key] = left[0]  # a single node, as a number
+        # A single node, as a number
+        block[key] = left[0]
     return bool(left)

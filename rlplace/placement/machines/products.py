@@ -37,6 +37,7 @@ def known_name(product: str) -> str:
         if word in _MAKER | _SOCKETS | _KINDS:
             continue
         if re.fullmatch("[0-9]+g", word):
-            word += "b"  # Ray labels A100-40G
+            # Ray labels A100-40G
+            word += "b"
         name += word
     return name

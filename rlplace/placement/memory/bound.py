@@ -70,7 +70,8 @@ def _least(
     kind: str,
 ) -> int:
     """What the fullest moment of its own takes of an accelerator, in the smallest of its forms."""
-    spread = [  # a rank on each, and copies of the model cut over all; all tokens, or a part and one communicator more
+    # A rank on each, and copies of the model cut over all; all tokens, or a part and one communicator more
+    spread = [
         Placed(
             ranks=count // each,
             accelerators_per_rank=each,

@@ -257,9 +257,8 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
     """Return a config, or a block of one, with another value at this path of keys."""
     name = path[0]
     below = path[1:]
-    if isinstance(
-        block, Mapping
-    ):  # lines of components and rewards have names of their own, with dots
+    # Lines of components and rewards have names of their own, with dots
+    if isinstance(block, Mapping):
         rest = ".".join(path)
         name, below = (name, below) if name in block and below else (rest, ())
         return {**block, name: replaced(block[name], below, value) if below else value}
@@ -309,9 +308,8 @@ def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
         case AgentConfig() as simulator:  # a text task as well
             ahead = config.algorithm.max_staleness
             ranks = plan.placement.world_size(component)
-            kept = (
-                1 + ahead if ahead and role_of(component) == "env" else 0
-            )  # iterations
+            # Iterations
+            kept = 1 + ahead if ahead and role_of(component) == "env" else 0
             groups = kept * -(-(config.algorithm.prompts or 0) // ranks)
             return SimulatorDemand(
                 accelerator_bytes=simulator.accelerator_memory,
@@ -485,9 +483,8 @@ def read_again(config: Config) -> dict[str, float]:
             case RewardConfig():
                 continue
             case TrainedConfig(language_model=own) | FrozenConfig(model=own):
-                with contextlib.suppress(
-                    ConfigError
-                ):  # reported by the ledger, unless its memory was measured
+                # Reported by the ledger, unless its memory was measured
+                with contextlib.suppress(ConfigError):
                     if (model := model_of(config, own, component)) is not None:
                         found[component] = model.read_again
     return found
@@ -502,9 +499,8 @@ def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMe
     """Return what channels and weights of a job on language models take. `trained`: demand of the actor."""
     actor = config.actor
     weights = 0
-    if isinstance(
-        trained, TrainingDemand
-    ):  # all weights as they travel, and what later versions bring instead
+    # All weights as they travel, and what later versions bring instead
+    if isinstance(trained, TrainingDemand):
         model = trained.model
         numbers = model.parameters
         if actor.lora_rank is not None and actor.sync.mode == "lora":
@@ -585,7 +581,8 @@ def _count_nccl(plan: Plan) -> Counter[int]:
         component: plan.placement.locations(component)
         for component in plan.placement.components
     }
-    members = [  # as often as they are in a group, by the node of each GPU
+    # As often as they are in a group, by the node of each GPU
+    members = [
         node
         for component, places in at.items()
         if role_of(component) not in ("env", "agent")
@@ -640,12 +637,10 @@ def simulator_items(
     """
     routes = plan.row_routes
     observation = observation_bytes(spaces)
-    decision = (
-        action_bytes(spaces.actions) + 2 * _FLOAT32
-    )  # with its log-probability and value
-    step = (
-        observation + decision + _FLOAT32 + 2
-    )  # with its reward, and two marks of an end
+    # With its log-probability and value
+    decision = action_bytes(spaces.actions) + 2 * _FLOAT32
+    # With its reward, and two marks of an end
+    step = observation + decision + _FLOAT32 + 2
     observed = routes.observations.most_rows
     gathered = routes.trajectories.most_rows
     return {

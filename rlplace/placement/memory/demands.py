@@ -63,24 +63,23 @@ class HostPart(enum.Enum):
     AVERAGE = "averaged weights"
     RECEIVED = "weights as received"  # whole, of which a rank takes its part
     GRADIENTS = "gradients"  # on their way to an optimizer there
-    ACTIVATIONS = (
-        "activations"  # inputs of layers, from the forward to the backward pass
-    )
+    # Inputs of layers, from the forward to the backward pass
+    ACTIVATIONS = "activations"
     CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
     SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
     BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
     STREAMED = "weights to other nodes"  # on their way there
     TAKEN = "weights from other nodes"  # on their way here, to one engine of a node
     SENT = "weights as sent"  # to other nodes, which are next sent what changed
-    POOL = (
-        "pinned pool"  # what rounding adds, and blocks that wait for the next offload
-    )
+    # What rounding adds, and blocks that wait for the next offload
+    POOL = "pinned pool"
     SIMULATOR = "simulator"
     SAMPLES = "samples that may not be learned yet"
     SHARED = "in shared memory"
 
 
-_PASSING = frozenset(  # not in what a worker reports
+# Not in what a worker reports
+_PASSING = frozenset(
     {
         HostPart.POOL,
         HostPart.GRADIENTS,
@@ -95,12 +94,10 @@ _PASSING = frozenset(  # not in what a worker reports
 ONCE = frozenset({HostPart.SAVED, HostPart.TAKEN})  # by one of the ranks on a host
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
-Tensors = Sequence[
-    tuple[int, int]
-]  # size of a tensor on the fullest rank, and how many such there are
-_PROCESS = frozenset(
-    {Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP}
-)  # not in what a worker reports
+# Size of a tensor on the fullest rank, and how many such there are
+Tensors = Sequence[tuple[int, int]]
+# Not in what a worker reports
+_PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +107,8 @@ class Placed:
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
     tensor_parallel: int = 1  # accelerators that cut one copy of the model between them
-    context_parallel: int = (
-        1  # copies that have the tokens of the same samples between them
-    )
+    # Copies that have the tokens of the same samples between them
+    context_parallel: int = 1
     memory_bytes: int  # of one accelerator; 0: not known
     kind: str  # "cuda", "emulated", ...
 
@@ -153,16 +149,13 @@ class Footprint:
     """
 
     held: Mapping[Residency, Bytes]
-    working: Mapping[str, Bytes] = dataclasses.field(
-        default_factory=dict
-    )  # stage -> beside what is held there
-    loading: Bytes = dataclasses.field(
-        default_factory=dict
-    )  # beside what is held, when it leaves OFF at the start
+    # Stage -> beside what is held there
+    working: Mapping[str, Bytes] = dataclasses.field(default_factory=dict)
+    # Beside what is held, when it leaves OFF at the start
+    loading: Bytes = dataclasses.field(default_factory=dict)
     host: Mapping[Residency, HostBytes] = dataclasses.field(default_factory=dict)
-    lacking: str | None = (
-        None  # why it cannot work at all, such as a KV cache without room
-    )
+    # Why it cannot work at all, such as a KV cache without room
+    lacking: str | None = None
 
     def reported_bytes(self, residency: Residency) -> int:
         """What the worker itself reports after a move: all but what belongs to its process."""
@@ -246,12 +239,10 @@ class DeviceSync:
 
     buckets: bool = False  # two of them
     copy: bool = False  # of the weights, whole before it replaces those in use
-    windows: bool = (
-        False  # whole weights, of which an engine that cuts them loads its part
-    )
-    group: bool = (
-        False  # a communicator with the others who broadcast, from the first sync on
-    )
+    # Whole weights, of which an engine that cuts them loads its part
+    windows: bool = False
+    # A communicator with the others who broadcast, from the first sync on
+    group: bool = False
     number: int = _FLOAT32  # bytes of a number on its way
 
     @classmethod
@@ -323,16 +314,14 @@ class TrainingDemand:
     model: ModelShape
     block: TrainedConfig
     sequence_length: int
-    packed: bool = (
-        False  # passes have the block's token_budget, instead of micro_batch sequences
-    )
+    # Passes have the block's token_budget, instead of micro_batch sequences
+    packed: bool = False
     sync: DeviceSync = DeviceSync()
     samples: int = 0  # of one optimizer step over all ranks; 0: not known
     streams: bool = False  # weights to other nodes, by way of its host
     sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
-    copied: bool | None = (
-        None  # whether checkpoints are made by way of a copy; None: it is in none
-    )
+    # Whether checkpoints are made by way of a copy; None: it is in none
+    copied: bool | None = None
     refreshes: bool = False  # a reference, by its weights
     early: bool = False  # it begins to learn in rollout
 
@@ -373,9 +362,8 @@ class TrainingDemand:
                 syncing[Part.SYNC] += refreshing[Part.SYNC]
             if block.sync.mode == "lora" or block.lora_rank is None:
                 syncing[Part.SYNC] += exchanged
-            if (
-                block.sync.verify == "logprobs" and block.sync.verify_every > 0
-            ):  # by a pass over some tokens
+            # By a pass over some tokens
+            if block.sync.verify == "logprobs" and block.sync.verify_every > 0:
                 syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
                 average = _sized(trained, _FLOAT32)
@@ -386,9 +374,8 @@ class TrainingDemand:
             )
         if self.streams:
             kept[HostPart.STREAMED] = formulas.stream_buckets(whole, sent=True)
-        if (
-            self.copied is not None
-        ):  # of the weights, the copies that the optimizer steps
+        # Of the weights, the copies that the optimizer steps
+        if self.copied is not None:
             stepped = masters or _sized(trained, DTYPE_BYTES[block.weights])
             kept[HostPart.CHECKPOINT] = saved_copy(
                 stepped + (unpacked or moments) + average, self.copied
@@ -440,9 +427,8 @@ class TrainingDemand:
         trained = self._trained(placed, _OPTIMIZER)
         packed = self.block.optimizer.kind == "adamw_8bit"
         masters = _sized(trained, _FLOAT32) if self._masters else []
-        each = (
-            _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]
-        )  # moments are of the type of what is stepped
+        # Moments are of the type of what is stepped
+        each = _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]
         moments = [
             (size, _MOMENTS * times)
             for n, times in trained
@@ -571,12 +557,10 @@ class ScoringDemand:
     block: FrozenConfig
     sequence_length: int
     packed: bool = False  # as of a model that learns
-    refreshed: Dtype | None = (
-        None  # by weights that come to each rank's host, whole and in this type; None: never
-    )
-    copied: bool | None = (
-        None  # whether checkpoints are made by way of a copy; None: it is in none
-    )
+    # By weights that come to each rank's host, whole and in this type; None: never
+    refreshed: Dtype | None = None
+    # Whether checkpoints are made by way of a copy; None: it is in none
+    copied: bool | None = None
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = (
@@ -615,9 +599,8 @@ class ScoringDemand:
             host = host_copies(placed, HostPart.OFFLOADED, off=tensors)
         if self.refreshed is not None:
             whole = formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])
-            coming = formulas.stream_buckets(
-                whole, sent=False, encrypted=True
-            )  # as most of it, if it is streamed
+            # As most of it, if it is streamed
+            coming = formulas.stream_buckets(whole, sent=False, encrypted=True)
             received = {HostPart.RECEIVED: whole, HostPart.BUCKETS: coming}
             host = {
                 at: kept if at is _OFF else {**kept, **received}
@@ -648,12 +631,10 @@ class EngineDemand:
     sequence_length: int  # the longest; the cache must hold at least one such
     sync: DeviceSync = DeviceSync()
     taken: int = 0  # bytes on a node's host, of weights that come from other nodes
-    answers: int | None = (
-        None  # of an iteration, on the rank with the most; a vLLM engine prepares for any number
-    )
-    cut: bool = (
-        False  # answers of an evaluation are drawn from the likeliest tokens alone
-    )
+    # Of an iteration, on the rank with the most; a vLLM engine prepares for any number
+    answers: int | None = None
+    # Answers of an evaluation are drawn from the likeliest tokens alone
+    cut: bool = False
 
     def footprint(self, placed: Placed) -> Footprint:
         block, model, number, parallel = (
@@ -697,7 +678,8 @@ class EngineDemand:
         longest = self.sequence_length
         each = DTYPE_BYTES[block.cache]
         row = formulas.kv_sequence(model, longest, block.step_tokens, each, parallel)
-        if simple:  # rows of full length
+        # Rows of full length
+        if simple:
             cache -= cache % row
         room = cache * longest // row
         known = block.kv_cache_memory is not None or placed.memory_bytes

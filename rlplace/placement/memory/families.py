@@ -109,10 +109,11 @@ def _ask(keys: str) -> Mapping[str, Any]:
 def ask(module: str, keys: str) -> Mapping[str, Any]:
     """Return what a module answers as JSON, run in a process of its own with `keys`; else an "error"."""
     command = [sys.executable, "-m", module]
+    # Nothing is downloaded, and no code of a model runs
     offline = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
-    }  # nothing is downloaded, and no code of a model runs
+    }
     try:
         done = subprocess.run(
             command,

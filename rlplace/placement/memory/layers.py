@@ -66,9 +66,8 @@ class Block:
     layers: int
     weights: tuple[Weight, ...]  # of one layer
     saved: Saved
-    passing: Saved | None = (
-        None  # what a pass without gradients holds at once; None: what is saved bounds it
-    )
+    # What a pass without gradients holds at once; None: what is saved bounds it
+    passing: Saved | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

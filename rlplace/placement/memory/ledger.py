@@ -38,15 +38,12 @@ from rlplace.placement.schedule import (
     schedule_of,
 )
 
-Reserve = (
-    int | float | Literal["auto"]
-)  # of `memory.reserve`: bytes, a share of each accelerator, or by its kind
-Measurements = Mapping[
-    str, Mapping[Residency, int]
-]  # component -> residency -> bytes of a rank on each accelerator
-SharedMemory = Mapping[
-    str, Mapping[int, int]
-]  # "channels" and "weights" -> node rank -> bytes; others have none
+# Of `memory.reserve`: bytes, a share of each accelerator, or by its kind
+Reserve = int | float | Literal["auto"]
+# Component -> residency -> bytes of a rank on each accelerator
+Measurements = Mapping[str, Mapping[Residency, int]]
+# "channels" and "weights" -> node rank -> bytes; others have none
+SharedMemory = Mapping[str, Mapping[int, int]]
 Holds = Counter[tuple[str, Part | HostPart]]  # bytes by component and what they are for
 USUAL_RESERVE = 0.05  # of a GPU
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
@@ -139,15 +136,13 @@ class Account:
 class MemoryLedger:
     """Bytes by accelerator, moment, component and purpose; never changes."""
 
-    footprints: Mapping[
-        str, tuple[Footprint, ...]
-    ]  # component -> of one rank, for each occupancy of its ranks
+    # Component -> of one rank, for each occupancy of its ranks
+    footprints: Mapping[str, tuple[Footprint, ...]]
     accelerators: tuple[Account, ...]
     hosts: tuple[Account, ...]
     measured: tuple[str, ...] = ()  # components whose numbers an earlier run measured
-    uncounted: tuple[
-        str, ...
-    ] = ()  # components of which nothing is known, counted as 0 bytes
+    # Components of which nothing is known, counted as 0 bytes
+    uncounted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -281,17 +276,15 @@ def accelerator_classes(
 
     Sweeps over the accelerators from one change to the next: of hardware, or of the ranks there.
     """
-    hardware: dict[
-        int, tuple[str, int]
-    ] = {}  # kind and memory, from this accelerator on
+    # Kind and memory, from this accelerator on
+    hardware: dict[int, tuple[str, int]] = {}
     for node in placement.topology.nodes:
         first = node.first
         for run in node.alike:
             hardware[first] = (node.kind, run.memory_bytes)
             first += run.count
-    changes: dict[
-        int, list[tuple[Occupancy, int]]
-    ] = {}  # accelerator -> how many ranks more share each from there on
+    # Accelerator -> how many ranks more share each from there on
+    changes: dict[int, list[tuple[Occupancy, int]]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:
             occupancy = Occupancy(
@@ -364,9 +357,8 @@ class MemoryCase:
 
     placement: HybridComponentPlacement
     needs: Needs
-    offload: Mapping[
-        str, bool
-    ]  # component -> leaves the accelerators where others need them
+    # Component -> leaves the accelerators where others need them
+    offload: Mapping[str, bool]
     demands: Mapping[str, Demand]
     # component -> key of its block, where that is not its name: rewards may share one
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -374,18 +366,16 @@ class MemoryCase:
     # what a run was found to hold beside what is computed here
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    shared: SharedMemory = dataclasses.field(
-        default_factory=dict
-    )  # on the hosts, beside what components hold
+    # On the hosts, beside what components hold
+    shared: SharedMemory = dataclasses.field(default_factory=dict)
     reserve: Reserve = 0
     # component -> sequences that each of its copies takes in one optimizer step: micro-batches divide them
     batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
     copies_checkpoints: bool = True  # on the hosts, until they are written
     # The case of the same job with more lines in its config, None where the plan refuses one; of a job alone.
     job: Callable[[Mapping[str, object]], MemoryCase | None] | None = None
-    lines: Mapping[str, object] = dataclasses.field(
-        default_factory=dict
-    )  # that it has more than the config
+    # That it has more than the config
+    lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
         """Return the case with these lines as well, as a config with them would be planned; None where it is not."""
@@ -553,9 +543,11 @@ def _count_hosts(
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
         if moment.entering:
-            continue  # copies are made and dropped one by one
+            # Copies are made and dropped one by one
+            continue
         holds = Holds()
-        for purpose, sizes in shared.items():  # of the node that has most of it
+        # Of the node that has most of it
+        for purpose, sizes in shared.items():
             holds[purpose, HostPart.SHARED] = max(
                 sizes.get(node, 0) for node in used.numbers
             )

@@ -25,9 +25,8 @@ class Head(enum.Enum):
 
     LANGUAGE = "language model"  # logits over the vocabulary
     SCORE = "score"  # one bias-free linear layer to the labels, no language model head: rewards, critics
-    LANGUAGE_AND_VALUE = (
-        "language model and value"  # a language model with a scalar value beside it
-    )
+    # A language model with a scalar value beside it
+    LANGUAGE_AND_VALUE = "language model and value"
 
 
 Weights = tuple[Weight, ...]
@@ -42,9 +41,8 @@ class ModelShape:
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
     kv: tuple[KvLayers, ...]
-    root: tuple[
-        Weight, ...
-    ]  # all that is in no layer: embeddings, last norm, heads; tied weights once
+    # All that is in no layer: embeddings, last norm, heads; tied weights once
+    root: tuple[Weight, ...]
     blocks: tuple[Block, ...]
     attention: Attention  # of the layers that have it
     notes: tuple[str, ...] = ()  # what is not counted of it
@@ -152,19 +150,15 @@ class Family:
     """How a family of decoders differs from Llama."""
 
     tied: bool = False  # where the config does not say
-    qkv_bias: bool = (
-        False  # biases on queries, keys and values only, whatever the config says
-    )
+    # Biases on queries, keys and values only, whatever the config says
+    qkv_bias: bool = False
     qk_norms: bool = False  # a norm over each query and key head
-    norms_after: bool = (
-        False  # a second norm after attention and after the feed-forward layer
-    )
-    norms_in_float32: bool = (
-        False  # the scaled value is float32 too, not only the input
-    )
-    fused: bool = (
-        False  # queries, keys and values in one weight, gate and up in another
-    )
+    # A second norm after attention and after the feed-forward layer
+    norms_after: bool = False
+    # The scaled value is float32 too, not only the input
+    norms_in_float32: bool = False
+    # Queries, keys and values in one weight, gate and up in another
+    fused: bool = False
     window: int = 0  # tokens that a layer with a sliding window sees, where the config does not say; 0: all
     # Of so many layers one after the other, the last sees all tokens; 1: no layer does.
     pattern: int = 1
@@ -243,7 +237,8 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
     kept = [str(name) for key in listed for name in quantised.get(key) or ()]
 
     def stored(weight: Weight) -> Weight:
-        linear = weight.projection or len(weight.shape) == 3  # of experts
+        # Of experts
+        linear = weight.projection or len(weight.shape) == 3
         if linear and not excepted(weight.name, kept):
             return dataclasses.replace(weight, bits=bits)
         return weight
@@ -344,7 +339,8 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
     hidden = attention.hidden
     vocabulary = numbers.number("vocab_size")
     layers = numbers.number("num_hidden_layers")
-    sparse = 0  # sparse: those with experts
+    # Sparse: those with experts
+    sparse = 0
     blocks: list[Block] = []
     if family.experts is not None:
         step = numbers.number("decoder_sparse_step", 1)
@@ -466,9 +462,8 @@ def _linear(
     yield Weight(
         name=name + ".weight", shape=(outputs, inputs), ways=ways, projection=True
     )
-    if (
-        bias
-    ):  # where the inputs are cut, parts are summed and every rank adds the whole bias
+    # Where the inputs are cut, parts are summed and every rank adds the whole bias
+    if bias:
         yield Weight(
             name=name + ".bias", shape=(outputs,), ways=ways if cut_outputs else 1
         )
@@ -601,9 +596,8 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
         for row in record["root"]
         if head is not Head.SCORE or row[0] != record["head"]
     ]
-    score = _heads(
-        head, hidden, vocabulary, True, numbers
-    )  # the head over the vocabulary is in the root already
+    # The head over the vocabulary is in the root already
+    score = _heads(head, hidden, vocabulary, True, numbers)
     return ModelShape(
         hidden=hidden,
         vocabulary=0 if head is Head.SCORE else vocabulary,
@@ -778,10 +772,11 @@ def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
         (f"{at}.patch", (width, 3 * 14 * 14))
         for at, width in (("featurizer", 1024), ("fused", 1152))
     ]
+    # Of patch, norm
     rest += [
         (f"{at}.biases", (3 * width,))
         for at, width in (("featurizer", 1024), ("fused", 1152))
-    ]  # of patch, norm
+    ]
     rest += [(f"pool.{name}", shape) for name, shape in pool] + [
         ("pool.biases", (1152 + 2304 + 1152 + 4304 + 2 * 1152,))
     ]

@@ -37,17 +37,14 @@ class Pass:
     tokens: int
     number: int
     parallel: int = 1
-    copied: bool = (
-        True  # weights are computed with in copies: gathered, or of another type
-    )
+    # Weights are computed with in copies: gathered, or of another type
+    copied: bool = True
     shared: bool = True  # ranks have parts of them, so that the next layer is on its way while one computes
-    kept_gathered: bool = (
-        False  # layers stay gathered from the forward to the backward pass
-    )
+    # Layers stay gathered from the forward to the backward pass
+    kept_gathered: bool = False
     exchanged: int = 1  # ranks that exchange tokens for heads around attention
-    by_sequence: bool = (
-        True  # attention goes one sequence after the other, and joins what comes out
-    )
+    # Attention goes one sequence after the other, and joins what comes out
+    by_sequence: bool = True
     repeated: bool = False  # keys and values are repeated for it, for every query head
 
     def forward(self) -> Moment:
@@ -131,10 +128,10 @@ class Pass:
             + self._cut(_FLOAT32 * self.tokens * model.hidden + self._states(3))
             + beside
         )
-        head += (
-            self._states(2) if self.parallel > 1 else 0
-        )  # gathered, and those of tokens that are scored
-        full = bool(outside)  # without factors instead: the head has a gradient
+        # Gathered, and those of tokens that are scored
+        head += self._states(2) if self.parallel > 1 else 0
+        # Without factors instead: the head has a gradient
+        full = bool(outside)
         tile = formulas.tile_scores(model, self.tokens, self.parallel)
         yield self._arriving()._replace(gradients=before)
         yield Moment(gathered, head, tile, before)
@@ -143,20 +140,19 @@ class Pass:
         )
         # A layer, recomputed: the first, the second or the last one. What is outside has its gradients until the end.
         flow = formulas.flowing(model, self.tokens, number, self.parallel) + beside
-        flow += self._states(1) * (
-            self.parallel > 1
-        )  # gradients, to be summed over the ranks of a copy
+        # Gradients, to be summed over the ranks of a copy
+        flow += self._states(1) * (self.parallel > 1)
         of_head = number * self._head if full else 0
         again = one - self._states(1) if checkpointing else 0
         for done in (0, min(1, model.layers - 1), model.layers - 1):
             left = saved - saved * done * (not offload) // model.layers
             made = before or layers * done // model.layers
-            reduced = (
-                _FLOAT32 * self._layer if full and done else 0
-            )  # on its way to the shards of all ranks
+            # On its way to the shards of all ranks
+            reduced = _FLOAT32 * self._layer if full and done else 0
             held = gathered + number * self._layer * self.copied
             yield Moment(held, left + again + flow, 0, made + of_head + reduced)
-        if tower is not None:  # goes backward last
+        # Goes backward last
+        if tower is not None:
             seen = (
                 beside
                 + tower.layer(self.tokens, number)

@@ -99,9 +99,8 @@ class PolicyShape:
 
     weights: tuple[Weight, ...]
     buffer_bytes: int
-    widths: tuple[
-        int, ...
-    ] = ()  # of the policy trunk: observation, hidden layers, outputs
+    # Of the policy trunk: observation, hidden layers, outputs
+    widths: tuple[int, ...] = ()
     kept_each: int = 1  # tensors that a hidden layer keeps for its backward pass
 
     @property
@@ -153,7 +152,8 @@ class NetworkShape(PolicyShape):
 
     @property
     def normalizer_bytes(self) -> int:
-        return 0  # an observation's mean and scale are made in each pass
+        # An observation's mean and scale are made in each pass
+        return 0
 
     def samples_bytes(self, samples: int) -> int:
         return samples * (self.observation_bytes + _FLOAT32 * (self.outputs + 4))
@@ -194,9 +194,10 @@ def policy_shape(
         for at, (inputs, width) in enumerate(
             itertools.pairwise((size, *model.hidden, end))
         ):
+            # Odd numbers: activations
             weights.append(
                 Weight(name=f"{name}.{2 * at}.weight", shape=(width, inputs))
-            )  # odd numbers: activations
+            )
             weights.append(Weight(name=f"{name}.{2 * at}.bias", shape=(width,)))
     if not isinstance(actions, Choices):
         weights.append(Weight(name="log_std", shape=(outputs,)))

@@ -41,26 +41,27 @@ class PolicyTrainingDemand:
     compute: Dtype = "fp32"
     samples: int = 0  # of an iteration, on the rank with the most
     minibatch: int = 0  # of them at once
-    copied: bool | None = (
-        None  # whether checkpoints are made by way of a copy; None: it is in none
-    )
+    # Whether checkpoints are made by way of a copy; None: it is in none
+    copied: bool | None = None
 
     def footprint(self, placed: Placed) -> Footprint:
         flat = self.policy.parameters_bytes
         weights: Tensors = [(flat, 1), (self.policy.buffer_bytes, 1)]
+        # And a step count; without a size, nothing
         state: Tensors = [
             (flat, _MOMENTS),
             (_FLOAT32 if flat else 0, 1),
-        ]  # and a step count; without a size, nothing
+        ]
         process = self.sync.beside(placed.process(groups=1))
         there = process | {Part.PARAMETERS: total(weights)}
         host = host_copies(
             placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state
         )
+        # And the content of the file
         host[_FULL] = {
             **host[_FULL],
             HostPart.SAVED: 2 * self.policy.weights_bytes,
-        }  # and the content of the file
+        }
         copy = (
             {}
             if self.copied is None
@@ -89,14 +90,13 @@ class PolicyTrainingDemand:
             self.policy.statistics_bytes(self.samples),
         )
         order = formulas.policy_order(self.samples, placed.ranks)
-        rounded = (
-            0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32
-        )  # weights and gradient
+        # Weights and gradient
+        rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32
         held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
-        epoch = (
-            2 * samples + 2 * _INT64 * self.samples
-        )  # all, and those of an epoch in its order
-        epoch += self.policy.buffer_bytes  # the sums for the normaliser
+        # All, and those of an epoch in its order
+        epoch = 2 * samples + 2 * _INT64 * self.samples
+        # The sums for the normaliser
+        epoch += self.policy.buffer_bytes
         activations = self.policy.pass_bytes(self.minibatch, number)
         exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
         return larger(

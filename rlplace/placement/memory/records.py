@@ -127,7 +127,8 @@ def _table(account: Account) -> list[str]:
         rows.append((str(load.moment), *cells, _number(load.total_bytes, scale), free))
     # All columns but the names of the moments are numbers.
     lines = indented(table(rows, right=range(1, len(heading))))
-    worst = shown.index(account.worst) + 1  # row 0 is the heading
+    # Row 0 is the heading
+    worst = shown.index(account.worst) + 1
     lines[worst] = f"> {lines[worst].removeprefix('  ')}"
     return lines
 

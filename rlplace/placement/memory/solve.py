@@ -32,7 +32,8 @@ SPARE = 0.05  # of each accelerator, where memory.reserve keeps nothing free: th
 _LEAST = 0.01
 _MOST_STEPS = 12
 _MOST_HOLDERS = 5
-_LESS_KEPT = (  # of what asks for memory: key of its block, the value that holds less, and what that costs
+# Of what asks for memory: key of its block, the value that holds less, and what that costs
+_LESS_KEPT = (
     (
         TrainingDemand,
         "checkpointing",
@@ -291,14 +292,12 @@ class Remedy:
     fix: str
     cost: str
     case: MemoryCase
-    saves_bytes: int = (
-        0  # at the worst moment of the accelerators, or hosts, that lack most
-    )
+    # At the worst moment of the accelerators, or hosts, that lack most
+    saves_bytes: int = 0
     enough: bool = False
     also: bool = False
-    lines: Mapping[str, object] = dataclasses.field(
-        default_factory=dict
-    )  # key path -> value, as `fix` has them
+    # Key path -> value, as `fix` has them
+    lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
@@ -341,9 +340,8 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
     assert short is not None, "asked where something is short"
     for change in _changes(case, short):
         changed = change.case
-        if (
-            case.job is not None
-        ):  # planned and checked anew, as the config with these lines will be
+        # Planned and checked anew, as the config with these lines will be
+        if case.job is not None:
             planned = case.with_lines(change.lines)
             if planned is None:
                 continue
@@ -422,7 +420,8 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
         and not demand.block.optimizer.on_host
     ):
         values = {"optimizer.kind": "adamw_8bit"}
-        if demand.block.weights != "fp32":  # whose steps were lost in rounding
+        # Whose steps were lost in rounding
+        if demand.block.weights != "fp32":
             values = {"weights": "fp32"} | values
         yield _changed(case, component, values, "Adam's moments are rounded to 8 bits")
     if isinstance(demand.block, ActorConfig) and demand.block.lora_rank is None:
@@ -626,7 +625,8 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     worst = shortest(ledger)
     problems: list[Problem] = []
     for account in ledger.accounts:
-        if not account.fits:  # remedies stand with the account that lacks most
+        # Remedies stand with the account that lacks most
+        if not account.fits:
             fix = proposals(remedies if account is worst else ())
             problems.append(_too_small(account, fix, bool(remedies)))
     return (
@@ -648,9 +648,8 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
         nodes = f"{plural(count, 'node')} {account.numbers}"
         what = f"the host memory of {nodes} is too small"
     enough = show_bytes(load.total_bytes + account.reserve_bytes)
-    when = (
-        "at the start" if load.moment.start else f"in stage {load.moment.stage}"
-    )  # no other entry is fuller
+    # No other entry is fuller
+    when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"
     free = (
         f", of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free"
         if account.reserve_bytes

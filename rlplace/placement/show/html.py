@@ -168,7 +168,8 @@ def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
 def _bar(view: PlanView, account: Account, load: Load) -> str:
     """Draw the bytes of each component against the capacity of the accelerator."""
     most = max(account.capacity_bytes, account.worst.total_bytes, 1)
-    scale = _BAR / most  # units for a byte
+    # Units for a byte
+    scale = _BAR / most
     track = element("rect", class_="track", width=_BAR, height=_BAR_HEIGHT)
     parts = [track]
     x = 0.0

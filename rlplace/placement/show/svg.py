@@ -357,7 +357,8 @@ def _left(rows: Sequence[Row]) -> int:
     """Return the width of the labels of nodes and of the numbers below or beside them."""
     widest = 0.0
     for row in rows:
-        width = 10 + width_of(row.label)  # beside the label of the nodes
+        # Beside the label of the nodes
+        width = 10 + width_of(row.label)
         if row.starts_fold:
             width = width_of(row.fold.label, bold=True)
         widest = max(widest, width)
@@ -492,7 +493,8 @@ def _draw_run(
     over = 0 < cell.capacity < cell.total
     top = run[0].y + 2
     if over:
-        top += _LINE  # the alarm has its line above the block
+        # The alarm has its line above the block
+        top += _LINE
     box = Box(x, top, width, run[-1].y + run[-1].height - top - 2)
 
     # An empty cell says so, in place of blocks.
@@ -664,7 +666,8 @@ def _tall_label(
     for line, size, weight in lines:
         parts.append(_centred(x, y, escape(line), look + weight, size))
         if len(parts) == 1:
-            y += 1  # the name is larger than the lines below it
+            # The name is larger than the lines below it
+            y += 1
         y += _LINE
     return parts
 

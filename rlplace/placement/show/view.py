@@ -314,7 +314,8 @@ def render_json(view: PlanView) -> dict[str, Any]:
     # The key `ahead` is there only where rollout runs ahead of learning.
     schedule: dict[str, Any] = {"stages": list(plan.schedule.stages)}
     if plan.needs.ahead:
-        schedule["ahead"] = plan.needs.ahead  # versions, of rollout before learn
+        # Versions, of rollout before learn
+        schedule["ahead"] = plan.needs.ahead
     schedule |= _fields(plan.schedule, "active", "residency", "first", "entries")
     components = {c.name: _component_record(view, c) for c in view.components}
     # The order of these keys is part of the format: equal plans give equal files.

@@ -47,7 +47,8 @@ class ModuleEngine:
             (storage, storage.nbytes()) for storage in storages(self._tensors.values())
         ]
         self._weight_bytes = sum(size for _, size in self._storages)
-        self._workspace_bytes = 0  # of FULL
+        # Of FULL
+        self._workspace_bytes = 0
         self._drop_weights()
 
     def _drop_weights(self) -> None:
@@ -69,7 +70,8 @@ class ModuleEngine:
         if to >= Residency.WEIGHTS > self.residency:
             self._device.acquire(self._weight_bytes, weights)
             for storage, size in self._storages:
-                storage.resize_(size)  # the content is undefined until `load`
+                # The content is undefined until `load`
+                storage.resize_(size)
             self.residency = Residency.WEIGHTS
         if to == Residency.FULL > self.residency:
             self._device.acquire(self._workspace_bytes, workspace)

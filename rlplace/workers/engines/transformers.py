@@ -141,10 +141,12 @@ class TransformersEngine(ModuleEngine):
                 self._model = made_by.from_config(
                     whole, dtype=dtype, attn_implementation="sdpa"
                 )
-            self._model.tie_weights()  # skipped above: a tied head would be stored twice
+            # Skipped above: a tied head would be stored twice
+            self._model.tie_weights()
         self._cache: BatchCache | None = None
         self._waiting: collections.deque[_Answer] = collections.deque()
-        self._active: list[_Answer] = []  # the answer in each row of the cache
+        # The answer in each row of the cache
+        self._active: list[_Answer] = []
         self.cached_tokens = 0
         random_seed = int.from_bytes(os.urandom(4), "little")
         self._seed = random_seed if rollout.seed is None else rollout.seed
@@ -553,7 +555,8 @@ def draw(
     # Keep the likeliest tokens; `order` maps them back to token ids
     order = None
     if kept < logits.shape[-1] or sampling.top_p < 1:
-        scaled, order = scaled.topk(kept)  # [B, K], the likeliest first
+        # [B, K], the likeliest first
+        scaled, order = scaled.topk(kept)
         scaled = _nucleus(scaled, sampling.top_p)
     logprobs = scaled.log_softmax(-1)
     cumulative = logprobs.double().exp().cumsum(-1)

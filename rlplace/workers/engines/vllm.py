@@ -68,17 +68,19 @@ _FORCED = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+# Its warnings are about settings that are intended here
+# A rank does not own the cores that vLLM would bind it to
+# Workers of a tensor-parallel engine: a fork would copy torch's threads
 _UNLESS_SET = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about settings that are intended here
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a rank does not own the cores that vLLM would bind it to
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # FlashInfer does not draw answers with log-probabilities, and vLLM with this sampler needs it installed
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # workers of a tensor-parallel engine: a fork would copy torch's threads
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_BLOCK = 32  # tokens; with vLLM's 128, samples of a group would share no prompt that is shorter
-_UNUSED_SHARE = (
-    0.01  # of a GPU that vLLM wants free at the start, even for a cache of a fixed size
-)
+# Of a GPU that vLLM wants free at the start, even for a cache of a fixed size
+_UNUSED_SHARE = 0.01
 
 
 class _Running(NamedTuple):
@@ -115,10 +117,14 @@ class VllmEngine:
         # Level 2 at the start: random weights need no copy on the host
         self._memory.move(Residency.OFF, level=2)
         self.version: int | None = None
-        self._running: dict[str, _Running] = {}  # answers in flight, by vLLM's name
-        self._names = map(str, itertools.count())  # of vLLM's requests
-        self._ready: list[Completion] = []  # finished, to be returned by the next step
-        self._unread = 0  # prompt tokens that no step has begun with
+        # Answers in flight, by vLLM's name
+        self._running: dict[str, _Running] = {}
+        # Of vLLM's requests
+        self._names = map(str, itertools.count())
+        # Finished, to be returned by the next step
+        self._ready: list[Completion] = []
+        # Prompt tokens that no step has begun with
+        self._unread = 0
         self.cached_tokens = 0
 
     @property

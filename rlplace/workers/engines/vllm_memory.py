@@ -132,7 +132,8 @@ class CpuMemory(EngineMemory):
     _asleep_1 = False
 
     def drop_cache(self) -> None:
-        self._engine.reset_prefix_cache()  # its blocks will be gone
+        # Its blocks will be gone
+        self._engine.reset_prefix_cache()
         self._engine.collective_rpc(_resize_cache, args=(False,))
 
     def wake_cache(self) -> None:
@@ -213,7 +214,8 @@ class OlderCudaMemory(CudaMemory):
     """
 
     def drop_cache(self) -> None:
-        self._engine.reset_prefix_cache()  # its blocks will be gone
+        # Its blocks will be gone
+        self._engine.reset_prefix_cache()
         self._engine.collective_rpc(unmap_cache)
 
     def wake_cache(self) -> None:

@@ -90,7 +90,8 @@ class VllmServer:
         self._timeout_s = timeout_s
         self._expected = ExpectedWeights.of_folder(settings.model)
         self.version: int | None = None
-        self._mark = secrets.token_hex(4)  # begins the version names of this engine
+        # Begins the version names of this engine
+        self._mark = secrets.token_hex(4)
         self.residency = Residency.OFF
         self.cached_tokens = 0
         self._most = settings.rollout.step_sequences

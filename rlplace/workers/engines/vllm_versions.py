@@ -69,7 +69,8 @@ def unmap_cache(worker: Any) -> None:
     from vllm.device_allocator import get_mem_allocator_instance
     from vllm.device_allocator.cumem import unmap_and_release
 
-    torch.cuda.synchronize()  # no kernel may still use it
+    # No kernel may still use it
+    torch.cuda.synchronize()
     allocator: Any = get_mem_allocator_instance()
     for each in allocator.pointer_to_data.values():
         if each.tag == "kv_cache" and not each.is_asleep:

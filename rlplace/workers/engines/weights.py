@@ -71,9 +71,8 @@ class KeptWeights:
                 self._kept = received
 
     def _completed(self, received: ReceivedWeights) -> tuple[Weights, FactorsOf]:
-        weights: Weights = (
-            received.tensors
-        )  # no copy: a release lets go of what is in there
+        # No copy: a release lets go of what is in there
+        weights: Weights = received.tensors
         if received.partial:
             if self._kept is None:
                 what = f"only some of the weights of version {received.version} arrived, the others never did"
@@ -115,7 +114,8 @@ class ExpectedWeights:
         for file in folder.glob("*.safetensors"):
             try:
                 with safe_open(file, framework="np"):
-                    pass  # the header is checked against the length of the file
+                    # The header is checked against the length of the file
+                    pass
             except SafetensorError as error:
                 raise OSError(f"{file} is damaged or cut short: {error}") from error
         shapes = {
@@ -177,9 +177,8 @@ class SharedBucket:
     pid: int
     file: int
     size_bytes: int
-    weights: tuple[
-        tuple[str, str, tuple[int, ...], int], ...
-    ]  # name, dtype, shape, first byte
+    # Name, dtype, shape, first byte
+    weights: tuple[tuple[str, str, tuple[int, ...], int], ...]
 
     def open(self) -> list[tuple[str, Tensor]]:
         """Return the weights, which stay as long as any of them is held. Writes into them reach no other process."""
@@ -321,9 +320,8 @@ class SyncProbe:
         self._engine, self._tokens, self._owner = engine, probe_tokens(job), owner
         rollout = job.config.text_rollout
         dtypes = (job.config.actor.compute, rollout.dtype, rollout.cache)
-        self._tolerance = max(
-            _TOLERANCE[dtype] for dtype in dtypes
-        )  # by the coarsest in use
+        # By the coarsest in use
+        self._tolerance = max(_TOLERANCE[dtype] for dtype in dtypes)
         self._expected: NDArray[np.float32] | None = None
         self._largest: float | None = None
 
@@ -358,7 +356,8 @@ class SyncProbe:
         return {"sync/verify_max_diff": Metric(self._largest, "max")}
 
     def _differ(self, worst: int, expected: float) -> WeightSyncError:
-        place = worst + 1  # the first token is given
+        # The first token is given
+        place = worst + 1
         what = f"the engine does not use the weights of version {self._engine.version}: token {self._tokens[place]}, "
         what += f"number {place} of the probe, differs most, by {self._largest:.3g}"
         why = f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights"

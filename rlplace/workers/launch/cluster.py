@@ -106,7 +106,8 @@ class Cluster:
         `variables`: of the environment of all workers that are processes. `num_gpus_per_node` and
         `distributed_log_dir` are RLinf's names of `accelerators_per_node` and `output`. Raises ConfigError.
         """
-        keep_local()  # also of workers, which get the environment
+        # Also of workers, which get the environment
+        keep_local()
         if accelerators_per_node is None:
             accelerators_per_node = num_gpus_per_node
         if output is None:
@@ -125,7 +126,8 @@ class Cluster:
             if variables is None:
                 variables = named_variables(config)
         self.launcher = launcher or "ray"
-        self.job: Any = None  # of shipped workers that are launched one group by one
+        # Of shipped workers that are launched one group by one
+        self.job: Any = None
         self._ray = ray or RayConfig()
         local = self._ray.address is None
         self.topology = topology or count_topology(
@@ -134,7 +136,8 @@ class Cluster:
             accelerator or AcceleratorConfig(),
             local=local,
         )
-        self.start_s: dict[str, float] = {}  # seconds, by phase
+        # Seconds, by phase
+        self.start_s: dict[str, float] = {}
         self._began = time.perf_counter()
         self._tell_line = tell
         self._launcher: InlineLauncher | RayLauncher
@@ -145,15 +148,17 @@ class Cluster:
                 comm or CommConfig(), shared_bytes or {}, workers, variables or {}
             )
         self._groups: dict[str, WorkerGroup] = {}
-        self._specs: dict[str, GroupSpec] = {}  # of the groups
+        # Of the groups
+        self._specs: dict[str, GroupSpec] = {}
         self._channels: dict[str, Channel] = {}
-        self._of_weights = set[str]()  # names of channels of planned weight syncs
-        self._mailboxes: dict[str, Mailbox] = {}  # of groups whose workers get messages
+        # Names of channels of planned weight syncs
+        self._of_weights = set[str]()
+        # Of groups whose workers get messages
+        self._mailboxes: dict[str, Mailbox] = {}
         self._mailboxes_made = 0
         self._output = None if output is None else Path(output).expanduser()
-        self._given_up = set[
-            tuple[int, int]
-        ]()  # node, and the number there of an accelerator
+        # Node, and the number there of an accelerator
+        self._given_up = set[tuple[int, int]]()
         self._started = self._reserved = self._closed = False
 
     def _ray_launcher(
@@ -179,7 +184,8 @@ class Cluster:
                     and self._ray.address is None
                     and self._ray.start == "fork"
                 ):
-                    template = Template(modules, variables)  # before Ray is imported
+                    # Before Ray is imported
+                    template = Template(modules, variables)
                     stopped.callback(template.stop)
                 with ray_environment(self._ray.address):
                     from rlplace.workers.ray_launch.launcher import RayLauncher
@@ -327,7 +333,8 @@ class Cluster:
             name = f"{_MAIL}{spec.name}"
             if len(nodes) > 1:
                 name += f" on node {node}"
-            if name in self._channels:  # of a group before it
+            # Of a group before it
+            if name in self._channels:
                 name += f" ({self._mailboxes_made})"
             ranks = [slot.rank for slot in spec.slots if slot.node == node]
             with deferred():
@@ -501,7 +508,8 @@ class Cluster:
             }
             for pending in setups:
                 pending.fail_late(Failure(what=str(late), cause=late))
-            if len(places) > 1:  # most of them wait for another
+            # Most of them wait for another
+            if len(places) > 1:
                 raise
             wait_all(setups)
         self._launcher.empty(self._channels.values())
@@ -619,9 +627,8 @@ class Cluster:
         left = list(setup.calls)
 
         def ended(call: Future[Any]) -> None:
-            last = (
-                left.pop() is setup.calls[0]
-            )  # whichever ends: the first is taken last
+            # Whichever ends: the first is taken last
+            last = left.pop() is setup.calls[0]
             if last and all(call.exception() is None for call in setup.calls):
                 self._tell(f"{setup.group.name}: ready")
 
@@ -721,8 +728,10 @@ class InlineLauncher:
         self._channels: list[Channel] = []
         self._lending = Lending()
         self._outputs: Outputs | None = None
-        self._variables: dict[str, str] = {}  # that were set in this process
-        self._master: socket.socket | None = None  # keeps MASTER_PORT from others
+        # That were set in this process
+        self._variables: dict[str, str] = {}
+        # Keeps MASTER_PORT from others
+        self._master: socket.socket | None = None
 
     def start(self) -> None:
         """Do nothing: this process runs already."""
@@ -880,6 +889,7 @@ class InlineWorker(WorkerHandle):
 
     def end(self) -> None:
         self._host.cancel()
-        self._mailbox.put(lambda: self._host.call("close", (), {}))  # once it gives up
+        # Once it gives up
+        self._mailbox.put(lambda: self._host.call("close", (), {}))
         self._mailbox.put(None)
         self._device.worker_ended()

@@ -119,7 +119,8 @@ class MemoryAccount:
                 sum(b for (o, _), b in residents.items() if o == owner)
                 for residents in held.values()
             ]
-        return max(sums, default=0)  # equal on all accelerators of a worker
+        # Equal on all accelerators of a worker
+        return max(sums, default=0)
 
 
 class SharedAccount(MemoryAccount):
@@ -176,9 +177,8 @@ class SharedAccount(MemoryAccount):
         try:
             _lock(file, path)
             yield file
-            fcntl.flock(
-                file, fcntl.LOCK_UN
-            )  # a fork of another thread may keep it open
+            # A fork of another thread may keep it open
+            fcntl.flock(file, fcntl.LOCK_UN)
         finally:
             os.close(file)
 
@@ -260,13 +260,15 @@ def cuda_out_of_memory(
     error: BaseException, slot: Slot
 ) -> AcceleratorOutOfMemory | None:
     """Turn torch's error of a full GPU into ours; None for any other error."""
-    torch = sys.modules.get("torch")  # not imported: most workers never need it
+    # Not imported: most workers never need it
+    torch = sys.modules.get("torch")
     # Another thread may be importing it: then it lacks names, and has raised nothing.
     if not isinstance(error, getattr(torch, "OutOfMemoryError", ())):
         return None
     text = str(error)
     sizes = []
-    for words in ("Tried to allocate", "of which"):  # "20.00 MiB"
+    # "20.00 MiB"
+    for words in ("Tried to allocate", "of which"):
         found = re.search(words + r" ([\d.]+) (bytes|[KMGT]iB)", text)
         power = (
             ("bytes", "KiB", "MiB", "GiB", "TiB").index(found.group(2)) if found else 0
@@ -299,9 +301,8 @@ class EmulatedDevice(Device):
     def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
         self._slot = slot
-        self._acquired: set[str] = (
-            set()
-        )  # labels that are in the account; to look there takes a file
+        # Labels that are in the account; to look there takes a file
+        self._acquired: set[str] = set()
 
     def acquire(self, size_bytes: int, what: str) -> None:
         if size_bytes or what in self._acquired:
@@ -331,13 +332,13 @@ class ProcessClaims:
     """
 
     def __init__(self) -> None:
-        self._claimed: dict[
-            int, dict[tuple[str, str], int]
-        ] = {}  # GPU -> (owner, label) -> bytes
+        # GPU -> (owner, label) -> bytes
+        self._claimed: dict[int, dict[tuple[str, str], int]] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[ProcessClaims], tuple[()]]:
-        return ProcessClaims, ()  # in another process nothing is claimed yet
+        # In another process nothing is claimed yet
+        return ProcessClaims, ()
 
     def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
         """Return what is claimed there by anything but `resident`, an owner and a label."""
@@ -400,9 +401,8 @@ class CudaDevice(Device):
             slot.accelerators if slot is not None and slot.accelerators else (index,)
         )
         self._uuids = tuple(uuid.removeprefix("GPU-") for uuid in uuids)
-        self._claims = (
-            ProcessClaims()
-        )  # what was there before it was asked for counts as well
+        # What was there before it was asked for counts as well
+        self._claims = ProcessClaims()
         self._shares_process = False
         # Replaced by an engine of whose memory torch here knows less.
         self.measure: Callable[[], Room] = self.measure_here
@@ -436,7 +436,8 @@ class CudaDevice(Device):
     def acquire(self, size_bytes: int, what: str) -> None:
         """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
         if not size_bytes and self._untouched():
-            return  # to measure takes half a GiB of the GPU
+            # To measure takes half a GiB of the GPU
+            return
         resident = (self._owner, what)
         room = self.measure()
         held = self._claims.others(self._index, resident)

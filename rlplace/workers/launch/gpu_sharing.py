@@ -51,7 +51,8 @@ def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
     try:
         told, _ = tried.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
-        os.killpg(tried.pid, signal.SIGKILL)  # with the process that it started
+        # With the process that it started
+        os.killpg(tried.pid, signal.SIGKILL)
         tried.communicate()
         return (
             f"two processes were not done with sharing a tensor after {deadline_s:g} s"

@@ -69,14 +69,12 @@ _STOPPED = Failure(what="the worker was stopped")
 class Call(concurrent.futures.Future[Any]):
     """The result to come of one method call on one worker. Ends with a value or a WorkerError."""
 
-    record: CallRecord | None = (
-        None  # of the worker's side, when the call has ended well
-    )
+    # Of the worker's side, when the call has ended well
+    record: CallRecord | None = None
     failed_at_s = 0.0  # monotonic clock of the driver
     stopped = False  # it failed because its worker was stopped, or a call before it in its message failed
-    work: Call | None = (
-        None  # of its message, the call that is named for what happens to the worker; None: itself
-    )
+    # Of its message, the call that is named for what happens to the worker; None: itself
+    work: Call | None = None
 
     def __init__(self, slot: Slot, method: str) -> None:
         super().__init__()
@@ -149,7 +147,8 @@ class Pending:
 
     def __init__(self, group: WorkerGroup, calls: Sequence[Call]) -> None:
         self.group = group
-        self.calls = calls  # in the order the ranks were named
+        # In the order the ranks were named
+        self.calls = calls
 
     def done(self) -> bool:
         return all(call.done() for call in self.calls)
@@ -217,7 +216,8 @@ def _fail_together(
     first = _blamed(
         [*failed, *(call for group in groups for call in group.failed_calls)]
     )
-    if first is None:  # the groups were closed while we waited
+    # The groups were closed while we waited
+    if first is None:
         return failed[0].exception() or AssertionError(
             "a call that failed has an exception"
         )
@@ -269,9 +269,8 @@ def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
     """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
     late: dict[Pending, list[int]] = {}
-    first = dict[
-        Slot, Call
-    ]()  # of each worker, the call that it is at; those behind it have not begun
+    # Of each worker, the call that it is at; those behind it have not begun
+    first = dict[Slot, Call]()
     left = dict.fromkeys(call for p in pending for call in p.calls if not call.done())
     for call in left:
         first.setdefault(call.slot, call.work if call.work in left else call)
@@ -324,9 +323,8 @@ class WorkerGroup:
     # `go_on`; or end what they are at, as far as it does not need the others, and be there.
     outlast: Literal["stop", "give up", "end the call"] = "stop"
     patience_s = WAIT_S  # for a call to end
-    in_vain: Callable[[], bool] = staticmethod(
-        lambda: False
-    )  # whether there is nothing to be patient for
+    # Whether there is nothing to be patient for
+    in_vain: Callable[[], bool] = staticmethod(lambda: False)
     # Told why the group takes no more messages: its ranks were closed, or one has failed. Must not wait.
     on_end: Callable[[str], None] = staticmethod(lambda why: None)
 
@@ -338,16 +336,20 @@ class WorkerGroup:
         # Those that break with the group: of its launch, and what a call handed over.
         self.channels: dict[str, Channel] = dict(spec.channels)
         self.output = spec.output
-        self.failure: WorkerError | None = None  # what every later call raises
-        self.failed_calls: list[Call] = []  # while the group was not closed
-        self.late_calls: list[Call] = []  # of ranks that did not give up
+        # What every later call raises
+        self.failure: WorkerError | None = None
+        # While the group was not closed
+        self.failed_calls: list[Call] = []
+        # Of ranks that did not give up
+        self.late_calls: list[Call] = []
         self.handles = tuple(handles)
         self.grace_s = grace_s
-        self._open: dict[Call, None] = {}  # in the order in which they were sent
-        self._held: dict[int, list[tuple[Call, Request]]] | None = (
-            None  # by rank; used by the thread that holds
-        )
-        self._lock = threading.RLock()  # for what follows, and the calls above
+        # In the order in which they were sent
+        self._open: dict[Call, None] = {}
+        # By rank; used by the thread that holds
+        self._held: dict[int, list[tuple[Call, Request]]] | None = None
+        # For what follows, and the calls above
+        self._lock = threading.RLock()
         self._winding_down: threading.Thread | None = None
         self._closed = self._stopped = False
 
@@ -481,9 +483,8 @@ class WorkerGroup:
                 call.work = None if call is work else work
         with self._lock:
             self._open.update(dict.fromkeys(itertools.chain(*calls.values())))
-            stopped = (
-                self._stopped or self._winding_down is not None
-            )  # of a call before this that is not awaited yet
+            # Of a call before this that is not awaited yet
+            stopped = self._stopped or self._winding_down is not None
         try:
             for rank, message in messages.items():
                 if stopped:
@@ -635,9 +636,8 @@ class WorkerGroup:
         for handle in self.handles:
             handle.cancel()
         for channel in self.channels.values():
-            with contextlib.suppress(
-                ChannelError
-            ):  # gone with the node that held it: as broken as can be
+            # Gone with the node that held it: as broken as can be
+            with contextlib.suppress(ChannelError):
                 channel.break_(why)
 
     def _stop(self) -> None:
@@ -671,7 +671,8 @@ class WorkerGroup:
         """Ask all ranks to close. Nothing is left to ask after an end."""
         with self._lock:
             ended = self.closed
-            self._closed = True  # what fails from here on fails because of the end
+            # What fails from here on fails because of the end
+            self._closed = True
             busy = bool(self._open)
         if ended:
             self.wait_wound_down()
@@ -757,7 +758,8 @@ class GroupBuilder:
         `channels`: those that the group uses, by the names that its workers know them by; they break when the group
         fails. None: all that the cluster has made so far.
         """
-        cluster.reserve()  # which groups will follow is not known
+        # Which groups will follow is not known
+        cluster.reserve()
         used = cluster.channels if channels is None else channels
         launch = {name: (self, placement_strategy, used)}
         return cluster.launch_all(launch)[name]

@@ -25,9 +25,8 @@ class _Question:
 
     def __init__(self, answer: Future[str]) -> None:
         self.answer = answer
-        self.looks = (
-            0  # that found no answer: a driver that stood still itself has not looked
-        )
+        # That found no answer: a driver that stood still itself has not looked
+        self.looks = 0
         self.asked = time.strftime("%H:%M:%S")
 
 
@@ -42,7 +41,8 @@ class Heartbeat:
         self._groups = groups
         self._heartbeat_s = heartbeat_s
         self._open: dict[WorkerHandle, _Question] = {}
-        self._places: dict[WorkerHandle, str] = {}  # last answers
+        # Last answers
+        self._places: dict[WorkerHandle, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="heartbeat", daemon=True

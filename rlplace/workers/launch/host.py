@@ -40,9 +40,8 @@ class GroupSpec:
     config: Any
     slots: tuple[Slot, ...]  # by rank
     channels: Mapping[str, Channel]
-    output: Path | None = (
-        None  # folder of what the ranks print; None: where their processes do
-    )
+    # Folder of what the ranks print; None: where their processes do
+    output: Path | None = None
     facts: JobFacts | None = None
     mailboxes: tuple[Mailbox, ...] = ()  # of the groups that are launched so far
 
@@ -151,14 +150,16 @@ class WorkerHost:
         self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None
-        self._failure: Failure | None = (
-            None  # why there is no worker; every call answers with it
-        )
-        self._running: tuple[int, str] | None = None  # thread and method
+        # Why there is no worker; every call answers with it
+        self._failure: Failure | None = None
+        # Thread and method
+        self._running: tuple[int, str] | None = None
         self._cancelled = threading.Event()
-        self._channels: dict[str, Channel] = {}  # ends of the worker, by name
+        # Ends of the worker, by name
+        self._channels: dict[str, Channel] = {}
         self._place: Place | None = None
-        self._kinds: tuple[type, ...] = (Channel,)  # what stands for a channel
+        # What stands for a channel
+        self._kinds: tuple[type, ...] = (Channel,)
 
     def build(
         self,
@@ -194,7 +195,8 @@ class WorkerHost:
                 cancelled=self._cancelled,
                 facts=spec.facts,
             )
-            device.worker_ended()  # one of that name before it, on another machine than the driver's
+            # One of that name before it, on another machine than the driver's
+            device.worker_ended()
             self.meet(spec.mailboxes)
             if spec.worker.with_tools:
                 _show_log(self._context.log)
@@ -248,9 +250,8 @@ class WorkerHost:
             worker._end_call(method, value)
             return Done(value, recorder.record())
         except ChannelTimeout as late:
-            late.add_note(
-                report(view(context.channels)) or "no other end waits"
-            )  # before the failure breaks them
+            # Before the failure breaks them
+            late.add_note(report(view(context.channels)) or "no other end waits")
             return self._failed(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             full = cuda_out_of_memory(error, context.slot)
@@ -323,9 +324,8 @@ class WorkerHost:
                     f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
                 )
             frame = frame.f_back
-        outermost = (
-            lines[-1:] + lines[-2:-1]
-        )  # the worker's own line and what it called
+        # The worker's own line and what it called
+        outermost = lines[-1:] + lines[-2:-1]
         if lines:
             return f"{running[1]}, at " + ", ".join(outermost)
         return running[1]
@@ -333,7 +333,8 @@ class WorkerHost:
 
 def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run an `async def` to its end, in a loop of its own."""
-    import asyncio  # here: most processes need none of it
+    # Here: most processes need none of it
+    import asyncio
 
     return asyncio.run(coroutine)
 

@@ -226,10 +226,11 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
     """List all GPUs of this machine; only counts them where nvidia-smi is absent, fails, is late or not understood."""
     described: tuple[Gpu, ...] = ()
+    # A pipe may never come to its end
     with (
         tempfile.TemporaryFile() as out,
         contextlib.suppress(OSError),
-    ):  # a pipe may never come to its end
+    ):
         process = subprocess.Popen(
             QUERY.split(),
             stdin=subprocess.DEVNULL,
@@ -242,9 +243,8 @@ def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
                 described = parse(out.read().decode(errors="replace"))
         except subprocess.TimeoutExpired:
             process.kill()
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # stuck in the driver, it cannot even be killed
+            # Stuck in the driver, it cannot even be killed
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
     in_proc = sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*"))
     return described or (Gpu(),) * (
@@ -260,9 +260,8 @@ def parse(text: str) -> tuple[Gpu, ...]:
         if len(fields) != 3 or not fields[2].startswith("GPU-"):
             return ()
         product, mib, uuid = fields
-        known = (
-            int(mib) * _MIB if mib.isdecimal() else 0
-        )  # [N/A] where it is the machine's own memory
+        # [N/A] where it is the machine's own memory
+        known = int(mib) * _MIB if mib.isdecimal() else 0
         gpus.append(
             Gpu(uuid=uuid, product=product.removeprefix("NVIDIA "), memory_bytes=known)
         )

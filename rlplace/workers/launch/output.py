@@ -34,10 +34,11 @@ class Outputs:
         self._of_thread = threading.local()
         self._opened: dict[Path, TextIO] = {}
         if files and files[0] is not None and (whole := self._open(files[0])):
+            # For what is not Python, and for processes that it starts
             for descriptor in (
                 1,
                 2,
-            ):  # for what is not Python, and for processes that it starts
+            ):
                 os.dup2(whole.fileno(), descriptor)
             sys.stdout = sys.stderr = whole
         self._ours = (
@@ -120,7 +121,8 @@ class ByThread(Above):
     def __init__(self, of_thread: threading.local, others: TextIO) -> None:
         self._of_thread = of_thread
         self.others = others
-        self.ended = False  # its owner has put back `others`
+        # Its owner has put back `others`
+        self.ended = False
 
     @property
     def below(self) -> TextIO:
@@ -139,7 +141,8 @@ def _living(stream: TextIO) -> TextIO:
 
 def _is_debugged() -> bool:
     """Return whether pdb traces this thread."""
-    bdb = sys.modules.get("bdb")  # not imported where nobody debugs
+    # Not imported where nobody debugs
+    bdb = sys.modules.get("bdb")
     return bdb is not None and isinstance(
         getattr(sys.gettrace(), "__self__", None), bdb.Bdb
     )

@@ -48,9 +48,8 @@ class NodeUse:
     accelerators: tuple[int, ...]  # numbered within the node, ascending
     kind: str
     # Known when they are reserved; empty where emulated.
-    ids: Mapping[int, str] = dataclasses.field(
-        default_factory=dict
-    )  # of the GPUs, by accelerator
+    # Of the GPUs, by accelerator
+    ids: Mapping[int, str] = dataclasses.field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()  # all of the node, as nvidia-smi lists them there
 
     @property

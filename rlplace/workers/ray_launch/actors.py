@@ -38,9 +38,8 @@ from rlplace.workers.ray_launch.connections import Connection, Connections, Serv
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
 
-CONTROL = (
-    "control"  # concurrency group beside the threads that run the workers' methods
-)
+# Concurrency group beside the threads that run the workers' methods
+CONTROL = "control"
 _DEPTH = 7  # of containers in requests: three of their own, then those of arguments
 
 
@@ -58,16 +57,20 @@ class RayHost:
         self._outputs = Outputs(outputs)
         ray_is_set_up()
         outlast_sigterm()
-        os.environ.update(environment)  # before anything imports torch
-        keep_local(nodes)  # of a Ray that was joined, too
-        gc.disable()  # importing and building makes many objects and drops few: a sixth of start-up is spent looking
+        # Before anything imports torch
+        os.environ.update(environment)
+        # Of a Ray that was joined, too
+        keep_local(nodes)
+        # Importing and building makes many objects and drops few: a sixth of start-up is spent looking
+        gc.disable()
         self._ends = ProcessChannels()
         self._lending = Lending()
         self._claims = ProcessClaims()
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
-        self._master: socket.socket | None = None  # keeps MASTER_PORT from others
+        # Keeps MASTER_PORT from others
+        self._master: socket.socket | None = None
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
@@ -151,7 +154,8 @@ class RayHost:
             for outcome in self._hosts[number].run(requests)
         ]
         if requests[0][0] == "setup":
-            gc.freeze()  # modules stay for good: no later collection needs to look at them
+            # Modules stay for good: no later collection needs to look at them
+            gc.freeze()
             gc.enable()
         return outcomes
 
@@ -217,7 +221,8 @@ class RayWorker(WorkerHandle):
         self._number = number
         self._ended = False
         self._connection: Connection | None = None
-        self._cancelling: Any = None  # the reference to the last `cancel`
+        # The reference to the last `cancel`
+        self._cancelling: Any = None
 
     def report(self, serve_at: str | None, folder: Path | None) -> Any:
         """Ask for its WorkerReport. Returns a reference to it."""
@@ -289,11 +294,11 @@ class RayWorker(WorkerHandle):
         self._ended = True
         if ray.is_initialized():
             self.cancel()
-            self.send(lambda answer: None, [("close", (), {})])  # once it gives up
+            # Once it gives up
+            self.send(lambda answer: None, [("close", (), {})])
         self._process.leave()
-        with contextlib.suppress(
-            ClusterError, OSError
-        ):  # what it holds goes with its accelerators, or with its successor
+        # What it holds goes with its accelerators, or with its successor
+        with contextlib.suppress(ClusterError, OSError):
             self._device.worker_ended()
 
     def _in_its_thread(self, method: str) -> Any:

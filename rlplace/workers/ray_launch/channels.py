@@ -216,10 +216,11 @@ class JobChannels:
 
 
 def make_keys(security: Literal["encrypted", "password"]) -> Keys:
+    # Here: where one node suffices ZeroMQ is not needed
     from rlplace.comm.network import (
         JobKeys,
         JobPassword,
-    )  # here: where one node suffices ZeroMQ is not needed
+    )
 
     if security == "password":
         return JobPassword.create()
@@ -261,16 +262,16 @@ class NodeChannels:
     def drop_weights(self) -> None:
         """Remove the double weight buffers; their memory goes with the last process that has them mapped."""
         for buffer in self._folder.path.glob("weights-*.buffer"):
-            buffer.resolve().unlink(
-                missing_ok=True
-            )  # one that found no room lies on disk
+            # One that found no room lies on disk
+            buffer.resolve().unlink(missing_ok=True)
             buffer.unlink(missing_ok=True)
 
     def serve(self, host: str, keys: Keys) -> str:
         """Open the channel server at an address of the node. Returns its endpoint."""
+        # Here: where one node suffices ZeroMQ is not needed
         from rlplace.comm.network import (
             ChannelServer,
-        )  # here: where one node suffices ZeroMQ is not needed
+        )
 
         self._server = ChannelServer(host=host, keys=keys)
         for channel in self._channels:
@@ -282,9 +283,8 @@ class NodeChannels:
         channels = self._channels
         self._channels = []
         for channel in channels:
-            with contextlib.suppress(
-                ChannelError
-            ):  # its lock is held by a process that stands still
+            # Its lock is held by a process that stands still
+            with contextlib.suppress(ChannelError):
                 channel.break_("the cluster was closed")
         if self._server is not None:
             self._server.close()

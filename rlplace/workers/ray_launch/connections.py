@@ -100,9 +100,8 @@ class Connection:
         self.fd = self._socket.fileno()
         self._post = post
         self._poll = poll
-        self._settles: collections.deque[Settle] = (
-            collections.deque()
-        )  # of what is not answered
+        # Of what is not answered
+        self._settles: collections.deque[Settle] = collections.deque()
         self._failure: Failure | None = None
         self._incoming, self._outgoing = bytearray(), bytearray()
 
@@ -210,9 +209,8 @@ class Connections:
 
         def post(act: Callable[[], None]) -> None:
             self._posted.append((connection, act))
-            with contextlib.suppress(
-                BlockingIOError, OSError
-            ):  # it is awake, or was closed
+            # It is awake, or was closed
+            with contextlib.suppress(BlockingIOError, OSError):
                 self._wake.send(b"1")
 
         connection = Connection(path, post, self._poll)

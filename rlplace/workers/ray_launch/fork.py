@@ -71,7 +71,8 @@ def serve(door: socket.socket) -> None:
                 load(_OF_RAY)
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
                 gc.collect()
-                gc.freeze()  # a collection would touch all pages, and none would stay shared
+                # A collection would touch all pages, and none would stay shared
+                gc.freeze()
                 ready = True
             if asked and not os.fork():
                 door.close()
@@ -82,7 +83,8 @@ def serve(door: socket.socket) -> None:
 
 def load(modules: tuple[str, ...] | list[str]) -> None:
     for name in modules:
-        with contextlib.suppress(ImportError):  # the worker that needs it says so
+        # The worker that needs it says so
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
         if len(threads := os.listdir("/proc/self/task")) > 1:
             sys.exit(
@@ -94,9 +96,8 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
     """Ask in a fork: here, torch does not tell that it has called cuInit, as `torch.cuda.is_available()` does."""
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # what is ignored stays so in a new program
+    # What is ignored stays so in a new program
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not (child := os.fork()):
         os._exit(holds())
     return os.waitpid(child, 0)[1] != 0
@@ -121,20 +122,23 @@ def become(
     folder: str,
 ) -> None:
     """Run the script that is the first argument, as Python would, then exit."""
-    os.setpgid(0, 0)  # Ray ends what is left of the group of a process that ends
+    # Ray ends what is left of the group of a process that ends
+    os.setpgid(0, 0)
     link.settimeout(None)
     try:
         link.send(b"!")
         score = link.recv(_CHUNK)
     except OSError:
         score = b""
-    if not score:  # the client has given up: it is gone, or the worker itself
+    # The client has given up: it is gone, or the worker itself
+    if not score:
         os._exit(0)
     threading.Thread(target=end_with, args=(link,), daemon=True).start()
+    # To lower it takes privileges
     with (
         contextlib.suppress(PermissionError),
         open(_OOM_SCORE, "wb") as own,
-    ):  # to lower it takes privileges
+    ):
         own.write(score)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, descriptor in enumerate(descriptors):
@@ -147,7 +151,8 @@ def become(
         sys.modules[_NOT_FOR_RAY] = None  # type: ignore[assignment]  # cannot be imported, until `ray_is_set_up`
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(arguments[0]))
-    if "numpy" in sys.modules:  # its global generator is seeded when it is imported
+    # Its global generator is seeded when it is imported
+    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     runpy.run_path(arguments[0], run_name="__main__")
     sys.exit()
@@ -186,11 +191,11 @@ def client(path: str, arguments: list[str]) -> None:
         socket.send_fds(link, [b" "], [0, 1, 2])
         link.sendall(json.dumps(asked).encode() + b"\0")
         if _answer(link, server, _ANSWER_S):
-            with open(
-                _OOM_SCORE, "rb"
-            ) as own:  # Ray has it that workers are killed before Ray
+            # Ray has it that workers are killed before Ray
+            with open(_OOM_SCORE, "rb") as own:
                 link.sendall(own.read())
-            _answer(link, server, None)  # ends with the fork
+            # Ends with the fork
+            _answer(link, server, None)
             return
     os.execv(sys.executable, [sys.executable, *arguments])
 
@@ -243,9 +248,8 @@ def set_up(script: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[
-        0
-    ]  # the folder of this file, whose neighbours would hide modules of the same names
+    # The folder of this file, whose neighbours would hide modules of the same names
+    del sys.path[0]
     role, place, *rest = sys.argv[1:]
     if role == "--template":
         template(place, rest)
@@ -253,4 +257,5 @@ if __name__ == "__main__":
         client(place, rest)
     else:
         set_up(role, [place, *rest])
-    os._exit(0)  # taking down all that was imported takes seconds
+    # Taking down all that was imported takes seconds
+    os._exit(0)

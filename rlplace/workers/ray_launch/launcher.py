@@ -102,15 +102,17 @@ class RayLauncher:
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
-        self._more: list[PlacementGroup] = []  # of accelerators in place of others
+        # Of accelerators in place of others
+        self._more: list[PlacementGroup] = []
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
-        self._shared: dict[
-            str, RayProcess
-        ] = {}  # processes of several workers, by name
-        self._processes: dict[Slot, psutil.Process] = {}  # of workers on this host
+        # Processes of several workers, by name
+        self._shared: dict[str, RayProcess] = {}
+        # Of workers on this host
+        self._processes: dict[Slot, psutil.Process] = {}
         self._templates = Templates(template, self._variables)
-        self._forks = 0  # of the workers
+        # Of the workers
+        self._forks = 0
         self._connections: Connections | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,9 +127,8 @@ class RayLauncher:
         )
         for note in self._session.notes:
             self._tell(f"Ray: {note}")
-        if (
-            not self._session.local
-        ):  # somebody has joined it since the template was made for this machine alone
+        # Somebody has joined it since the template was made for this machine alone
+        if not self._session.local:
             self._templates.stop()
             self._templates = Templates(None, self._variables)
         self._machines = self._session.machines()
@@ -234,9 +235,8 @@ class RayLauncher:
         self, specs: Sequence[GroupSpec], slots: Collection[Slot]
     ) -> dict[str, list[WorkerHandle]]:
         """End the workers of `slots`, which share no process with others, and start them again. Errors as `launch`."""
-        owners = {
-            slot.owner for slot in slots
-        }  # which may have been in other slots before
+        # Which may have been in other slots before
+        owners = {slot.owner for slot in slots}
         for worker in [
             worker for worker in self._workers if worker.slot.owner in owners
         ]:
@@ -303,9 +303,8 @@ class RayLauncher:
         self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
             if found.machine == here:
-                with contextlib.suppress(
-                    psutil.NoSuchProcess
-                ):  # dead already: nothing to end
+                # Dead already: nothing to end
+                with contextlib.suppress(psutil.NoSuchProcess):
                     self._processes[slot] = psutil.Process(found.pid)
         for slot, found in reports.items():
             reservation.check_place(
@@ -373,7 +372,8 @@ class RayLauncher:
             "max_restarts": 0,
             "enable_task_events": False,
         }
-        if runtime_env.env_vars:  # also for what reads them before our code runs
+        # Also for what reads them before our code runs
+        if runtime_env.env_vars:
             options["runtime_env"] = {"env_vars": dict(runtime_env.env_vars)}
         if runtime_env.interpreter:
             options.setdefault("runtime_env", {})["py_executable"] = (
@@ -385,9 +385,8 @@ class RayLauncher:
             and (command := self._templates.command(slot.node))
         ):
             options["runtime_env"] = {"py_executable": command}
-        files = [
-            output_file(output and output.absolute(), each) for each in slots
-        ]  # processes are in other folders
+        # Processes are in other folders
+        files = [output_file(output and output.absolute(), each) for each in slots]
         nodes = [machine.address for machine in self._machines]
         actor = host.options(**options, **self._on(slot.node)).remote(
             environment, files, nodes
@@ -506,14 +505,14 @@ class RayLauncher:
             worker.end()
         try:
             if not self._session.local:
-                self._templates.stop()  # by Ray, on other nodes
+                # By Ray, on other nodes
+                self._templates.stop()
             if self._connections is not None:
                 self._connections.close()
             if self._channels is not None:
                 self._channels.close()
-            if (
-                not self._session.local and ray.is_initialized()
-            ):  # Ray goes on, and these with it
+            # Ray goes on, and these with it
+            if not self._session.local and ray.is_initialized():
                 for bundles in filter(None, (self._bundles, *self._more)):
                     remove_placement_group(bundles)
                 self._bundles = None
@@ -525,7 +524,8 @@ class RayLauncher:
             try:
                 self._session.close()
             finally:
-                self._templates.stop()  # not before: who waits for it would begin to import for itself
+                # Not before: who waits for it would begin to import for itself
+                self._templates.stop()
                 self._end_processes(list(processes), patience_s=_END_S)
 
     def _end_processes(

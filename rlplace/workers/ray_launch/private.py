@@ -79,9 +79,8 @@ def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
     params = functools.partial(
         parameter.RayParams, setup_worker_path=setup_worker, **_LEFT_OUT
     )
-    ask: Any = getattr(
-        services, "get_node", None
-    )  # `why_not_lean` looks whether it is there
+    # `why_not_lean` looks whether it is there
+    ask: Any = getattr(services, "get_node", None)
     return [
         (parameter, "RayParams", params),
         (node.Node, "start_api_server", lambda *_, **__: None),
@@ -161,7 +160,8 @@ def servers_killed() -> Iterator[None]:
     if kill is None or not {"check_alive", "allow_graceful"} <= set(
         inspect.signature(kill).parameters
     ):
-        yield  # Ray was joined, or ends its own way
+        # Ray was joined, or ends its own way
+        yield
         return
     node.kill_all_processes = lambda **_: kill(check_alive=False, allow_graceful=False)
     yield
@@ -238,4 +238,5 @@ def send_token() -> None:
 def _extension() -> Any:
     from ray import _raylet
 
-    return _raylet  # whose stubs lack what is used here
+    # Whose stubs lack what is used here
+    return _raylet

@@ -31,10 +31,13 @@ from rlplace.workers.ray_launch.token import make_token, use_token
 # Messages of Ray that repeat our own errors at length, or that warn of many small workers.
 _QUIET = "worker died or was killed|PYTHON worker processes have been started"
 
+# Ray's default of 15 starves workers on a busy machine
+# Parallelism is by processes
+# A run reports its use to no server
 _ALWAYS = {
-    "RAY_worker_niceness": "0",  # Ray's default of 15 starves workers on a busy machine
-    "OMP_NUM_THREADS": "1",  # parallelism is by processes
-    "RAY_USAGE_STATS_ENABLED": "0",  # a run reports its use to no server
+    "RAY_worker_niceness": "0",
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
 }
 _STARTED_HERE = {
@@ -52,9 +55,8 @@ _JOINED = {
     "RAY_gcs_server_port_wait_time_s": "1",
 }
 
-_ATTEMPTS = (
-    3  # Ray gives up a start after 30 s of its own, which a busy machine can need
-)
+# Ray gives up a start after 30 s of its own, which a busy machine can need
+_ATTEMPTS = 3
 _REACH_S = 5.0  # for a cluster to accept a connection
 _END_S = 10.0  # for Ray to end; a quiet machine takes a second or two
 _SHORT = 80  # characters of a command line in an error
@@ -95,11 +97,14 @@ class RaySession:
         self._config = config
         self.address = config.address or "the Ray of this machine"
         self._begun = False
-        self._shared = False  # Ray was connected before
+        # Ray was connected before
+        self._shared = False
         self._guard: Guard | None = None
-        self._servers: list[psutil.Process] = []  # of Ray, started here
+        # Of Ray, started here
+        self._servers: list[psutil.Process] = []
         self._forget_token: Callable[[], None] | None = None
-        self.notes: list[str] = []  # what this Ray does slower than one that was tried
+        # What this Ray does slower than one that was tried
+        self.notes: list[str] = []
 
     def start(self) -> None:
         """Start or join Ray, once. Raises ClusterError when Ray cannot be started or reached."""
@@ -107,9 +112,8 @@ class RaySession:
             import ray
 
             self._shared = ray.is_initialized()
-            self._begun = (
-                True  # a start that is interrupted has something to close, too
-            )
+            # A start that is interrupted has something to close, too
+            self._begun = True
             if not self._shared and self._config.address is None:
                 others = _descendants()
                 self._forget_token = make_token()
@@ -118,9 +122,8 @@ class RaySession:
                 _start_local(self._config.start_timeout_s)
                 started = _descendants() - others
                 for pid in started:
-                    with contextlib.suppress(
-                        psutil.NoSuchProcess
-                    ):  # it has only helped to start them
+                    # It has only helped to start them
+                    with contextlib.suppress(psutil.NoSuchProcess):
                         self._servers.append(psutil.Process(pid))
                 self._guard = Guard.killing(started)
             elif not self._shared:
@@ -179,9 +182,8 @@ class RaySession:
         if not self._shared:
             import ray
 
-            late = threading.Timer(
-                _END_S, self._kill_servers
-            )  # it waits for a server without a deadline
+            # It waits for a server without a deadline
+            late = threading.Timer(_END_S, self._kill_servers)
             late.daemon = True
             late.start()
             try:
@@ -246,7 +248,8 @@ def _join(address: str) -> None:
         if address == "auto":
             where = _shared_address()
         host, _, port = where.rpartition(":")
-        if host and port.isdecimal():  # addresses with a scheme are Ray's to read
+        # Addresses with a scheme are Ray's to read
+        if host and port.isdecimal():
             # Connect once: Ray takes half a minute to notice that no process listens.
             socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=_REACH_S
@@ -303,9 +306,8 @@ def _shared_address() -> str:
     if named != "auto":
         return named
     started, (shared, alone) = private.address_of_start(), _at_work()
-    if (
-        started not in shared and len(shared) == 1
-    ):  # its file is in another folder, or of a cluster that has ended
+    # Its file is in another folder, or of a cluster that has ended
+    if started not in shared and len(shared) == 1:
         return shared.pop()
     if started is None and alone:
         what = "the only Ray here was not started to be shared"
@@ -335,7 +337,8 @@ def _at_work() -> tuple[set[str], list[str]]:
         ]
         if not addresses or not private.is_server(words):
             continue
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ends
+        # It ends
+        with contextlib.suppress(psutil.NoSuchProcess):
             program = server.parent()
             if program is None or not _starts_ray_for_itself(program):
                 shared.add(addresses[0])
@@ -363,7 +366,8 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
 
 def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterError:
     fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
-    if address.count(".") and ":" not in address:  # a machine alone
+    # A machine alone
+    if address.count(".") and ":" not in address:
         fix = f"cluster.ray.address={address}:6379        (6379: the port of `ray start --head` unless it has --port)"
     return ClusterError.about(
         code, "cluster.ray.address", what, got=address, why=why, fix=fix
@@ -378,13 +382,16 @@ class Guard:
     """
 
     def __init__(self, script: str, arguments: Iterable[str]) -> None:
-        watch = f"{_STAY}; exec 3<&0; {{ read -r _ <&3 || {{ {script}; }}; }} &"  # a shell gives `&` no standard input
+        # A shell gives `&` no standard input
+        watch = f"{_STAY}; exec 3<&0; {{ read -r _ <&3 || {{ {script}; }}; }} &"
+        # Ctrl-C reaches the whole group of the driver, and the guard must outlive it
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", watch, "guard", *arguments],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the whole group of the driver, and the guard must outlive it
+            start_new_session=True,
         )
-        self._shell.wait()  # at once: what watches is in the background
+        # At once: what watches is in the background
+        self._shell.wait()
 
     @classmethod
     def killing(cls, pids: Iterable[int]) -> Guard:
@@ -400,7 +407,8 @@ class Guard:
         pipe = self._shell.stdin
         assert pipe is not None
         if not pipe.closed:
-            with contextlib.suppress(BrokenPipeError):  # it was ended
+            # It was ended
+            with contextlib.suppress(BrokenPipeError):
                 pipe.write(b"dismissed\n")
                 pipe.flush()
             pipe.close()

@@ -36,7 +36,8 @@ class Template:
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(str(self._door))
-            door.listen(1024)  # who comes early waits
+            # Who comes early waits
+            door.listen(1024)
             with blocked_signals():
                 self._process = self._started(door.fileno(), modules, variables or {})
         self._errors = ""
@@ -78,7 +79,8 @@ class Template:
         """End it. Idempotent; its forks go on."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
-                self._process.communicate(timeout=END_S)  # ends its standard input
+                # Ends its standard input
+                self._process.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:  # in the middle of an import
                 self._process.kill()
                 self._process.communicate()

@@ -25,8 +25,10 @@ class Templates:
         """`here`: the one of this machine, for a Ray of this machine alone. `variables`: of workers' environment."""
         self._variables = variables or {}
         self._here = here
-        self._elsewhere: dict[int, tuple[Any, str]] = {}  # by node: actor and command
-        self._without: dict[int, str] = {}  # nodes where it failed: why
+        # By node: actor and command
+        self._elsewhere: dict[int, tuple[Any, str]] = {}
+        # Nodes where it failed: why
+        self._without: dict[int, str] = {}
 
     def start_on(
         self,
@@ -55,7 +57,8 @@ class Templates:
                 self._elsewhere[node] = host, ray.get(asked[node], timeout=0)
             except GetTimeoutError:
                 self._without[node] = f"no template within {timeout_s:g} s"
-                host.stop.remote()  # Ray ends the actor after this
+                # Ray ends the actor after this
+                host.stop.remote()
             except RayError as error:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
@@ -82,9 +85,8 @@ class Templates:
         ended = dict(self._without)
         for node, reference in asked.items():
             if reference in answers:
-                with contextlib.suppress(
-                    RayError
-                ):  # its node is lost, which is said elsewhere
+                # Its node is lost, which is said elsewhere
+                with contextlib.suppress(RayError):
                     ended |= {node: why} if (why := ray.get(reference)) else {}
         return (
             "; ".join(f"node {node}: {why}" for node, why in sorted(ended.items()))

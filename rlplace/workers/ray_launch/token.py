@@ -17,9 +17,8 @@ from rlplace.workers.ray_launch import private
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 _ASK_S = 5.0
-_CLUSTER_ID = (
-    "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what each client of Ray asks first
-)
+# What each client of Ray asks first
+_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 def make_token() -> Callable[[], None] | None:
@@ -35,13 +34,15 @@ def make_token() -> Callable[[], None] | None:
         or loader.has_token(ignore_auth_mode=True)
     ):
         return None
-    os.environ[_TOKEN] = made = secrets.token_hex(32)  # for all processes of that Ray
+    # For all processes of that Ray
+    os.environ[_TOKEN] = made = secrets.token_hex(32)
     loader.reset_cache()
 
     def forget() -> None:
         if os.environ.get(_TOKEN) == made:
             del os.environ[_TOKEN]
-            if mode is None:  # Ray has set it for the token
+            # Ray has set it for the token
+            if mode is None:
                 os.environ.pop(_MODE, None)
             private.read_mode_again()
 

@@ -187,7 +187,8 @@ class PolicyActor(Actor):
         channel = self.context.channels[TRAJECTORIES]
         key = str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)
-        if not shares:  # this rank only takes part in the collectives
+        # This rank only takes part in the collectives
+        if not shares:
             steps = self.config.config.algorithm.rollout_steps
             recording = Recording(steps=steps, rows=0, spaces=self.config.spaces)
             recording.versions.add(version)
@@ -216,13 +217,11 @@ class LmActor(Actor):
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None
-    _before: Tensor | None = (
-        None  # state of the estimator, from its estimates to the end of the iteration's learn
-    )
+    # State of the estimator, from its estimates to the end of the iteration's learn
+    _before: Tensor | None = None
     _reference: WeightSender | None = None  # of its weights, where it is refreshed
-    _accumulated: tuple[
-        Experience, ...
-    ] = ()  # on rank 0, what this iteration's gradients are of so far
+    # On rank 0, what this iteration's gradients are of so far
+    _accumulated: tuple[Experience, ...] = ()
     _accumulate_s: float = 0.0  # which that took
 
     def setup(self) -> None:
@@ -241,9 +240,8 @@ class LmActor(Actor):
         )
         self._estimate_advantages = AdvantageEstimator(self.config)
         self._open_sync()
-        if (
-            REFERENCE_WEIGHTS in self.context.channels
-        ):  # each rank of the reference gets a copy through the channel
+        # Each rank of the reference gets a copy through the channel
+        if REFERENCE_WEIGHTS in self.context.channels:
             channel = self.context.channels[REFERENCE_WEIGHTS]
             count = self.config.ranks["reference"]
             readers = deliver_by_rank(count, "actor", "reference")
@@ -469,9 +467,8 @@ class LmActor(Actor):
             if self._before is None
             else self._before.clone()
         )
-        ours = (
-            ours if self.context.rank == 0 else ours.zero_()
-        )  # rank 0 alone has seen what it is about
+        # Rank 0 alone has seen what it is about
+        ours = ours if self.context.rank == 0 else ours.zero_()
         return {"advantages": self._ranks.sum(ours.to(self._model.device))}
 
     def _take_over(self, carried: Mapping[str, Tensor]) -> None:
@@ -524,9 +521,8 @@ class Critic(TrainedWorker):
 
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
-        spec = self._spec(
-            critic, folder_of(critic.model)
-        )  # the job's folder has no value head: it starts anew
+        # The job's folder has no value head: it starts anew
+        spec = self._spec(critic, folder_of(critic.model))
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)
         self._learner = CriticLearner(
@@ -629,7 +625,8 @@ class Critic(TrainedWorker):
             )
             found.copy_(torch.from_numpy(joined(taken)))
         self._ranks.wait_for_rank_0("returns")
-        return self._ranks.sum(found)  # zero on all others
+        # Zero on all others
+        return self._ranks.sum(found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

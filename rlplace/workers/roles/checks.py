@@ -26,10 +26,11 @@ from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
 
+# The shortest, to try a template
 TRIED_CHAT = [
     Message("user", "-"),
     Message("assistant", "-"),
-]  # the shortest, to try a template
+]
 _READS_TOKENS = {
     "reference": "it computes the log-probability of each token that the policy drew",
     "critic": "it values the state before each token that the policy drew",
@@ -169,7 +170,8 @@ def same_tokens(one: Path, other: Path) -> bool:
         or not files[1].is_file()
         or files[0].read_bytes() == files[1].read_bytes()
     ):
-        return True  # a folder without a tokenizer was trained with the policy's
+        # A folder without a tokenizer was trained with the policy's
+        return True
     from rlplace.models.tokenizer import Tokenizer
 
     return Tokenizer.load(one).ids == Tokenizer.load(other).ids

@@ -38,9 +38,8 @@ from rlplace.workers.roles.oracle import ChannelOracle, Decided, DirectOracle, O
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext
 
-_NOTED = (
-    20  # steps of a rank and iteration that were skipped and are named in the summary
-)
+# Steps of a rank and iteration that were skipped and are named in the summary
+_NOTED = 20
 
 
 class EnvWorker(RoleWorker):
@@ -80,9 +79,8 @@ class Recording:
             (steps + 1, rows, *shape), spaces.observation_dtype
         )
         self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
-        self._arrays: dict[str, NDArray[Any]] = {
-            "actions": self.actions
-        }  # of a Trajectory, by its names
+        # Of a Trajectory, by its names
+        self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}
         self._arrays |= {
             name: np.empty((steps, rows), np.float32)
             for name in ("logprobs", "values", "rewards")
@@ -92,10 +90,10 @@ class Recording:
             for name in ("terminated", "truncated")
         }
         self._finals: list[Array] = [np.empty((0, *shape), spaces.observation_dtype)]
-        self.memory: NDArray[np.float32] = np.zeros(
-            (rows, spaces.memory), np.float32
-        )  # after the last decision
-        self.versions: set[int] = set()  # of the policies that decided
+        # After the last decision
+        self.memory: NDArray[np.float32] = np.zeros((rows, spaces.memory), np.float32)
+        # Of the policies that decided
+        self.versions: set[int] = set()
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
 
@@ -141,12 +139,10 @@ class StageGroup:
     columns: slice  # its rows within the rank
     simulator: Simulator
     spaces: Spaces
-    observations: Array = dataclasses.field(
-        init=False
-    )  # [rows, *O], what comes next, from iteration to iteration
-    lengths: NDArray[np.int64] = dataclasses.field(
-        init=False
-    )  # [rows], steps of the episodes in progress
+    # [rows, *O], what comes next, from iteration to iteration
+    observations: Array = dataclasses.field(init=False)
+    # [rows], steps of the episodes in progress
+    lengths: NDArray[np.int64] = dataclasses.field(init=False)
     rows: int
 
     def begin(self, seed: int, iteration: int = 0) -> None:
@@ -234,10 +230,11 @@ class VectorEnvWorker(EnvWorker):
 
     config: SimulatorArguments
     _new = True  # its episodes are those of the start of a run
+    # The last iteration that was begun, and from what
     _started: tuple[int, Sequence[Episodes]] = (
         -1,
         (),
-    )  # the last iteration that was begun, and from what
+    )
 
     def setup(self) -> None:
         config = self.config.config
@@ -256,9 +253,8 @@ class VectorEnvWorker(EnvWorker):
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
-        self._poison: list[
-            str
-        ] = []  # what was skipped in this iteration, the first of it
+        # What was skipped in this iteration, the first of it
+        self._poison: list[str] = []
         self._rows = config.simulator_env.total_num_envs // context.world_size
         groups = config.torch_rollout.pipeline_stage_num
         chunk = self.config.spaces.chunk
@@ -297,9 +293,8 @@ class VectorEnvWorker(EnvWorker):
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
         with self._oracle.opened():
             self._step(iteration, steps, recording, watch)
-        for row in np.flatnonzero(
-            recording.poisoned().all(axis=0)
-        ):  # to go on would be to learn nothing, for ever
+        # To go on would be to learn nothing, for ever
+        for row in np.flatnonzero(recording.poisoned().all(axis=0)):
             first = self.context.rank * self._rows
             raise self._not_finite(
                 first + row,

@@ -132,7 +132,8 @@ def _both(
             samples, _ = env.answered(0, greedy=greedy)
             generating.result()
         except ChannelBroken:
-            generating.result()  # raises what broke it
+            # Raises what broke it
+            generating.result()
             raise
         except BaseException:
             end()

@@ -25,9 +25,8 @@ from rlplace.tokens import Files, Sample
 from rlplace.workers.saving import unreadable_state
 
 Group = tuple[Sample, ...]
-Kept = dict[
-    int, dict[int, Group]
-]  # by iteration and group, in the order in which they were whole
+# By iteration and group, in the order in which they were whole
+Kept = dict[int, dict[int, Group]]
 
 _ARRAYS = ("tokens", "mask", "logprobs", "versions")
 _VALUES = ("group", "sample", "reward", "rewards", "turns", "truncated")

@@ -41,10 +41,11 @@ def update_metrics(
             metrics[f"{component}/{name}"] = Metric(
                 before.value + value * (update.steps / steps)
             )
+    # The latter by the weights that the iteration began with
     return {
         **metrics,
         **updates[0].metrics,
-    }  # the latter by the weights that the iteration began with
+    }
 
 
 def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
@@ -115,9 +116,8 @@ def sample_metrics(
         return {}
     lengths = [s.weight for s in samples]
     responses = [s.response_tokens for s in samples]
-    ages = [
-        version - s.versions[s.mask] for s in samples
-    ]  # versions from sampling a token to this; 0 is on-policy
+    # Versions from sampling a token to this; 0 is on-policy
+    ages = [version - s.versions[s.mask] for s in samples]
     rewards = [s.reward for s in samples]
     named = sorted({name for sample in samples for name in sample.rewards})
     return {

@@ -37,9 +37,8 @@ class Decided(Protocol):
     def memory(self) -> NDArray[Any] | None: ...
 
 
-Decide = Callable[
-    [int, int, NDArray[Any]], Decided
-]  # step, first global row, observations [B, *O]
+# Step, first global row, observations [B, *O]
+Decide = Callable[[int, int, NDArray[Any]], Decided]
 
 
 class Oracle(abc.ABC):

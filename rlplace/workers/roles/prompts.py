@@ -45,11 +45,12 @@ class Prompts:
         self._drop = env.long_prompts == "drop"
         self.dropped = 0
         self._seed = config.runner.seed
-        self._orders = dict[int, list[int]]()  # of the newest epochs
-        self._rows = (
-            None if self.task.size is None else self._fitting(self.task.size)
-        )  # None: the task has no end
-        self.episodes(0, 1)  # a mistake in an endless task shows here
+        # Of the newest epochs
+        self._orders = dict[int, list[int]]()
+        # None: the task has no end
+        self._rows = None if self.task.size is None else self._fitting(self.task.size)
+        # A mistake in an endless task shows here
+        self.episodes(0, 1)
 
     def episodes(
         self, number: int, samples: int

@@ -13,9 +13,8 @@ from rlplace.envs.text import TextEpisode
 from rlplace.errors import RewardError
 
 Place = tuple[int, int]  # group and sample
-MOST_HUNG = (
-    64  # threads of this process whose replies were given up and still do not end
-)
+# Threads of this process whose replies were given up and still do not end
+MOST_HUNG = 64
 
 
 class Reply(NamedTuple):
@@ -47,7 +46,8 @@ class Replies:
         self._together = together
         self._timeout_s = timeout_s
         self._waiting: deque[_Asked] = deque()
-        self._running: dict[_Asked, float] = {}  # with its deadline
+        # With its deadline
+        self._running: dict[_Asked, float] = {}
         self._threads: dict[_Asked, _Thread] = {}
         self._ended: queue.SimpleQueue[tuple[_Asked, Reply]] = queue.SimpleQueue()
 
@@ -85,7 +85,8 @@ class Replies:
             except queue.Empty:
                 break
             self._threads.pop(asked, None)
-            if self._running.pop(asked, None) is not None:  # else it was given up
+            # Else it was given up
+            if self._running.pop(asked, None) is not None:
                 found.append(reply)
         now = time.monotonic()
         for asked in [
@@ -104,9 +105,8 @@ class Replies:
 
     def _give_up(self, asked: _Asked) -> None:
         del self._running[asked]
-        if (
-            thread := self._threads.pop(asked, None)
-        ) is None:  # the caller's own made it
+        # The caller's own made it
+        if (thread := self._threads.pop(asked, None)) is None:
             return
         thread.given_up = True
         hung = [

@@ -49,9 +49,8 @@ _NO_SERVER_BEHIND = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-_POLL_S = (
-    0.5  # how often a wait for the endpoint checks for cancellation and new samples
-)
+# How often a wait for the endpoint checks for cancellation and new samples
+_POLL_S = 0.5
 
 
 class RewardFunctionWorker(Scorer):
@@ -130,7 +129,8 @@ class RewardEndpointWorker(Scorer):
             skip=config.skips_poison,
         )
         self._tokenizer = Tokenizer.load(self.config.model)
-        self._client.reach()  # an endpoint that is down is found here, not after an hour of sampling
+        # An endpoint that is down is found here, not after an hour of sampling
+        self._client.reach()
         self._threads = ThreadPoolExecutor(
             block.concurrency, thread_name_prefix=self.context.owner
         )
@@ -144,9 +144,8 @@ class RewardEndpointWorker(Scorer):
         }
 
     def _score(self, scoring: Scoring) -> None:
-        asked: dict[
-            Future[list[float]], tuple[Samples, int]
-        ] = {}  # and how often they were asked before
+        # And how often they were asked before
+        asked: dict[Future[list[float]], tuple[Samples, int]] = {}
 
         def ask(batch: Samples, tries: int) -> None:
             texts, prompts = queries(batch, self._tokenizer)
@@ -171,9 +170,8 @@ class RewardEndpointWorker(Scorer):
                 try:
                     scores = request.result()
                 except RewardError as error:
-                    asked_again = (
-                        NO_USE if error.code == _DOWN else tries
-                    )  # the client has tried for long enough
+                    # The client has tried for long enough
+                    asked_again = NO_USE if error.code == _DOWN else tries
                     if self._failures.again(error, asked_again, episodes=len(samples)):
                         ask(samples, tries + 1)
                         continue
@@ -220,7 +218,8 @@ class RewardClient:
         self._headers = {"Content-Type": "application/json"}
         if block.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {os.environ[block.api_key_env]}"
-        import urllib3  # here: jobs without an endpoint do without it
+        # Here: jobs without an endpoint do without it
+        import urllib3
 
         self._pool = urllib3.PoolManager(retries=False, maxsize=64)
 
@@ -311,9 +310,8 @@ class RewardClient:
                             f"it has more than {_LARGEST:,} bytes: {_short(pieces[0].decode(errors='replace'))}",
                             'answer {"rewards": [...]} with one finite number for each query, in their order',
                         )
-                    if (
-                        time.monotonic() > deadline
-                    ):  # a socket's own timeout begins anew with every byte
+                    # A socket's own timeout begins anew with every byte
+                    if time.monotonic() > deadline:
                         raise urllib3.exceptions.TimeoutError
         except urllib3.exceptions.HTTPError as error:
             if status in (0, HTTPStatus.OK):
@@ -326,9 +324,8 @@ class RewardClient:
                     else f"{type(error).__name__}: {error}"
                 )
                 raise _TransientError(why) from error
-        text = b"".join(pieces).decode(
-            errors="replace"
-        )  # of a refusal, as much as came
+        # Of a refusal, as much as came
+        text = b"".join(pieces).decode(errors="replace")
         overloaded = (
             status >= HTTPStatus.INTERNAL_SERVER_ERROR
             or status == HTTPStatus.TOO_MANY_REQUESTS
@@ -348,9 +345,8 @@ class RewardClient:
         return text
 
     def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
-        parts = urllib.parse.urlsplit(
-            self._url
-        )  # shown without user, password and query
+        # Shown without user, password and query
+        parts = urllib.parse.urlsplit(self._url)
         got = urllib.parse.urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
         )

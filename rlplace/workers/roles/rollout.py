@@ -60,7 +60,8 @@ class RolloutWorker(RoleWorker):
     _probe: SyncProbe | None = None
 
     def _open(self, engine: Engine) -> None:
-        import torch  # here, not at import: the driver imports this module too
+        # Here, not at import: the driver imports this module too
+        import torch
 
         from rlplace.workers.engines.weights import KeptWeights
         from rlplace.workers.weights import open_receiver
@@ -176,10 +177,11 @@ class VectorRolloutWorker(RolloutWorker):
         config = self.config.config.torch_rollout
         source = context.channels[OBSERVATIONS]
         key = str(context.rank)
+        # Rows
         due = sum(
             share.stop - share.start
             for share in self.config.routes.observations.receives(context.rank)
-        )  # rows
+        )
         due *= self.config.config.algorithm.rollout_steps * config.pipeline_stage_num
         batches = 0
         while due:
@@ -212,13 +214,11 @@ class VectorRolloutWorker(RolloutWorker):
             nonlocal batches
             context.check_cancelled("generate")
             if not batches:
-                torch.set_num_threads(
-                    threads()
-                )  # as `_open` did, but each thread has a number of its own
+                # As `_open` did, but each thread has a number of its own
+                torch.set_num_threads(threads())
             watch.lap("wait")
-            writable = np.require(
-                observations, requirements=("C", "W")
-            )  # of other memory, torch warns
+            # Of other memory, torch warns
+            writable = np.require(observations, requirements=("C", "W"))
             decision = self._decide(
                 iteration, [(step, first_row, len(observations))], writable
             )
@@ -287,9 +287,8 @@ class RowNoise:
     ) -> None:
         """`uniform`: in [0, 1); else standard normal."""
         self._philox = np.random.Philox(key=seed)
-        self._state: Any = (
-            self._philox.state
-        )  # set for each draw: to make a Philox takes four times as long
+        # Set for each draw: to make a Philox takes four times as long
+        self._state: Any = self._philox.state
         generator = np.random.Generator(self._philox)
         draw: Any = generator.random if uniform else generator.standard_normal
         self._fresh = functools.partial(draw, (rows, *shape), dtype=np.float32)
@@ -302,12 +301,13 @@ class RowNoise:
         return self._step(iteration, step)[first : first + count]
 
     def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
+        # Words of 64 bits, the lowest first
         self._state["state"]["counter"][:] = (
             0,
             step,
             iteration,
             0,
-        )  # words of 64 bits, the lowest first
+        )
         self._philox.state = self._state
         drawn: NDArray[np.float32] = self._fresh()
         drawn.flags.writeable = False
@@ -324,11 +324,16 @@ class _Counts:
         self.began = time.perf_counter()
         self.watch = Stopwatch("prefill", "decode", "wait", "put")
         self.cached_before = cached_tokens
-        self.answers = self.tokens = 0  # generated
-        self.prompt_tokens = 0  # once per answer
-        self.steps = self.in_flight = 0  # the latter summed over steps
-        self.updates = 0  # of the weights, with answers in flight
-        self.held_out = False  # what is asked: the lengths of these answers are not those of samples
+        # Generated
+        self.answers = self.tokens = 0
+        # Once per answer
+        self.prompt_tokens = 0
+        # The latter summed over steps
+        self.steps = self.in_flight = 0
+        # Of the weights, with answers in flight
+        self.updates = 0
+        # What is asked: the lengths of these answers are not those of samples
+        self.held_out = False
 
     def metrics(self, cached_tokens: int) -> Metrics:
         cached = cached_tokens - self.cached_before
@@ -366,9 +371,8 @@ class TextRolloutWorker(RolloutWorker):
     )
 
     engine: TextEngine
-    _ahead = (
-        -1
-    )  # last version that was pulled while generating, before it was asked for
+    # Last version that was pulled while generating, before it was asked for
+    _ahead = -1
 
     def setup(self) -> None:
         from rlplace.workers.engines.weights import SyncProbe
@@ -380,9 +384,8 @@ class TextRolloutWorker(RolloutWorker):
         )
         self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
-        with self.context.device.alone(
-            self.context.folder
-        ):  # vLLM takes for its own what comes or goes on its GPU
+        # vLLM takes for its own what comes or goes on its GPU
+        with self.context.device.alone(self.context.folder):
             self._open(self._engine())
         if self.context.folder is not None and len(self.context.slot.accelerators) > 1:
             import psutil
@@ -471,9 +474,8 @@ class TextRolloutWorker(RolloutWorker):
         counts = _Counts(self.engine.cached_tokens)
         while self._take(iteration, counts):
             self._step(counts)
-        while (
-            self.engine.in_flight
-        ):  # none where the end is put after the last answer was taken
+        # None where the end is put after the last answer was taken
+        while self.engine.in_flight:
             self._step(counts)
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
@@ -509,9 +511,8 @@ class TextRolloutWorker(RolloutWorker):
         return True
 
     def _step(self, counts: _Counts) -> None:
-        while (
-            self._receiver.announced()
-        ):  # the actor has begun to push it; answers in flight continue with it
+        # The actor has begun to push it; answers in flight continue with it
+        while self._receiver.announced():
             held = self.engine.version
             assert held is not None, "nothing is generated without weights"
             super().pull_weights(held + 1)
@@ -548,7 +549,8 @@ def _not_finite(owner: str, completion: Completion) -> DivergedError:
         f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
     )
     fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
-    if not completion.versions.any():  # nothing has been learned yet
+    # Nothing has been learned yet
+    if not completion.versions.any():
         why = "the weights in the folder of actor.model.path are not finite, or their logits overflow in rollout.dtype"
         fix = "rollout.dtype: fp32, or actor.model.path: <a model whose weights are finite>"
     return DivergedError.about(

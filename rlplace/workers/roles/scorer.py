@@ -74,7 +74,8 @@ class Scoring:
         self._groups = groups
         self._seen: set[int] = set()
         self.due = due
-        self._samples = self._tokens = 0  # scored
+        # Scored
+        self._samples = self._tokens = 0
         self.watch = Stopwatch("infer", "wait")
 
     def take(self, *, wait: bool = True) -> Samples:
@@ -215,9 +216,8 @@ class ModelScorer(Scorer, JoinedWorker):
         )
         self._block, self._own_folder = block, folder_of(block.model)
         joint = block.sharded or config.parallel_of(self.component).ranks > 1
-        self._sharded = (
-            joint and context.world_size > 1
-        )  # a single rank has the whole model
+        # A single rank has the whole model
+        self._sharded = joint and context.world_size > 1
         self.folder = self._own_folder or config.model
         self._again = config.read_again.get(self.component)
 
@@ -247,7 +247,8 @@ class ModelScorer(Scorer, JoinedWorker):
         elif block.on_host:
             mesh = ranks.alone()
         elif cut:
-            mesh = ranks.mesh[TENSOR]  # each copy by itself
+            # Each copy by itself
+            mesh = ranks.mesh[TENSOR]
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
         kind: type[PackedLm] = (
@@ -353,9 +354,8 @@ class ModelScorer(Scorer, JoinedWorker):
 class ReferenceWorker(ModelScorer):
     """Scores the response tokens by their log-probabilities at the temperature they were drawn at."""
 
-    _receiver: CopyReceiver | None = (
-        None  # of the actor's weights, where it is refreshed
-    )
+    # Of the actor's weights, where it is refreshed
+    _receiver: CopyReceiver | None = None
 
     def _input(self, sample: Sample) -> ModelInput:
         return ModelInput(
@@ -368,15 +368,15 @@ class ReferenceWorker(ModelScorer):
             from rlplace.comm.weights.host_sync import CopyReceiver
 
             channel = self.context.channels[REFERENCE_WEIGHTS]
+            # Each rank has a copy through the channel
             self._receiver = CopyReceiver(
                 channel, self.context.rank, component="reference"
-            )  # each rank has a copy through the channel
+            )
             self._opened.callback(self._receiver.close)
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        temperature = (
-            self.config.config.text_rollout.temperature or 1.0
-        )  # greedy answers come with the model's own
+        # Greedy answers come with the model's own
+        temperature = self.config.config.text_rollout.temperature or 1.0
         logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
         if batch:
             return np.split(
@@ -470,7 +470,8 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
             ),
             special=True,
         )
-    tokenizer.render(TRIED_CHAT, answered=True)  # a template that refuses is found here
+    # A template that refuses is found here
+    tokenizer.render(TRIED_CHAT, answered=True)
     return lambda sample: tokenizer.chat(
         conversation(sample.transcript, env.system), answered=True
     )

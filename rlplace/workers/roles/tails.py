@@ -30,10 +30,10 @@ class Tails:
         self._short = short_rounds
         self._prompts = prompts
         self._groups = groups
-        self.left: dict[
-            int, int
-        ] = {}  # by short rounds of this run: prompts by those that were asked ahead
-        self._before: dict[int, int] = {}  # the same, as the checkpoint had it
+        # By short rounds of this run: prompts by those that were asked ahead
+        self.left: dict[int, int] = {}
+        # The same, as the checkpoint had it
+        self._before: dict[int, int] = {}
 
     def asked(self, iteration: int) -> dict[int, int]:
         """Return the numbers of the prompts that an iteration asks, by places that stand for groups."""
@@ -56,7 +56,8 @@ class Tails:
 
     def leave(self, iteration: int, numbers: list[int]) -> None:
         """Keep prompts for the next round that waits: as many as `more` said."""
-        first = iteration * self._prompts  # those before it are not asked again
+        # Those before it are not asked again
+        first = iteration * self._prompts
         self._before, self.left = (
             {n: m for n, m in known.items() if n >= first}
             for known in (self._before, self.left)

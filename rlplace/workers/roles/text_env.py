@@ -58,9 +58,8 @@ from rlplace.workers.worker import out_of_step
 _GRADING_S = 0.05  # between two looks at what is graded in other processes, or replied to in other threads
 _QUICK_S = 0.001  # most replies are there at once
 _POLL_S = 0.5  # how often a wait for replies checks for cancellation
-_OTHERS = (
-    1 << 22
-)  # between the number of a prompt and of one that is asked in its place
+# Between the number of a prompt and of one that is asked in its place
+_OTHERS = 1 << 22
 
 
 class TextEnvWorker(EnvWorker):
@@ -126,9 +125,8 @@ class TextEnvWorker(EnvWorker):
         job = self.config
         algorithm = self.config.config.algorithm
         self.failures.begin()
-        self.forget(
-            iteration - algorithm.max_staleness
-        )  # else it would be too early for this one
+        # Else it would be too early for this one
+        self.forget(iteration - algorithm.max_staleness)
         kept = self._kept.pop(iteration, {})
         more = self._tails.more(iteration)
         groups = {
@@ -136,9 +134,8 @@ class TextEnvWorker(EnvWorker):
             for group, n in self._tails.asked(iteration).items()
             if group not in kept
         }
-        numbers = iter(
-            job.groups(self.context.rank)
-        )  # in a round that does not wait, groups are those that are whole
+        # In a round that does not wait, groups are those that are whole
+        numbers = iter(job.groups(self.context.rank))
         samples: list[Sample] = []
         refills = (
             algorithm.refills if algorithm.only_with_signal and not job.rewards else 0
@@ -223,7 +220,8 @@ class TextEnvWorker(EnvWorker):
                     iteration * self.config.prompts + number, len(group)
                 )
                 prompt, images, dialogues = asked
-                seen = digests(images)  # as many tokens may be of other images
+                # As many tokens may be of other images
+                seen = digests(images)
                 if all(
                     s.images == seen
                     and np.array_equal(prompt, s.tokens[: s.prompt_tokens])
@@ -279,7 +277,8 @@ class TextEnvWorker(EnvWorker):
     ) -> tuple[list[Sample], Stopwatch]:
         """Return this rank's held-out prompts with `each` answers, rewarded, and what that took."""
         self._require(Residency.FULL, "evaluate")
-        self.failures.begin()  # those of the iteration before are no concern of this one's budget
+        # Those of the iteration before are no concern of this one's budget
+        self.failures.begin()
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
         return [
@@ -410,21 +409,25 @@ class Pass:
         self._context = worker.context
         self._grader = worker.grader
         self._refills = refills
-        self.refilled = list[list[Sample]]()  # groups that have given way
+        # Groups that have given way
+        self.refilled = list[list[Sample]]()
         self._more = more
         self.left = list[int]()
-        self._early = (
-            worker.config.config.algorithm.short_rounds > 0
-        )  # whether any pass ends before its last answer
+        # Whether any pass ends before its last answer
+        self._early = worker.config.config.algorithm.short_rounds > 0
         self._prompts = prompts
         self._iteration = iteration
         self._greedy = greedy
         self._to_ask: deque[Request] = deque()
-        self._due = 0  # answers that were asked for and have not arrived
-        self._open: dict[tuple[int, int], OpenEpisode] = {}  # by group and sample
+        # Answers that were asked for and have not arrived
+        self._due = 0
+        # By group and sample
+        self._open: dict[tuple[int, int], OpenEpisode] = {}
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
-        self._left_out: list[Sample] = []  # since a reply failed
-        self._numbers: dict[int, int] = {}  # of the prompts that are asked, by group
+        # Since a reply failed
+        self._left_out: list[Sample] = []
+        # Of the prompts that are asked, by group
+        self._numbers: dict[int, int] = {}
         settings = worker.config.config.text_env
         together = (
             0
@@ -432,7 +435,8 @@ class Pass:
             else settings.replies_together
         )
         self._replies = Replies(together=together, timeout_s=settings.reply_timeout_s)
-        self._done_ranks = 0  # other env ranks whose Done has arrived
+        # Other env ranks whose Done has arrived
+        self._done_ranks = 0
         # sim: prompts, replies and their tokens; reward: what is calculated here, and waiting for the rest of it
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
@@ -445,7 +449,8 @@ class Pass:
         they arrive by a channel with limits of its own.
         """
         left = deque((group, number, 0) for group, number in groups.items())
-        tried: dict[int, int] = {}  # by group
+        # By group
+        tried: dict[int, int] = {}
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
         while len(whole) > self._more:
             self._context.check_cancelled("run")
@@ -467,9 +472,8 @@ class Pass:
                         group=group, sample=sample, prompt=prompt, images=images
                     )
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
-                asked = self._request(
-                    group, 0, samples, 0, prompt, images
-                )  # the engine reads the prompt once
+                # The engine reads the prompt once
+                asked = self._request(group, 0, samples, 0, prompt, images)
                 self._to_ask.append(asked)
                 self.watch.draw("prompt_tokens", len(prompt))
                 self.watch.lap("sim")
@@ -486,9 +490,8 @@ class Pass:
                 group, sampled = graded.group, whole[graded.group]
                 if len(sampled) < samples:
                     continue
-                rewards = {
-                    sample.reward for sample in sampled if not sample.poisoned
-                }  # of those that are learned
+                # Of those that are learned
+                rewards = {sample.reward for sample in sampled if not sample.poisoned}
                 if tried[group] < self._refills and len(rewards) < 2:
                     self.refilled.append(sampled)
                     whole[group] = []
@@ -521,7 +524,8 @@ class Pass:
         else:
             while self._done_ranks < ranks["env"] - 1:
                 self._take()
-            if self._early:  # requests that no engine has taken, of any env rank
+            # Requests that no engine has taken, of any env rank
+            if self._early:
                 with contextlib.suppress(ChannelEmpty):
                     while True:
                         channels[REQUESTS].get_nowait()
@@ -579,9 +583,8 @@ class Pass:
             self._iteration,
             self._prompts.held_out,
         )
-        if self._early and (
-            not asked or not self._open
-        ):  # of a round before this one, or of groups that were left
+        # Of a round before this one, or of groups that were left
+        if self._early and (not asked or not self._open):
             return
         place = (item.group, item.sample)
         episode = self._open.get(place)
@@ -644,7 +647,8 @@ class Pass:
     def _failed(self, place: Place, error: Exception) -> None:
         """Begin an episode anew whose reply or facts failed, or leave it out."""
         (group, sample), episode = place, self._open.pop(place)
-        if not isinstance(error, RewardError):  # which names it
+        # Which names it
+        if not isinstance(error, RewardError):
             error.add_note(f"for sample {sample} of group {group}")
         if self._worker.failures.again(error, episode.tries):
             try:

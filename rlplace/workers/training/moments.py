@@ -14,9 +14,8 @@ from torch.optim.adamw import adamw
 
 from rlplace.config.schema import MOMENT_BLOCK, OptimizerConfig
 
-Where = Callable[
-    [Tensor], Tensor
-]  # from a tensor to where its bytes are now, on accelerator or host
+# From a tensor to where its bytes are now, on accelerator or host
+Where = Callable[[Tensor], Tensor]
 # Moments by name, in the shapes of the tensors and in their order
 Values = Mapping[str, list[Tensor]]
 _NAMES = ("exp_avg", "exp_avg_sq")

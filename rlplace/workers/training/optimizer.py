@@ -69,7 +69,8 @@ class Adam:
         # Pinned memory copies to the GPU without blocking
         if config.on_host and any(shard.is_cuda for shard in shards):
             stepped = [master.pin_memory() for master in stepped]
-        self.stepped: Sequence[Tensor] = stepped  # the shards, or the copies
+        # The shards, or the copies
+        self.stepped: Sequence[Tensor] = stepped
         make = ByteMoments if config.kind == "adamw_8bit" else FloatMoments
         self.moments: Moments = make(stepped, config)
 
@@ -198,10 +199,13 @@ class Trainer:
         self._ranks = ranks
         self._iterations = iterations
         self._component = component
-        self.steps_made = 0  # the learning rate depends on it
+        # The learning rate depends on it
+        self.steps_made = 0
         self._may_skip = _MOST_SKIPPED if on_poison == "skip" else 0
-        self._skipped = 0  # non-finite steps in a row
-        self._notes: list[str] = []  # of steps that were skipped since `take_skipped`
+        # non-finite steps in a row
+        self._skipped = 0
+        # Of steps that were skipped since `take_skipped`
+        self._notes: list[str] = []
         self.optimizer = Adam(model.trained_shards(), config)
         self.average: MovingAverage | None = None
         if ema_decay is not None:

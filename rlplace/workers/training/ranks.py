@@ -208,11 +208,13 @@ class Ranks:
         file = folder / self.store.get("sums").decode()
         shared = None
         if self.rank == 0:
-            with suppress(OSError):  # no folder, or no room in it
+            # No folder, or no room in it
+            with suppress(OSError):
                 SharedSum.create(file, self.world_size)
         dist.barrier()
         if SharedSum.possible():
-            with suppress(OSError):  # the file is on another host
+            # The file is on another host
+            with suppress(OSError):
                 shared = SharedSum(file, self.rank, self.world_size, timeout_s)
         # All ranks use it, or none
         every = torch.tensor(int(shared is not None))
@@ -290,7 +292,8 @@ class Ranks:
         if self.world_size == 1:
             assert shards is not None, "the only rank is rank 0"
             return shards[0]
-        mine: list[Any] = [None]  # filled in place
+        # Filled in place
+        mine: list[Any] = [None]
         dist.scatter_object_list(mine, None if shards is None else list(shards))
         return mine[0]
 

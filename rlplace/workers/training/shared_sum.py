@@ -26,9 +26,8 @@ _SLOT_BYTES = 256 << 10  # values of one rank and call
 _LINE_BYTES = 64  # a cache line
 _YIELDS = 100  # tries that only give up the core, before the first pause
 _PAUSE_S = 1e-4
-MOST_BYTES = (
-    16 * _SLOT_BYTES
-)  # larger sums are slower here: every rank reads ranks x bytes
+# Larger sums are slower here: every rank reads ranks x bytes
+MOST_BYTES = 16 * _SLOT_BYTES
 
 
 class SharedSum:

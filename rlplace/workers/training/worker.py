@@ -28,14 +28,12 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 class JoinedWorker(RoleWorker):
     """Base of workers whose ranks compute together. Owns this rank's part of a model."""
 
-    needs_own_process: ClassVar[bool] = (
-        True  # torch has one default process group per process
-    )
+    # Torch has one default process group per process
+    needs_own_process: ClassVar[bool] = True
 
     _ranks: Ranks
-    _parts: dict[
-        Offloadable, Residency
-    ]  # of what comes and goes, and the least residency that has each
+    # Of what comes and goes, and the least residency that has each
+    _parts: dict[Offloadable, Residency]
     _files: StateFiles | None = None
 
     def _join(self) -> Ranks:
@@ -51,10 +49,10 @@ class JoinedWorker(RoleWorker):
 
     def move(self, to: Residency) -> MoveReport:
         """Bring the parts on or off; they come back equal to the bit."""
-        self.residency = min(self.residency, to)  # should a part find no room
-        for part, needs in reversed(
-            self._parts.items()
-        ):  # what leaves makes room first
+        # Should a part find no room
+        self.residency = min(self.residency, to)
+        # What leaves makes room first
+        for part, needs in reversed(self._parts.items()):
             if to < needs:
                 part.offload()
         for part, needs in self._parts.items():

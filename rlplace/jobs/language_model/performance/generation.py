@@ -65,7 +65,8 @@ class Generation(StageBound):
             Costs(profile).of(f"driver/{space.config.cluster.launcher}_call").cpu_s
         )
         self._found: dict[tuple[Size, Size, frozenset[str]], float] = {}
-        self.holds = self._holds()  # whether it says anything
+        # Whether it says anything
+        self.holds = self._holds()
 
     def _holds(self) -> bool:
         """Return whether others can neither be in the way nor begin between the two."""
@@ -88,12 +89,14 @@ class Generation(StageBound):
         if plan.placement.accelerators("env") and any(
             name.startswith("env.") for name in on
         ):
-            return False  # its moves and the engines' work are on the same accelerators
+            # Its moves and the engines' work are on the same accelerators
+            return False
         first, last = sorted(names.index(c) for c in PAIR)
         if early & {*names[first:last]}:
             return False
         most = max(node.accelerators for node in self._space.nodes)
-        at_work = 1 + sum(  # with the driver
+        # With the driver
+        at_work = 1 + sum(
             most
             if c in self._space.free
             else max(Counter(plan.placement.locations(c).node).values())

@@ -191,9 +191,8 @@ class LmActorRank(TrainedRank):
     """As `LmActor`."""
 
     _groups: list[Group] | None = None  # on rank 0, of the iteration
-    _experience: SampleSizes | None = (
-        None  # on rank 0: of all samples, whose advantages are computed
-    )
+    # On rank 0: of all samples, whose advantages are computed
+    _experience: SampleSizes | None = None
 
     def infer(self, iteration: int, version: int) -> Body:
         asked = asked_of(self.job)
@@ -350,7 +349,8 @@ class ScorerRank(JoinedRank):
         ]
         due = self.site.job.prompts if sharded else stop - first
         while due:
-            batches: list[tuple[int, int]] = []  # samples and size of each
+            # Samples and size of each
+            batches: list[tuple[int, int]] = []
             if not sharded or self.slot.rank == 0:
                 taken = yield from self._take(due)
                 yield from self.part(watch, "wait", 0, "infer")

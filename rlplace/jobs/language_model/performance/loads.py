@@ -33,10 +33,11 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import read_again
 from rlplace.workers.arguments import SCORERS, asked_of
 
+# Iterations of a prediction that are counted, where nothing is generated ahead
 _INDEXES = (
     1,
     2,
-)  # iterations of a prediction that are counted, where nothing is generated ahead
+)
 
 
 class _Drawn(NamedTuple):
@@ -163,9 +164,8 @@ class TextStages(Stages):
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _one(self, stage: str, component: str, size: Size) -> Load:
         ranks = size.ranks
-        if (
-            self._algorithm.short_rounds
-        ):  # which prompts a round learns follows from time: nothing is known
+        # Which prompts a round learns follows from time: nothing is known
+        if self._algorithm.short_rounds:
             return self._load(component, [Cost(0.0)] * ranks)
         match role_of(component), stage:
             case "env", _:
@@ -239,9 +239,8 @@ class TextStages(Stages):
         for samples in self._lengths:
             answers = [answer for _, answer in samples]
             sizes = self._sizes(samples, again)
-            units = sizes.units(
-                range(len(samples)), len(samples), sum(sizes.tokens)
-            )  # whole groups
+            # Whole groups
+            units = sizes.units(range(len(samples)), len(samples), sum(sizes.tokens))
             found.append(
                 (
                     sum(answers),
@@ -326,9 +325,8 @@ class TextStages(Stages):
 
     def _at_once(self, ranks: int) -> int:
         """Return how many answers an engine can have in flight."""
-        taken = (
-            -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
-        )  # of a group all are taken at once
+        # Of a group all are taken at once
+        taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
         return min(taken, self._config.text_rollout.step_sequences)
 
     def _decode(self, at_once: int) -> Cost:
@@ -472,9 +470,8 @@ class TextStages(Stages):
     def _learn(self, component: str, ranks: int) -> Load:
         algorithm = self._algorithm
         learn = f"{component}.learn/"
-        each = -(
-            -self._samples // (algorithm.train_batch or self._samples)
-        )  # steps of an epoch
+        # Steps of an epoch
+        each = -(-self._samples // (algorithm.train_batch or self._samples))
         step = self._of(learn + "exchange", ranks).plus(self._of(learn + "step"))
         rest = step.times(algorithm.epochs * each).plus(
             self._of(learn + "wait"), self._of(learn + "rest", ranks)

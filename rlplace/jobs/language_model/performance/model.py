@@ -36,7 +36,8 @@ STALENESS = "algorithm.max_staleness"
 _AHEAD = (0, 1, 2)
 _TIMES = (1, 2, 4)  # a budget is so many times smaller or larger
 _SLICES = (1, 2, 4, 8)  # accelerators of an engine
-_RANKS: Mapping[str, type[Rank]] = {  # by role
+# By role
+_RANKS: Mapping[str, type[Rank]] = {
     "actor": LmActorRank,
     "critic": CriticRank,
     "env": TextEnvRank,

@@ -183,11 +183,12 @@ class TextSite(Site):
             config=config, ranks=ranks, read_again=read_again(config)
         )
         self.lengths = Lengths(config, costs)
-        self.drops = (
-            config.algorithm.short_rounds > 0
-        )  # engines, at an iteration's end, what is in flight
-        self.untaken = 0  # groups of the iteration that no engine has begun
-        self.open = 0  # conversations that will ask for another turn
+        # Engines, at an iteration's end, what is in flight
+        self.drops = config.algorithm.short_rounds > 0
+        # Groups of the iteration that no engine has begun
+        self.untaken = 0
+        # Conversations that will ask for another turn
+        self.open = 0
         self._given: dict[tuple[str, int], _Given] = {}
 
     def given(self, component: str, number: int) -> _Given:
@@ -317,7 +318,8 @@ class TextEnvRank(TextRank):
             if item is _END:
                 ended += 1
                 continue
-            if item.request.asked != iteration:  # of a round that did not wait for it
+            # Of a round that did not wait for it
+            if item.request.asked != iteration:
                 continue
             if isinstance(item, Answer):
                 due -= 1
@@ -413,12 +415,13 @@ class TextRolloutRank(TextRank):
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
-        self._active: list[
-            tuple[int, int, Answer]
-        ] = []  # a heap: the step in which it ends, its number
-        self._waiting = deque[Answer]()  # begun by no step
+        # A heap: the step in which it ends, its number
+        self._active: list[tuple[int, int, Answer]] = []
+        # Begun by no step
+        self._waiting = deque[Answer]()
         self._steps = self._begun = 0
-        self._held = -1  # newest version of the weights
+        # Newest version of the weights
+        self._held = -1
         algorithm = self.job.algorithm
         answers = (
             asked_at_once(self.site.job.prompts, algorithm.short_rounds)

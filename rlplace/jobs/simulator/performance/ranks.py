@@ -26,9 +26,8 @@ class SimulatorRank(Rank):
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
-        self.direct = (
-            "observations" not in site.channels
-        )  # looking at all routes takes long
+        # Looking at all routes takes long
+        self.direct = "observations" not in site.channels
 
 
 class EnvRank(SimulatorRank):
@@ -80,9 +79,8 @@ class EnvRank(SimulatorRank):
             )
 
     def _answer(self, shares: tuple[Share, ...], group: int, rows: int) -> Body:
-        if (
-            self.direct
-        ):  # the decision runs in this thread, and its part is counted in this wait
+        # The decision runs in this thread, and its part is counted in this wait
+        if self.direct:
             decided = self._decision(rows)
             waited = self.costs.of("env.run/direct_wait")
             yield from self.lasting(decided)

@@ -110,7 +110,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, object]]] = {
     "algorithm.name: rlhf": (
         LANGUAGE,
         {"algorithm": {"name": "rlhf"}},
-        {"algorithm.name": "ppo", "kind": "causal_lm"},
+        {"algorithm.name": "ppo", "job": "language_model"},
     ),
 }
 

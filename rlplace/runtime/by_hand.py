@@ -149,7 +149,8 @@ class JobOnCluster:
         if worker is not None:
             _check_class(component, worker, chosen)
             chosen = worker
-        builder = chosen.create_group(spec.arguments[component])
+        facts = spec.job.facts(spec.config, spec.plan)
+        builder = chosen.create_group(spec.arguments[component], facts)
         builder = dataclasses.replace(builder, kind=JobGroup)
         own = own_channels(spec, self._channels, component)
         group = self._cluster.launch_all({component: (builder, slots, own)})[component]

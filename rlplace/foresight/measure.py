@@ -12,12 +12,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlplace.config.yaml_text import to_yaml
 from rlplace.contract.reading import read_job
+from rlplace.contract.registry import job_of
 from rlplace.errors import ConfigError
 from rlplace.foresight.known import FILE
 from rlplace.foresight.model import model_of
@@ -48,12 +49,15 @@ class Measured:
 def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
     """Give the config as it is, then under placements whose costs have other sizes; some may be no valid plans."""
     yield Variant(name="as written", mapping=mapping)
-    model = model_of(read_job(mapping))
+    config = read_job(mapping)
+    model = model_of(config)
+    # Components of a job of one's own, whose blocks need not be written.
+    own = job_of(config).components
     names = placed_names(mapping["cluster"]["component_placement"])
     for count in dict.fromkeys((1, accelerators, max(1, accelerators // 2))):
         where = "0" if count == 1 else f"0-{count - 1}"
         what = "one rank of each" if count == 1 else f"{count} ranks of each"
-        yield placed(mapping, what, dict.fromkeys(names, where))
+        yield placed(mapping, what, dict.fromkeys(names, where), own)
         if model.pair and count != accelerators:
             # In a block: a number as `accelerators` is how many.
             shared = {"placement": where, "process": "shared"}
@@ -65,15 +69,26 @@ def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]
 
 
 def placed(
-    mapping: Mapping[str, Any], name: str, placement: Mapping[str, object]
+    mapping: Mapping[str, Any],
+    name: str,
+    placement: Mapping[str, object],
+    own: Collection[str] = (),
 ) -> Variant:
-    """Return the config under another placement, in which all that shares accelerators leaves them."""
+    """Return the config under another placement, in which all that shares accelerators leaves them.
+
+    `own`: components whose blocks are made where the config has none.
+    """
     changed = copy.deepcopy(dict(mapping))
     changed["cluster"]["component_placement"] = dict(placement)
     for component in placement:
-        block = changed.get(role_of(component))
-        # Not of a reward that is a function
-        if isinstance(block, dict) and block.get("kind", "model") == "model":
+        if component in own and changed.get(component) is None:
+            changed[component] = {}
+        key = component if component in own else role_of(component)
+        block = changed.get(key)
+        if not isinstance(block, dict):
+            continue
+        # Not of a reward that is a function.
+        if component in own or block.get("kind", "model") == "model":
             block["enable_offload"] = True
     return Variant(name=name, mapping=changed)
 

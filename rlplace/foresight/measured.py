@@ -34,6 +34,7 @@ from rlplace.stopwatch import Part as Lap
 from rlplace.workers.worker import MoveReport
 
 SECONDS = "seconds"  # the part that stands for a whole call
+TAKE = "take_metrics"  # that the loop calls behind the work of a stage
 _WEIGHTS = (PUSH, PULL)
 _LEAST = 0.01  # of the longest work: how far less takes turns with it cannot be told
 
@@ -365,8 +366,8 @@ def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
 
 
 def _works(method: str) -> bool:
-    """Return whether a call is work of the job's own: neither a move nor weights that are sent."""
-    return method not in _WEIGHTS and not method.startswith("move ")
+    """Return whether a call is work of the job's own: no move, no weights that are sent, nothing of the loop."""
+    return method not in (*_WEIGHTS, TAKE) and not method.startswith("move ")
 
 
 def _turns(stage: str) -> str:
@@ -414,6 +415,8 @@ def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
     """Return the calls that ran at the same time: those of one stage, and its moves for themselves."""
     groups: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
     for call in calls:
+        if call.name == TAKE:
+            continue
         kind = "move" if call.name.startswith("move ") else "work"
         if call.name in _WEIGHTS:
             kind = call.name

@@ -11,6 +11,7 @@ from rlplace import Channel, Job, Stage, Worker, full, weights
 from rlplace.comm.channel import ChannelStats
 from rlplace.config.open_job import JOB
 from rlplace.errors import ConfigError
+from rlplace.foresight.measure import variants
 from rlplace.foresight.measured import MeasuredModel
 from rlplace.foresight.model import model_of
 from rlplace.foresight.observe import Observations
@@ -177,6 +178,24 @@ def test_a_call_that_is_constant_takes_as_long_on_any_number_of_ranks() -> None:
     profile = measured(prepared(own), SECONDS)
     assert stages(prepared(own, env="1-2,4-5", rollout="6-7"), profile)["play"] == 0.5
     assert stages(prepared(own, rollout="3-6"), profile)["play"] == 0.8
+
+
+def test_what_the_loop_asks_for_is_no_work() -> None:
+    found = prepared(job())
+    took = {**SECONDS, ("play", "env", "take_metrics"): 0.1}
+    profile = measured(found, took)
+    assert not any("take_metrics" in name for name in profile.costs)
+    assert stages(found, profile)["play"] == 0.8
+
+
+def test_a_profile_of_other_numbers_of_ranks_lets_all_components_leave() -> None:
+    places = {"actor": "0", "env": "1", "rollout": "2"}
+    mapping = {"cluster": {"component_placement": places}, JOB: job()}
+    first, *others = variants(mapping, 4)
+    assert first.mapping is mapping
+    assert len(others) == 3
+    for other in others:
+        assert all(other.mapping[name] == {"enable_offload": True} for name in places)
 
 
 def test_the_slowest_rank_counts() -> None:

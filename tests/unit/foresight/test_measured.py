@@ -18,6 +18,7 @@ from rlplace.foresight.observe import Observations
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Search
+from rlplace.foresight.show import limit
 from rlplace.foresight.space import Space
 from rlplace.report.calls import IterationCalls, RankCall, StageTime
 from rlplace.runtime.prepare import Prepared, prepare
@@ -162,6 +163,12 @@ def test_the_placement_that_was_measured_takes_what_was_measured() -> None:
     profile = measured(found, SECONDS)
     # The pull took 0.3 s, of which it waited 0.1 s for the push; env makes two calls one after the other.
     assert stages(found, profile) == {"sync": 0.3, "play": 0.8, "learn": 0.4}
+
+
+def test_the_longest_stage_is_the_bottleneck() -> None:
+    found = prepared(job())
+    shown = limit(predicted(found, measured(found, SECONDS)))
+    assert shown.startswith("bottleneck play, 0.80 of 1.50 s")
 
 
 def test_ranks_share_the_work_of_a_call_and_weights_stay_whole() -> None:

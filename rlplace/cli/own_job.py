@@ -6,15 +6,11 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from rlplace.cli import train
-from rlplace.config import compose
-from rlplace.config.open_job import JOB
-from rlplace.contract.job import Job
-from rlplace.runtime.prepare import Prepared, prepare, prepare_composed
+if TYPE_CHECKING:
+    from rlplace.contract.job import Job
+    from rlplace.runtime.prepare import Prepared
 
 _DRY_RUN = "--dry-run"
 
@@ -32,6 +28,9 @@ def run(
 
     What is wrong is printed, with the fix. Exit codes are those of `rlplace train`.
     """
+    # Here: a script that imports the name alone loads neither Hydra nor pydantic.
+    from rlplace.cli import train
+
     from_command_line = overrides is None
     words = list(sys.argv[1:] if overrides is None else overrides)
     words = ["dry_run=true" if word == _DRY_RUN else word for word in words]
@@ -54,12 +53,17 @@ def plan(
 
     Raises ConfigError, PlacementError or ClusterError with every problem.
     """
+    from rlplace.cli.train import of_job
+    from rlplace.config.compose import with_hydra
+    from rlplace.config.open_job import JOB
+    from rlplace.runtime.prepare import prepare, prepare_composed
+
     if isinstance(config, Mapping):
         mapping = {**config, JOB: job}
         return prepare(mapping, name=job.name)
     file = _found(Path(config), inspect.stack()[1].filename)
-    (composed,) = compose.with_hydra([str(file), *overrides])
-    return prepare_composed(train.of_job(composed, job))
+    (composed,) = with_hydra([str(file), *overrides])
+    return prepare_composed(of_job(composed, job))
 
 
 def _found(file: Path, caller: str) -> Path:
@@ -73,6 +77,8 @@ def _found(file: Path, caller: str) -> Path:
 def _written(config: Mapping[str, Any], job: Job) -> Path:
     """Write a mapping as a file for this process, which the run's folder has as config.yaml in the end."""
     import tempfile
+
+    import yaml
 
     folder = Path(tempfile.mkdtemp(prefix="rlplace-"))
     file = folder / f"{job.name}.yaml"

@@ -122,10 +122,7 @@ def runs(variant: Variant) -> bool:
         job: Prepared = prepare(variant.mapping, name=variant.name)
     except (ProblemsError, ClusterError):
         return False
-    learns = job.plan.placement.world_size("actor")
-    # Threads cannot join a process group
-    alone = job.config.cluster.launcher == "inline" and learns > 1
-    return not (job.refused or job.not_run or alone)
+    return not (job.refused or job.not_run)
 
 
 def _write(file: Path, text: str, key: str, place: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,6 +239,25 @@ def undivided_problems(
                     why=why,
                     fix=f"no {key}",
                 )
+
+
+def inline_problems(
+    components: Mapping[str, Any], config: Any, plan: Plan
+) -> Iterator[Problem]:
+    """Report groups whose ranks join a process group, and would be threads of one process."""
+    if config.cluster.launcher != "inline":
+        return
+    for component, worker in components.items():
+        ranks = plan.placement.world_size(component)
+        if ranks > 1 and getattr(worker, "needs_own_process", False):
+            yield Problem(
+                code="inline-needs-one-rank",
+                key="cluster.launcher",
+                what=f"{component} ({ranks} ranks) cannot run as threads of one process",
+                got="inline",
+                why="a process can join only one process group, so each of these ranks needs a process of its own",
+                fix=f"cluster.launcher=ray     (or one rank: cluster.component_placement.{component}=0)",
+            )
 
 
 # ── what follows from the classes ────────────────────────────────────────────────────────────────────────────────────

@@ -157,7 +157,7 @@ class Job:
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
         """Report what a run of the plan would stumble over, whatever the machine."""
-        return ()
+        return checks.inline_problems(self.components, config, plan)
 
     def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
         """Report what this machine lacks."""

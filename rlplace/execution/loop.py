@@ -123,7 +123,7 @@ class Loop:
         if evaluate:
             step, stage = self._evaluation()
             steps[stage] = (step, *steps[stage])
-        numbers = self._through_faults(steps, index)
+        numbers = self._run_with_recovery(steps, index)
         numbers |= _added(numbers, self._meanwhile) | reduce_metrics(
             self._dropped.values()
         )
@@ -153,7 +153,7 @@ class Loop:
             sending = [step for step in self._steps[each] if step.sends_weights]
             steps[each] = sending[:1]
         steps[stage] = (evaluation,)
-        return self._through_faults(steps, index)
+        return self._run_with_recovery(steps, index)
 
     def _evaluation(self) -> tuple[Step, str]:
         """Return the step that answers held-out data, and its stage."""
@@ -177,16 +177,16 @@ class Loop:
                     self._wait([self._groups[component].save_model(str(folder))])
             return {}
 
-        self._outlasting(save, self.version)
+        self._with_recovery(save, self.version)
 
-    def _through_faults(
+    def _run_with_recovery(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Do as `_through`, from the start again after each failure that `recovery` outlasts."""
+        """Do as `_run_stages`, from the start again after each failure that `recovery` outlasts."""
         self._updating = False
-        return self._outlasting(lambda: self._through(works, index), index)
+        return self._with_recovery(lambda: self._run_stages(works, index), index)
 
-    def _outlasting(
+    def _with_recovery(
         self, work: Callable[[], dict[str, float]], index: int, *, back: bool = False
     ) -> dict[str, float]:
         """Do `work` before or in iteration `index`; after each failure anew, with all ranks at that one's start.
@@ -286,7 +286,7 @@ class Loop:
             load()
             return {}
 
-        self._outlasting(back, version, back=True)
+        self._with_recovery(back, version, back=True)
         # Of iterations that are made again
         self._dropped = {}
 
@@ -320,7 +320,7 @@ class Loop:
                         left[call.slot.component].discard(call.slot.rank)
             return {}
 
-        self._meanwhile = self._outlasting(save, self.version)
+        self._meanwhile = self._with_recovery(save, self.version)
 
     def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
@@ -341,7 +341,7 @@ class Loop:
                 )
             return reduce_metrics([rank for group in loaded for rank in group])
 
-        return self._outlasting(load, self.version, back=True)
+        return self._with_recovery(load, self.version, back=True)
 
     def can_save(self, components: Iterable[str]) -> bool:
         """Whether the state of these components is that after a whole iteration, and can be asked for."""
@@ -351,7 +351,7 @@ class Loop:
         )
         return not lost and not any(group.at_work or group.closed for group in groups)
 
-    def _through(
+    def _run_stages(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
         """Run the named bodies of each stage in order and collect metrics and seconds."""

@@ -179,7 +179,7 @@ class Overlap(Loop):
         """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""
         kept = tuple(components)
         if "env" in kept:
-            self._outlasting(self._finish_generating, self.version)
+            self._with_recovery(self._finish_generating, self.version)
             self.generated = {
                 index: self.generated.get(index)
                 or reduce_metrics(rank for p in over.calls for rank in p.wait())

@@ -44,8 +44,8 @@ def transfers(plan: Plan) -> tuple[Transfer, ...]:
         found = [
             _channelled(plan, channel) for channel in plan.channels if _amount(channel)
         ]
-    if plan.deliveries:
-        return (*found, _delivered(plan))
+    pairs = dict.fromkeys((each.source, each.target) for each in plan.deliveries)
+    found += [_delivered(plan, source, target) for source, target in pairs]
     return tuple(found)
 
 
@@ -104,12 +104,15 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
     )
 
 
-def _delivered(plan: Plan) -> Transfer:
-    """Each actor rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
-    on_device = sum(
-        len(d.readers) for d in plan.deliveries if isinstance(d, DeviceDelivery)
-    )
-    on_nodes = sum(not isinstance(d, DeviceDelivery) for d in plan.deliveries)
+def _delivered(plan: Plan, source: str, target: str) -> Transfer:
+    """Each source rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
+    deliveries = [
+        delivery
+        for delivery in plan.deliveries
+        if (delivery.source, delivery.target) == (source, target)
+    ]
+    on_device = sum(len(d.readers) for d in deliveries if isinstance(d, DeviceDelivery))
+    on_nodes = sum(not isinstance(d, DeviceDelivery) for d in deliveries)
     amounts = (
         [_copies(on_nodes) + (", one on each node" if on_nodes > 1 else "")]
         if on_nodes
@@ -118,21 +121,21 @@ def _delivered(plan: Plan) -> Transfer:
     if on_device:
         amounts.insert(0, f"{_copies(on_device)} on accelerators")
     pairs = sum(
-        (_pairs(plan, delivery) for delivery in plan.deliveries), Counter[Transport]()
+        (_pairs(plan, delivery) for delivery in deliveries), Counter[Transport]()
     )
     found = {transport: pairs[transport] for transport in Transport if pairs[transport]}
     return Transfer(
         name="weights",
-        source="actor",
-        target="rollout",
+        source=source,
+        target=target,
         amount=", ".join(amounts),
         transports=found,
     )
 
 
 def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
-    """Pairs of ranks: an actor rank and a copy on a node, an owner and a consumer, the group and each other reader."""
-    actors = plan.placement.world_size("actor")
+    """Pairs of ranks: a source rank and a copy on a node, an owner and a consumer, the group and each other reader."""
+    actors = plan.placement.world_size(delivery.source)
     if not isinstance(delivery, DeviceDelivery):
         return Counter(
             {
@@ -142,8 +145,8 @@ def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
         )
     consumers = sum(owner is not None for owner in delivery.owners)
     free = [taker.rank for taker in delivery.takers if delivery.owner(taker) is None]
-    sources = Counter(plan.placement.locations("actor").node)
-    nodes = plan.placement.locations("rollout").node
+    sources = Counter(plan.placement.locations(delivery.source).node)
+    nodes = plan.placement.locations(delivery.target).node
     near = sum(sources[nodes[reader]] for reader in free)
     return Counter(
         {

@@ -563,9 +563,10 @@ def count_shared(
         for node in plan.placement.locations(source).node:
             by_node[node] += _TABLE_BYTES
     buffers = double_buffer_bytes(weights_bytes) if weights_bytes else 0
-    nodes = plan.placement.locations("rollout").node
-    through_host = deliver_through_host(plan.deliveries)
-    readers = {nodes[delivery.lead]: buffers for delivery in through_host}
+    readers: Counter[int] = Counter()
+    for delivery in deliver_through_host(plan.deliveries):
+        node = plan.placement.locations(delivery.target).node[delivery.lead]
+        readers[node] += buffers
     return {"channels": by_node, "weights": readers, "NCCL": _count_nccl(plan)}
 
 

@@ -179,7 +179,7 @@ def measure(case: Case, folder: Path, on_cpu: bool) -> Reading:
     context = context_of(
         "actor", 0, 1, rendezvous_at(listen()), channels, device=_device(on_cpu)
     )
-    worker: Any = spec.workers["actor"](spec.arguments, context)
+    worker: Any = spec.workers["actor"](spec.arguments["actor"], context)
     worker.setup()
     groups = made_up(
         4 * case.groups,

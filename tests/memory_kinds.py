@@ -167,7 +167,7 @@ def _scorer_rank(
     context = context_of(
         component, rank, job.ranks, rendezvous, channels, folder=folder
     )
-    worker: Any = spec.workers[component](spec.arguments, context)
+    worker: Any = spec.workers[component](spec.arguments[component], context)
     worker.setup()
     stages = Stages(worker, footprint)
     groups = made_up(4 * job.prompts, PROMPT, ANSWER)
@@ -266,13 +266,13 @@ def _engine_rank(
         for component in ("actor", "rollout")
     ]
     of_actor = context_of("actor", 0, 1, rendezvous, {WEIGHTS: ends[0]}, folder=folder)
-    actor: Any = spec.workers["actor"](spec.arguments, of_actor)
+    actor: Any = spec.workers["actor"](spec.arguments["actor"], of_actor)
     actor.setup()
     actor.move(Residency.FULL)
     context = context_of(
         "rollout", 0, 1, rendezvous, channels | {WEIGHTS: ends[1]}, folder=folder
     )
-    worker: Any = spec.workers["rollout"](spec.arguments, context)
+    worker: Any = spec.workers["rollout"](spec.arguments["rollout"], context)
     worker.setup()
     stages = Stages(worker, footprint)
     rng = np.random.default_rng(0)

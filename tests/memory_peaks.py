@@ -368,7 +368,7 @@ def _lm_rank(
     context = context_of(
         component, rank, job.ranks, rendezvous, channels, folder=folder
     )
-    worker: Any = spec.workers[component](spec.arguments, context)
+    worker: Any = spec.workers[component](spec.arguments[component], context)
     worker.setup()
     stages = Stages(worker, footprint)
     groups = made_up(

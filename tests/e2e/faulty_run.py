@@ -39,7 +39,7 @@ def hurt(cluster: Cluster, name: str, rank: int, after_s: float, number: str) ->
 
 def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
     launched, iterate = rlplace.runtime.run.launch, Loop.iteration
-    rolling_out = {kind: kind._rollout for kind in (Loop, Overlap)}
+    doing = {kind: kind._do for kind in (Loop, Overlap)}
 
     def launch(cluster: Cluster, job: Any) -> Any:
         clusters.append(cluster)
@@ -65,17 +65,21 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
         )
         return iterate(self, index, evaluate=evaluate)
 
-    def rollout(self: Loop, stage: str, index: int) -> Any:
-        begin(
-            [
-                fault
-                for fault in faults
-                if fault[2] == index and fault[0] in ("env", "rollout")
-            ]
-        )
-        return rolling_out[Overlap if isinstance(self, Overlap) else Loop](
-            self, stage, index
-        )
+    def method_of(kind: type[Loop]) -> Any:
+        """Return the method of a kind of loop that makes the calls of a step; faults of the rollout begin with it."""
+
+        def do(self: Loop, stage: str, step: Any, index: int) -> Any:
+            if stage == "rollout":
+                begin(
+                    [
+                        fault
+                        for fault in faults
+                        if fault[2] == index and fault[0] in ("env", "rollout")
+                    ]
+                )
+            return doing[kind](self, stage, step, index)
+
+        return do
 
     def begin(due: list[list[Any]]) -> None:
         for name, rank, at, after_s, number in due:
@@ -90,8 +94,8 @@ def main(config: str, overrides: list[str], faults: list[list[Any]]) -> int:
 
     clusters: list[Cluster] = []
     rlplace.runtime.run.launch, Loop.iteration = launch, iteration
-    for kind in rolling_out:
-        kind._rollout = rollout
+    for kind in doing:
+        kind._do = method_of(kind)
     from rlplace.cli.train import main as train
 
     return train(["--config-name", config, *overrides])

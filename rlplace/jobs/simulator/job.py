@@ -32,6 +32,7 @@ from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
+    from rlplace.envs.contract import Spaces
     from rlplace.jobs.simulator.performance.model import (
         SimulatorPerformance,
     )
@@ -46,6 +47,14 @@ class SimulatorJob(Job):
 
     def __init__(self) -> None:
         super().__init__(components={}, stages=(), name="simulator")
+        # Of the last config whose simulator was made: making one may take seconds.
+        self._seen: tuple[Config, Spaces] | None = None
+
+    def _spaces(self, config: Config) -> Spaces:
+        """Return the spaces of the config's simulator, which is made once for a config."""
+        if self._seen is None or self._seen[0] is not config:
+            self._seen = (config, spaces_of_job(config))
+        return self._seen[1]
 
     def read(
         self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
@@ -72,7 +81,9 @@ class SimulatorJob(Job):
         build: bool = False,
         known: Any = None,
     ) -> MemoryCase:
-        return plan.memory_of(config, plan_, measured, build=build, known=known)
+        if known is None and build:
+            known = self._spaces(config)
+        return plan.memory_of(config, plan_, measured, known)
 
     def environment_problems(self, config: Config) -> Iterator[Problem]:
         if config.runs:
@@ -90,7 +101,7 @@ class SimulatorJob(Job):
         if surely_made(config.simulator_env):
             return ()
         try:
-            spaces = spaces_of_job(config)
+            spaces = self._spaces(config)
             if isinstance(config.actor.policy, ModuleConfig):
                 self.memory(config, plan_, known=spaces)
         except ProblemsError as error:
@@ -119,7 +130,7 @@ class SimulatorJob(Job):
             deliveries=plan_.deliveries,
             working={c: ledger.working(c) for c in components},
             copies_checkpoints=case.copies_checkpoints,
-            spaces=spaces_of_job(config),
+            spaces=self._spaces(config),
             routes=plan_.row_routes,
         )
         return dict.fromkeys(components, arguments)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace.config.schema import Config
-from rlplace.envs.registry import spaces_of_job
 from rlplace.errors import Source
 from rlplace.placement import checks
 from rlplace.placement.channels import plan_channels
@@ -57,21 +56,12 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
 
 
 def memory_of(
-    config: Config,
-    plan: Plan,
-    measured: Measurements | None,
-    *,
-    build: bool,
-    known: Any,
+    config: Config, plan: Plan, measured: Measurements | None, spaces: Any
 ) -> MemoryCase:
-    """Return the memory of a planned job. `known`: spaces of its simulator; `build`: make one to see them."""
-    spaces = known
-    if spaces is None and build:
-        spaces = spaces_of_job(config)
+    """Return the memory of a planned job. `spaces`: of its simulator; None where they are not known."""
 
     def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:
         planned = plan_of(other, topology, {})
-        case = memory_of(other, planned, measured, build=False, known=spaces)
-        return planned, case
+        return planned, memory_of(other, planned, measured, spaces)
 
     return simulator_case(plan, config, replan, spaces, measured)

@@ -35,47 +35,48 @@ if TYPE_CHECKING:
     from rlplace.config.schema import Config
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
-# One is put while the one before it is being taken.
+# A sender puts the next message while the target takes the one before it.
 WEIGHT_MESSAGES_PER_TARGET = 2
-# An entry costs little; the driver and its tools have names as well
+# Each participant takes few bytes of a channel. The driver and command-line tools take part besides the ranks.
 LEAST_PARTICIPANTS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLocation:
-    """A part of a channel and its keys."""
+    """The keys of a channel that live in one place: the shared memory of a node, or one process."""
 
     node: int
     process: str  # `Slot.process` of all its users; "": several processes, in the node's shared memory
     keys: tuple[str, ...]
     capacity_items: int
-    under_way: int  # most items that can be in it before its sources wait
+    under_way: int  # most items that senders can put there before they must wait for a receiver
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPlan:
-    """One channel of the run. Its capacities never stop a stage for good."""
+    """One channel of the run. Its capacity is large enough that no stage waits for room forever."""
 
     name: str
     source: str
     target: str
-    keys: tuple[str, ...]  # of target rank 0, then 1, ...; equally many for each
+    # Keys of target rank 0, then of rank 1, ...; every rank has equally many.
+    keys: tuple[str, ...]
     why: str  # where the capacity comes from
     targets: RankLocations = dataclasses.field(repr=False)
-    # Most items under way to each target rank
+    # By target rank: most items under way to it.
     waiting: Sequence[int] = dataclasses.field(repr=False)
-    # By target rank: 1 where all producers share its process
+    # By target rank: 1 if all its producers are in its own process, else 0.
     inside: Sequence[int] = dataclasses.field(repr=False)
-    depth: int = 1  # capacity for each item under way
+    depth: int = 1  # capacity per item under way
 
     @property
     def capacity_items(self) -> int:
-        """Over all locations."""
+        """Most items that the channel holds over all its locations."""
         return self.depth * sum(self.waiting)
 
     def locations(self) -> tuple[ChannelLocation, ...]:
-        """In the order of the first key of each. Linear in keys."""
-        # By the number of a node, or a number below 0 for each process
+        """Return the locations of the channel, ordered by their first key. Takes time linear in the number of keys."""
+        # Key: the number of a node; ~rank, which is below 0, for a location inside one process.
         ranks: dict[int, list[int]] = {}
         for rank, (node, inside) in enumerate(
             zip(self.targets.node, self.inside, strict=True)
@@ -105,9 +106,9 @@ class ChannelPlan:
 def plan_channels(
     config: Config, placement: HybridComponentPlacement, routes: Routes | None = None
 ) -> tuple[ChannelPlan, ...]:
-    """The channels of a run, each large enough for all items that can be under way at once.
+    """Return the channels of a run, each large enough for all items that can be under way at once.
 
-    `routes`: those of simulators; None in a job with text.
+    `routes`: the routes of a job with simulators; None for a job with text.
     """
     if routes is not None:
         return tuple(
@@ -119,17 +120,18 @@ def plan_channels(
 
 
 def asked_at_once(prompts: int, short_rounds: int) -> int:
-    """Return the most prompts that an iteration of so many asks: a short round does not wait for all."""
+    """Return the most prompts under way at once: `prompts`, and one short round more where short rounds start early."""
     return prompts + (-(-prompts // short_rounds) if short_rounds else 0)
 
 
 def _simulator_channels(
     placement: HybridComponentPlacement, routes: Routes, stage_groups: int
 ) -> Iterator[ChannelPlan]:
-    """An env rank has at most one step of each stage group unanswered.
+    """Yield the channels of a job with simulators.
 
-    So observations and actions hold stage groups x shares. Trajectories are put in rollout and taken in learn: the
-    whole iteration must fit. Weights are taken while they are put.
+    An env rank has at most one unanswered step per stage group. So the channels of observations and actions hold stage
+    groups x shares. Trajectories are put in the rollout stage and taken in learn, so a whole iteration must fit.
+    Weights are taken while they are put.
     """
     observed = routes.observations
     gathered = routes.trajectories
@@ -168,7 +170,7 @@ def _simulator_channels(
             kept,
         ),
     ):
-        # Env ranks call the rollout rank of their process
+        # In direct mode, env ranks call the rollout rank of their own process and need no channel.
         if routes.direct and name != "trajectories":
             continue
         counts = Counter(targets)
@@ -185,7 +187,7 @@ def _simulator_channels(
 def _text_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Prompts and answers, with room for all of an iteration or of an evaluation, so that no rank waits for room."""
+    """Yield the channels of a job with text. Each holds a whole iteration or evaluation, so no rank waits for room."""
     algorithm, runner, each = (
         config.algorithm,
         config.runner,
@@ -193,7 +195,7 @@ def _text_channels(
     )
     prompts = algorithm.prompts or 0
     held_out = runner.eval_prompts if runner.eval_every else 0
-    # A prompt asks for all its samples at once, a later turn for one
+    # The first turn of a prompt asks for all its samples in one request; each later turn asks for one sample.
     turns = config.text_env.max_turns > 1
     at_once = asked_at_once(prompts, algorithm.short_rounds)
     requests = max(at_once * (each if turns else 1), held_out)
@@ -203,11 +205,12 @@ def _text_channels(
         itertools.pairwise(block_edges(rows, envs)) for rows in (prompts, held_out)
     )
     drawn = runner.eval_samples
+    # Most answers per env rank: of one training iteration, or of one evaluation on held-out prompts.
     answers = [
         max(asked_at_once(b - a, algorithm.short_rounds) * each, (d - c) * drawn)
         for (a, b), (c, d) in zip(owned, tested, strict=True)
     ]
-    # Rank 0 gets a message when each rank is done
+    # Besides the answers, env rank 0 receives one message from each env rank when that rank is done.
     answers[0] += envs
     later = f", up to {each} of each in later turns" if turns else ""
     asked = f"{requests // (each if turns else 1)} prompts{later}"
@@ -238,7 +241,7 @@ def _text_channels(
 def _scorer_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Samples to scorers and scores from them, with room for whole iterations."""
+    """Yield the channels of samples to scorers and of scores from scorers; each holds whole iterations."""
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
@@ -285,7 +288,11 @@ def channel_plan(
     groups: int = 0,
     depth: int = 1,
 ) -> ChannelPlan:
-    """A channel with a key for each target rank, or for each of its `groups`; a number waits at one key for rank 0."""
+    """Return a channel plan; `waiting` is the most items under way, per target rank.
+
+    Each target rank has one key, or one key per stage group if `groups` is given. If `waiting` is a single number, the
+    channel has one key, at target rank 0.
+    """
     at = placement.locations(target)
     if isinstance(waiting, int):
         at = RankLocations(node=at.node[:1], first=at.first[:1], count=at.count[:1])
@@ -312,7 +319,7 @@ def channel_plan(
 def plan_weights(
     placement: HybridComponentPlacement, name: str, source: str, target: str
 ) -> ChannelPlan:
-    """The channel of weights that cannot be written where they are read."""
+    """Return the channel that carries weights to ranks that cannot read them from shared memory or a GPU."""
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
     return channel_plan(
@@ -321,13 +328,13 @@ def plan_weights(
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
-    """At most how many names use one of its locations, and how many requests wait there."""
+    """Return an upper bound on the participants of one location of a channel, and on the requests that wait there."""
     users = (channel.source, channel.target)
     return participants_for(sum(map(placement.world_size, users)))
 
 
 def participants_for(ranks: int) -> int:
-    """The same of a channel that so many ranks use."""
+    """Return the same bound for a channel that `ranks` ranks use."""
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
@@ -337,7 +344,10 @@ def _inside(
     sources: RankLocations,
     targets: RankLocations,
 ) -> bytearray:
-    """By target rank: 1 where everything that it gets comes from its own process. Givers and takers in pairs."""
+    """Return, by target rank, 1 if all its items come from its own process, else 0.
+
+    `givers` and `takers` are source and target ranks, in pairs.
+    """
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)
     for giver, taker in zip(givers, takers, strict=True) if shared else ():

@@ -1,8 +1,8 @@
-"""Checks beyond placement and residency: rows for every rank, whole batches, roles that go together.
+"""Checks of a job beyond placement and residency: rows for every rank, whole batches, compatible roles.
 
-A reference is a component of its own or the actor without its low-rank factors; values come from a critic or from a
-head on the actor. Both at once, or none where the algorithm asks for it, is a problem. The plan adds to each problem
-where its key was written.
+A reference is either a component of its own or the actor without its LoRA factors. Values come either from a critic or
+from a value head on the actor. Having both at once is a problem; so is having none where the algorithm needs it. The
+plan adds to each problem the place where its key was written.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rlplace.config.schema import Config, NodeConfig
 
 _ENVS = "env.total_num_envs"
-# Sync modes that build on the weights that the rollout ranks have
+# Sync modes that send only part of the weights: the rollout ranks must still hold the rest.
 _SOME_WEIGHTS = (
     "trainable",
     "lora",
 )
-# Role -> the role whose ranks hold the rows that it scores
+# Role -> the role whose ranks hold the rows that it scores.
 PARTNERS = {
     "reference": "actor",
     "reward": "critic",
@@ -42,9 +42,9 @@ PARTNERS = {
 def check_simulator_job(
     config: Config, placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Check a job on simulators against its placement, as far as its components are placed.
+    """Check a job on simulators against its placement. Components that are not placed are skipped.
 
-    `active`: its needs in sub-stages.
+    `active`: the needs of the job, with its stages split into sub-stages.
     """
     yield from _check_joined(config, placement)
     yield from _check_inline(config, placement)
@@ -56,7 +56,7 @@ def check_simulator_job(
 def check_text_job(
     config: Config, placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Check a job on language models, as `check_simulator_job` one on simulators."""
+    """Check a job on language models against its placement; the counterpart of `check_simulator_job`."""
     yield from _check_joined(config, placement)
     yield from _check_inline(config, placement)
     if not config.runs:
@@ -65,7 +65,7 @@ def check_text_job(
     for check in (_check_critic, _check_reference, _check_rewards):
         yield from check(config, placed_names(config.cluster.component_placement))
     yield from _check_reward_places(config, placement)
-    # Neither batches nor ranks need divide in a run: an engine takes samples while it has room.
+    # In a real run, samples need not divide over engines or ranks: an engine takes samples while it has room.
     if config.runs:
         yield from _check_prompts(config, placement)
         yield from _check_overlap(config, placement, active)
@@ -74,7 +74,7 @@ def check_text_job(
 
 
 def _joined(config: Config, component: str) -> bool:
-    """Whether the ranks of a component compute together, as a process group."""
+    """Return whether the ranks of a component form one torch process group."""
     role = role_of(component)
     return role in ("actor", "critic", "reference") or (
         role == "reward" and config.reward_of(component).kind == "model"
@@ -84,7 +84,7 @@ def _joined(config: Config, component: str) -> bool:
 def _check_joined(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Report ranks that compute together and share a GPU: NCCL takes one of a group there."""
+    """Report ranks of one process group that share a GPU: NCCL allows one rank of a group per GPU."""
     nodes = placement.topology.nodes
     for component in placement.components:
         places = placement.locations(component)
@@ -110,7 +110,7 @@ def _check_joined(
 def _check_inline(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Report ranks that compute together and would be threads of one process, which the inline launcher makes."""
+    """Report process groups of several ranks under the inline launcher, which runs ranks as threads of one process."""
     if config.cluster.launcher != "inline" or not config.runs:
         return
     sizes = {
@@ -135,7 +135,7 @@ def _check_inline(
 def _check_rows(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Report environments that do not divide over env ranks, and ranks and minibatches without rows."""
+    """Report environments that do not divide over env ranks, and ranks or minibatches that would get no rows."""
     envs = config.simulator_env.total_num_envs
     groups = config.torch_rollout.pipeline_stage_num
     sizes = {c: placement.world_size(c) for c in placement.components}
@@ -199,7 +199,7 @@ def _check_rows(
 def _check_prompts(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Report env ranks without a prompt, and ranks of the actor that have the same samples without any."""
+    """Report env ranks without a prompt, and data-parallel actor groups without a sample."""
     prompts = config.algorithm.prompts or 0
     each = config.algorithm.samples_per_prompt
     for component, items, item in (("env", 1, "prompt"), ("actor", each, "sample")):
@@ -232,7 +232,7 @@ def _without_rows(
 ) -> Problem:
     unit = f"{component} rank"
     units = f"{component} ranks"
-    # With the same samples
+    # Ranks of one group hold the same samples: they split tensors or tokens between them.
     if together > 1:
         unit = f"group of {together} {units}"
         units = f"groups of {together} {units}"
@@ -243,7 +243,7 @@ def _without_rows(
 
 
 def _check_sequences(config: Config) -> Iterator[Problem]:
-    """Report sequences that a policy with memory cannot learn from."""
+    """Report sequence settings that do not fit the policy: sequences need a policy with memory."""
     algorithm = config.algorithm
     key = "algorithm.unroll_steps"
     steps = algorithm.rollout_steps
@@ -277,7 +277,7 @@ def _check_sequences(config: Config) -> Iterator[Problem]:
 def _check_sync(
     config: Config, placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Report sync modes that send some weights to a rollout that drops all of them between two syncs."""
+    """Report a partial sync mode whose rollout ranks drop their weights between two syncs."""
     key = "actor.sync.mode"
     mode = config.actor.sync.mode
     if (
@@ -301,8 +301,8 @@ def _check_overlap(
 ) -> Iterator[Problem]:
     """Report components with enable_offload that share accelerators with an asynchronous rollout.
 
-    Rollout never pauses, so it cannot make room for them. Components that stay share accelerators for good: the memory
-    ledger shows whether both fit.
+    An asynchronous rollout never pauses, so it cannot release accelerators for them. Components that stay resident
+    share accelerators permanently: the memory ledger shows whether both fit.
     """
     generating = [
         c for c in placement.components if active.of("rollout", c) > Residency.OFF
@@ -332,7 +332,7 @@ def _check_overlap(
 
 
 def _check_tails(config: Config) -> Iterator[Problem]:
-    """Report `short_rounds` where a round does not wait for its longest answers anyhow, or may not drop them."""
+    """Report `short_rounds` where it has no effect or no round can drop its longest answers."""
     algorithm = config.algorithm
     key = "algorithm.short_rounds"
     hindrances = {
@@ -359,7 +359,7 @@ def _check_tails(config: Config) -> Iterator[Problem]:
 def _check_accumulation(
     config: Config, placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Report `accumulate_early` where a gradient depends on more than its own group, or the actor has no place."""
+    """Report `accumulate_early` where gradients need other groups, or where others use the actor's accelerators."""
     algorithm = config.algorithm
     key = "algorithm.accumulate_early"
     if not algorithm.accumulate_early or "actor" not in placement.components:
@@ -402,7 +402,7 @@ def _check_accumulation(
 def check_names(
     allow_resident: tuple[str, ...], components: tuple[str, ...]
 ) -> Iterator[Problem]:
-    """Report names in `cluster.allow_resident` that are no component."""
+    """Report names in `cluster.allow_resident` that are not components."""
     for i, name in enumerate(allow_resident):
         if name not in components:
             near = did_you_mean(name, components)
@@ -421,15 +421,15 @@ def check_names(
             )
 
 
-# Batches of a job with text that is planned only: no sample is dropped, and every rank gets equally many.
+# Batches of a plan-only job with text. No sample is dropped, and every rank gets equally many.
 
 
 def check_batches(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Check that samples divide over engines, steps over samples, and micro-batches over the copies that learn.
+    """Check that samples divide over engines, optimizer steps and micro-batches of the data-parallel replicas.
 
-    Every fix is the nearest value with which all of these hold.
+    Each fix is the nearest value with which all of these conditions hold.
     """
     prompts = config.algorithm.prompts
     per = config.algorithm.samples_per_prompt
@@ -450,7 +450,7 @@ def check_batches(
         samples, batch, lcm(*(copies * micro for copies in learning.values()))
     )
     unit = lcm(engines, legal)
-    # Prompts with whole units of samples
+    # Smallest number of prompts whose samples make whole units.
     whole = unit // gcd(unit, per)
     enough = -(-prompts // whole) * whole
     if samples % engines:
@@ -485,7 +485,7 @@ def check_batches(
 
 
 def _nearest_batch(samples: int, batch: int, step: int) -> int:
-    """The nearest multiple of `step` that divides the samples, or the next multiple where none does."""
+    """Return the multiple of `step` nearest to `batch` that divides `samples`; if none does, the next multiple."""
     steps, rest = divmod(samples, step)
     low = [] if rest else [n for n in range(1, isqrt(steps) + 1) if steps % n == 0]
     whole = [step * n for divisor in low for n in (divisor, steps // divisor)]
@@ -494,7 +494,7 @@ def _nearest_batch(samples: int, batch: int, step: int) -> int:
     )
 
 
-# Roles of a job with text: which must be placed, which contradict each other, which use no accelerator.
+# Roles of a job with text: missing roles, contradicting roles, roles that use no accelerator.
 
 
 def _check_reward_places(
@@ -630,7 +630,10 @@ def _check_reference(config: Config, names: Sequence[str]) -> Iterator[Problem]:
 
 
 def _other_shape(config: Config) -> bool:
-    """Whether the reference has a model of its own with other weights than the job's; False where one is not known."""
+    """Return whether the reference has its own model with other weight shapes than the actor's.
+
+    False if one of the two models is not known.
+    """
     own = config.reference.model
     shared = config.model
     try:
@@ -692,11 +695,11 @@ def _wrong(
     return _problem(code, key, what, value, why, fix)
 
 
-# Partners, and what works but wastes machines.
+# Partner components, and placements that work but waste accelerators.
 
 
 def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Report partners that share accelerators if neither number of ranks divides the other."""
+    """Report partners that share accelerators although neither number of ranks divides the other."""
     for partner, leader in _partners(placement):
         ranks = placement.world_size(partner)
         others = placement.world_size(leader)
@@ -708,7 +711,7 @@ def check_partners(placement: HybridComponentPlacement) -> Iterator[Problem]:
 
 
 def find_waste(placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Report accelerators that no component uses, and copies that are wider than a node: warnings of any plan."""
+    """Report unused accelerators and model copies wider than a node. These are warnings of any plan."""
     yield from _find_idle(placement)
     yield from _find_wide_copies(placement)
 
@@ -716,7 +719,7 @@ def find_waste(placement: HybridComponentPlacement) -> Iterator[Problem]:
 def find_waste_of_simulators(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Report what leaves accelerators of a job on simulators idle or waiting."""
+    """Report placements of a job on simulators that leave accelerators idle or waiting."""
     yield from find_waste(placement)
     yield from _find_uneven(config, placement)
 
@@ -724,7 +727,7 @@ def find_waste_of_simulators(
 def find_waste_of_roles(
     placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Report what leaves accelerators of language-model roles idle or waiting."""
+    """Report placements of language-model roles that leave accelerators idle or waiting."""
     yield from find_waste(placement)
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) != COLLOCATED:
@@ -741,7 +744,7 @@ def find_waste_of_roles(
 
 
 def find_overstated(nodes: Sequence[NodeConfig]) -> Iterator[Problem]:
-    """Report declared accelerators that are written with more memory than their product has: warnings of a plan."""
+    """Report declared accelerators with more memory than their product has. These are warnings of a plan."""
     for number, node in enumerate(nodes):
         key = f"cluster.nodes[{number}]"
         mixed = [
@@ -765,7 +768,7 @@ def find_overstated(nodes: Sequence[NodeConfig]) -> Iterator[Problem]:
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
-    """(scorer, the component whose rows it scores) where the two share accelerators."""
+    """Return pairs (scorer, component whose rows it scores) that share accelerators."""
     return [
         (a, b)
         for partner, leader in PARTNERS.items()
@@ -778,7 +781,7 @@ def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
 def _find_idle_beside_engines(
     placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Report engines on some of the actor's accelerators only, while no component uses the others."""
+    """Report accelerators of the actor that no component uses while engines generate."""
     busy = Ranges(())
     for component in placement.components:
         if component != "actor" and active.of("rollout", component) > Residency.OFF:
@@ -819,7 +822,7 @@ def _find_idle(placement: HybridComponentPlacement) -> Iterator[Problem]:
 
 
 def _find_wide_copies(placement: HybridComponentPlacement) -> Iterator[Problem]:
-    """Report tensor parallelism that leaves a node where the config accepts it: each layer waits for the network."""
+    """Report tensor parallelism across nodes where the config allows it: every layer then waits for the network."""
     for component in placement.components:
         spec = placement.spec(component)
         node = max(placement.topology.nodes, key=lambda n: n.accelerators)
@@ -864,11 +867,11 @@ def _find_uneven(
 def _problem(
     code: str, key: str, what: str, value: object, why: str, fix: str
 ) -> Problem:
-    """A problem of the value of one key; None: the key is not written."""
+    """Return a problem about the value of one key. `value` None: the key is not written in the config."""
     got = None if value is None else f"{key.rpartition('.')[2]}: {show(value)}"
     return Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
 
 
 def _placed(spec: ComponentSpec, code: str, what: str, why: str, fix: str) -> Problem:
-    """A problem of a component's line in the placement."""
+    """Return a problem about a component's line in the placement."""
     return Problem(code=code, key=spec.key, what=what, got=spec.text, why=why, fix=fix)

@@ -1,4 +1,4 @@
-"""The numbers of a plan: those of a job on language models with the reason for each, and what sharing saves."""
+"""The numbers of a plan: sizes of a job on language models with their reasons, and accelerators saved by sharing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHARED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Count:
-    """One number of a plan, of a component or of an iteration, and what it follows from."""
+    """One number of a plan, about a component or an iteration, and the reason for it."""
 
     subject: str
     count: str
@@ -71,10 +71,10 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
 
 
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
-    """How much of its state a rank holds, of what all ranks of a component share."""
+    """Yield the share of its state that each rank holds when all ranks of a component shard it."""
     for component in placement.components:
         spec = placement.spec(component)
-        # Ranks that have a copy between them
+        # Tensor-parallel ranks split one copy of the model.
         cut = spec.parallel.tensor_parallel_size
         parts = spec.num_copies * cut
         text = f"{placement.world_size(component)} ranks"
@@ -119,7 +119,7 @@ def _samples(config: Config, placement: HybridComponentPlacement) -> Iterator[Co
     samples = algorithm.prompts * algorithm.samples_per_prompt
     batch = algorithm.train_batch or samples
     actor = placement.spec("actor")
-    # With the same samples
+    # Ranks that process the same samples together.
     together = actor.parallel.ranks
     takers = "each rank" if together == 1 else f"every {together} ranks"
     engines = placement.spec("rollout").num_copies
@@ -138,9 +138,9 @@ def _each(items: int, takers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """What sharing saves against giving every component accelerators of its own, at the same sizes."""
+    """Accelerators saved, compared with dedicated accelerators of the same number for every component."""
 
-    by_component: Mapping[str, int]  # accelerators each one uses
+    by_component: Mapping[str, int]  # component -> accelerators that it uses
     used: int
 
     @property
@@ -169,7 +169,7 @@ class Savings:
 
 
 def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str, int]:
-    """Stage -> accelerators that hold a component which the stage needs."""
+    """Return stage -> number of accelerators that hold a component needed in that stage."""
     at_work = {}
     for stage in needs.stages:
         needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]
@@ -182,21 +182,22 @@ def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str,
 
 
 def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:
-    """Every component with as many ranks and accelerators as here, on nodes like these, none of them shared.
+    """Return a placement with the same ranks and accelerators per component, but none of them shared.
 
-    Components without accelerators are left out; None where all are without. Pieces of a component are put next to
-    each other, node after node, so that a rank stays on one node.
+    Components without accelerators are left out. The result is None if no component has any. Segments of a component
+    are placed next to each other, node after node, so that each rank stays on one node.
     """
     here = placement.topology
     nodes: list[Node] = []
-    # Accelerators of the last node; only that one is still filled
+    # Accelerators in use on the last node. Earlier nodes are not filled further.
     taken = 0
     moved: dict[str, list[Segment]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:
             for like, part in here.parts(segment.accelerators):
                 size = len(part)
-                # Where the accelerators of a node differ, a piece stays on those it has.
+                # On a node with mixed accelerators, a segment keeps its local numbers, so that it stays on the same
+                # hardware.
                 local = part.start - like.first if like.runs else taken
                 fits = local >= taken and local + size <= like.accelerators
                 if not nodes or not fits or _kind(nodes[-1]) != _kind(like):

@@ -1,5 +1,4 @@
-"""What is sent from where to where: rows of a batch from rank to rank, weights to each copy of them, and by which
-transport."""
+"""Data flow of a job: which rows go from which rank to which rank, which weights to which copy, by which transport."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(enum.StrEnum):
-    """How far apart two ranks are, which decides how items and tensors are carried."""
+    """The distance between two ranks, which decides how items and tensors are carried."""
 
     SAME_PROCESS = "same_process"
     SAME_ACCELERATOR = "same_accelerator"
@@ -41,17 +40,18 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Every row of a batch, once, from source ranks to target ranks; both sides hold neighbouring blocks in rank order.
+    """Every row of a batch exactly once, from source ranks to target ranks.
 
-    Blocks of the source are equal, those of the target differ by at most one row. Shares are kept as numbers, in row
-    order: share i is rows edges[i]..edges[i+1]-1, from sources[i] to targets[i].
+    Both sides hold contiguous blocks of rows, in rank order. Blocks of the source are equal. Blocks of the target
+    differ by at most one row. Shares are stored as numbers, in row order: share i is rows edges[i]..edges[i+1]-1, from
+    sources[i] to targets[i].
     """
 
-    name: str = ""  # of what is sent
+    name: str = ""  # name of the data
     source: str
     target: str
-    sources: Sequence[int]  # ranks at `origin`
-    targets: Sequence[int]  # ranks at `destination`
+    sources: Sequence[int]  # source rank of each share; `origin` locates it
+    targets: Sequence[int]  # target rank of each share; `destination` locates it
     edges: Sequence[int]
     origin: RankLocations = dataclasses.field(repr=False)
     destination: RankLocations = dataclasses.field(repr=False)
@@ -62,12 +62,12 @@ class Route:
 
     @property
     def most_rows(self) -> int:
-        """Of one share."""
+        """The number of rows of the largest share."""
         return max(stop - start for start, stop in pairwise(self.edges))
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """In row order, made anew each time."""
+        """All shares in row order, built anew on each access."""
         transports = self._transports()
         pieces = zip(
             self.sources, self.targets, pairwise(self.edges), transports, strict=True
@@ -84,15 +84,15 @@ class Route:
         )
 
     def sends(self, rank: int) -> tuple[Share, ...]:
-        """What source rank `rank` sends, by row."""
+        """Return the shares that source rank `rank` sends, in row order."""
         return tuple(share for share in self.shares if share.source == rank)
 
     def receives(self, rank: int) -> tuple[Share, ...]:
-        """What target rank `rank` gets, by row."""
+        """Return the shares that target rank `rank` receives, in row order."""
         return tuple(share for share in self.shares if share.target == rank)
 
     def transports(self) -> dict[Transport, int]:
-        """How many shares each transport carries; only those that occur, nearest first."""
+        """Return transport -> number of shares, nearest transport first, without transports that carry nothing."""
         counts = Counter(self._transports())
         return {
             transport: counts[transport] for transport in Transport if counts[transport]
@@ -106,19 +106,19 @@ class Route:
 class Routes(NamedTuple):
     """The routes of rows in a job with simulators; for weights see `Delivery`."""
 
-    observations: Route  # env -> rollout, rows of one stage group; the answers go back the same way
-    trajectories: Route  # env -> actor, rows are all environments
+    observations: Route  # env -> rollout; rows are those of one stage group; actions return along the same route
+    trajectories: Route  # env -> actor; rows are all environments
 
     @property
     def direct(self) -> bool:
-        """Whether every env rank calls the rollout rank of its own process, the only one that decides for it."""
+        """Whether every env rank gets all its actions from the rollout rank in its own process."""
         return {*self.observations.transports()} == {Transport.SAME_PROCESS}
 
 
 def derive_routes(
     placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int
 ) -> Routes:
-    """Routes for any world sizes of env, rollout and actor.
+    """Return the routes between env, rollout and actor, for any world sizes.
 
     `total_num_envs` must be a multiple of stage groups x env ranks, with a row for every rank (see `checks`).
     """
@@ -133,7 +133,10 @@ def derive_routes(
 
 
 def block_edges(rows: int, ranks: int) -> list[int]:
-    """Rank r holds rows edges[r]..edges[r+1]-1; the first `rows % ranks` ranks hold one row more."""
+    """Return edges of contiguous blocks: rank r holds rows edges[r]..edges[r+1]-1.
+
+    The first `rows % ranks` ranks hold one row more than the others.
+    """
     least, more = divmod(rows, ranks)
     return [rank * least + min(rank, more) for rank in range(ranks + 1)]
 
@@ -141,7 +144,7 @@ def block_edges(rows: int, ranks: int) -> list[int]:
 def transport_between(
     sources: RankLocations, source: int, targets: RankLocations, target: int
 ) -> Transport:
-    """How far apart two ranks of different components are."""
+    """Return the transport between two ranks of different components."""
     if source == target and sources.process and sources.process == targets.process:
         return Transport.SAME_PROCESS
     if sources.node[source] != targets.node[target]:
@@ -162,7 +165,10 @@ def scatter_rows(
     rows: int,
     name: str = "",
 ) -> Route:
-    """Both sides cut the rows into neighbouring blocks; each common piece of two blocks is one share."""
+    """Return the route of `rows` rows; both sides hold contiguous blocks.
+
+    Each overlap of a source block and a target block is one share.
+    """
     blocks = [
         block_edges(rows, placement.world_size(component))
         for component in (source, target)
@@ -187,26 +193,30 @@ def scatter_rows(
 def copy_nearest(
     placement: HybridComponentPlacement, source: str, target: str
 ) -> Route:
-    """One row to each target rank, from a source on its accelerator, else on its node, else from any; in rotation."""
+    """Return a route with one row to each target rank, from the nearest source rank.
+
+    Nearest means on the same accelerator, else on the same node, else anywhere. Sources that are equally near take
+    turns.
+    """
     givers = placement.locations(source)
     takers = placement.locations(target)
 
     def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
-        """Those of one rank, from near to far."""
+        """Return the places that one rank is at, from the nearest to the farthest."""
         return (
             *(("accelerator", a) for a in range(first, first + count)),
             ("node", node),
             ("cluster", 0),
         )
 
-    # Source ranks by the place that they are at
+    # Place -> source ranks at that place.
     near: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for rank, (node, first, count) in enumerate(
         zip(givers.node, givers.first, givers.count, strict=True)
     ):
         for place in places(node, first, count):
             near[place].append(rank)
-    # By the place whose sources take turns
+    # Place -> how many copies its sources have given so far; the next source in turn follows from it.
     given: Counter[tuple[str, int]] = Counter()
     sources = array("l")
     for node, first, count in zip(takers.node, takers.first, takers.count, strict=True):
@@ -226,26 +236,26 @@ def copy_nearest(
     )
 
 
-BUCKET_BYTES = 16 << 20  # of weights on their way to a copy on another node
-# Of weights on their way to the processes of an engine that cuts them
+BUCKET_BYTES = 16 << 20  # bucket for weights on their way to a copy on another node
+# Bucket for weights on their way to the processes of an engine with tensor parallelism.
 CUT_BUCKET_BYTES = 64 << 20
-# That a rank on a host sends at most to spare all a second exchange
+# Ranks on a host sum at most this many bytes in one exchange; larger sums take two.
 SUMMED_AT_ONCE_BYTES = 1 << 20
-# Of whole weights that the process of an engine loads at a time, or the largest weight
+# Whole weights that an engine process loads at a time; at least the largest weight.
 WINDOW_BYTES = 256 << 20
-# Between accelerators; large: the notes about a bucket should take little of its time
+# Bucket between accelerators. It is large, so that the message about each bucket takes little of its time.
 DEVICE_BUCKET_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One copy of the weights of component `source`, put together once and read by all `readers`.
+    """One copy of the weights of component `source`, assembled once and read by all `readers`.
 
-    Source ranks that are `near` write into it; the first reader writes what the other source ranks send.
+    Source ranks in `near` write into the copy directly. The first reader writes what the other source ranks send.
     """
 
     readers: tuple[int, ...]  # target ranks, ascending, at least one
-    near: tuple[int, ...] = ()  # source ranks, ascending
+    near: tuple[int, ...] = ()  # source ranks on the node of the copy, ascending
     source: str = "actor"
     target: str = "rollout"
 
@@ -257,7 +267,7 @@ class Delivery:
 def deliver_by_node(
     placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
-    """One delivery per node with target ranks, in node order."""
+    """Return one delivery for each node that has target ranks, in node order."""
     near: defaultdict[int, list[int]] = defaultdict(list)
     readers: defaultdict[int, list[int]] = defaultdict(list)
     for ranks_on, component in ((near, source), (readers, target)):
@@ -275,16 +285,16 @@ def deliver_by_node(
 
 
 class DeviceMember(NamedTuple):
-    """Who takes part in a sync between accelerators: a rank, or a process of an engine that has several of them."""
+    """A member of a weight sync between accelerators: a rank, or one process of an engine with several GPUs."""
 
     component: str
     rank: int
-    # Of the engine: its n-th accelerator, which that process has
+    # Index of the accelerator within the engine's rank; each engine process has one.
     part: int | None = None
 
     @property
     def name(self) -> str:
-        """ "rollout rank 0 part 1"."""
+        """The name in messages, such as "rollout rank 0 part 1"."""
         return owner_of(self.component, self.rank) + (
             "" if self.part is None else f" part {self.part}"
         )
@@ -292,26 +302,26 @@ class DeviceMember(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDelivery(Delivery):
-    """Weights on each accelerator of the readers: by CUDA IPC where an actor rank shares it, else by NCCL.
+    """Weights on each accelerator of the readers: by CUDA IPC if an actor rank shares it, else by NCCL.
 
-    A reader with one accelerator gets a copy there. One with several is an engine that cuts its weights: each of its
-    processes sees all weights go by and keeps its part of them. All actor ranks, and the takers without an owner, are
-    one group; NCCL refuses two ranks on one accelerator.
+    A reader with one accelerator gets a copy there. A reader with several is an engine with tensor parallelism: each of
+    its processes sees all weights and keeps its own part. All actor ranks and all takers without an owner form one NCCL
+    group, since NCCL refuses two ranks on one accelerator.
     """
 
-    # By taker, the actor rank on its accelerator, which shares its memory with it
+    # By taker: the actor rank on the same accelerator, which shares its memory with the taker; else None.
     owners: tuple[int | None, ...]
-    actors: int  # how many actor ranks there are
-    parts: tuple[int, ...] = ()  # by reader, how many accelerators it has; (): one each
+    actors: int  # number of actor ranks
+    parts: tuple[int, ...] = ()  # by reader: number of its accelerators; (): one each
 
     @property
     def cut(self) -> bool:
-        """Whether a reader cuts its weights: it takes whole weights one after the other, wherever they come from."""
+        """Whether a reader splits weights over several GPUs; it then receives whole weights one after the other."""
         return any(parts > 1 for parts in self.parts)
 
     @property
     def takers(self) -> tuple[DeviceMember, ...]:
-        """One for each accelerator of the readers, in order."""
+        """One member for each accelerator of the readers, in order."""
         found: list[DeviceMember] = []
         for reader, parts in zip(
             self.readers, self.parts or (1,) * len(self.readers), strict=True
@@ -327,12 +337,12 @@ class DeviceDelivery(Delivery):
 
     @property
     def group(self) -> tuple[DeviceMember, ...]:
-        """Those that broadcast to each other; alone, an actor rank broadcasts nothing."""
+        """The members of the NCCL broadcast: all actor ranks, and the takers without an owner."""
         actors = (DeviceMember(self.source, rank) for rank in range(self.actors))
         return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
 
     def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
-        """Takers on the accelerator of an actor rank."""
+        """Return the takers on the accelerator of actor rank `actor`."""
         return tuple(
             taker
             for taker, owner in zip(self.takers, self.owners, strict=True)
@@ -346,17 +356,18 @@ class DeviceDelivery(Delivery):
 def deliver(
     placement: HybridComponentPlacement, *, cut: bool = False
 ) -> tuple[Delivery, ...]:
-    """Weights on the accelerators of each rollout rank where possible; one copy per node for the other ranks.
+    """Return GPU deliveries where possible, and one copy per node for the other rollout ranks.
 
-    Possible where all ranks of the actor have one GPU each, for a rollout rank that is the first on its GPUs. `cut`:
-    ranks of several GPUs are engines that cut their weights; others go through the host.
+    A GPU delivery needs actor ranks with one GPU each, and a rollout rank that is the first on its GPUs. `cut`: rollout
+    ranks with several GPUs are engines that split their weights; without it, such ranks get their weights through the
+    host.
     """
     actors = placement.locations("actor")
     rollouts = placement.locations("rollout")
     kinds = [node.kind for node in placement.topology.nodes]
-    # Accelerators of the ranks before
+    # Accelerators of the rollout ranks visited so far.
     taken: set[int] = set()
-    # Accelerators by rollout rank
+    # Rollout rank -> its accelerators, for ranks that can take weights on them.
     able: dict[int, tuple[int, ...]] = {}
     for rank, (node, first, count) in enumerate(
         zip(rollouts.node, rollouts.first, rollouts.count, strict=True)
@@ -391,7 +402,7 @@ def deliver(
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Those that do not stay on accelerators."""
+    """Return the deliveries that pass through host memory."""
     return [
         delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)
     ]
@@ -400,7 +411,7 @@ def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
 def deliver_by_rank(
     ranks: int, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
-    """A delivery for each target rank alone, where ranks share no memory."""
+    """Return one delivery per target rank, for ranks that share no memory."""
     return tuple(
         Delivery(readers=(rank,), source=source, target=target) for rank in range(ranks)
     )

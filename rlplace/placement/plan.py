@@ -1,4 +1,4 @@
-"""Config x machines -> the plan: everything that is decided before anything runs, and all that a run executes."""
+"""From config and machines to the plan: everything that is decided before a run starts and that the run executes."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ from rlplace.placement.schedule import (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where each component is, what is resident when, and what is sent from where to where. Immutable."""
+    """The immutable plan: where each component runs, what is resident when, and what is sent between components."""
 
     topology: Topology
     placement: HybridComponentPlacement
-    needs: Needs  # as the algorithm declares them; in sub-stages: `schedule.needs`
-    # Component -> whether it leaves accelerators that others need
+    needs: Needs  # needs as the algorithm declares them; `schedule.needs` has them split into sub-stages
+    # Component -> whether it releases accelerators that other components need.
     offload: Mapping[str, bool]
     schedule: Schedule
-    # Of rows whose ranks are known before the run
+    # Routes of rows whose source and target ranks are known before the run.
     routes: Routes | tuple[Route, ...] = ()
-    channels: tuple[ChannelPlan, ...] = ()  # of a job that runs
-    deliveries: tuple[Delivery, ...] = ()  # of its weights
-    # Of what goes between nodes
+    # Channels of a job that runs; empty for a plan-only job.
+    channels: tuple[ChannelPlan, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()  # deliveries of its weights
+    # Security of the traffic between nodes.
     security: Literal["encrypted", "password"] = "encrypted"
     warnings: tuple[Problem, ...] = ()
 
@@ -68,7 +69,7 @@ class Plan:
 
     @property
     def stage_groups(self) -> int:
-        """Of a job with simulators."""
+        """The number of stage groups of a job with simulators."""
         return self.row_routes.trajectories.rows // self.row_routes.observations.rows
 
 
@@ -84,20 +85,20 @@ def _partners_fit(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a job adds to the planning of its cluster block. The default: a block alone, of language-model roles."""
+    """What a job adds to the planning of its cluster block. The defaults plan a block of language-model roles."""
 
     # Components that may be placed, besides those that the stages name.
     optional: tuple[str, ...] = OPTIONAL
     # Key of a component's block, where that is not its name.
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Problems, and warnings, of a placement whose stages are split into turns.
+    # Functions that yield problems, and warnings, of a placement. Their needs are already split into sub-stages.
     check: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]] = (
         _partners_fit
     )
     waste: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]] = (
         checks.find_waste_of_roles
     )
-    # What a job that is planned only would send.
+    # Routes that a plan-only job would use.
     routes: Callable[[HybridComponentPlacement], tuple[Route, ...]] = _no_routes
 
 
@@ -112,8 +113,8 @@ def plan_components(
 ) -> Plan:
     """Return the plan of a cluster block, without channels. Raises PlacementError with every problem at once.
 
-    `needs` None: those of the components that the placement names (`text_needs`). `offload`: the components with
-    enable_offload. `rules`: those of the job whose block it is.
+    `needs`: None derives them from the placed components (`text_needs`). `offload`: the components with enable_offload.
+    `rules`: the rules of the job that the block belongs to.
     """
     if rules is None:
         rules = Rules(routes=weight_routes)
@@ -154,12 +155,12 @@ def plan_components(
 
 
 def _written(problem: Problem, sources: Mapping[str, Source]) -> Problem:
-    """Return the problem with the place where its key was written."""
+    """Return the problem with the source location where its key was written."""
     return dataclasses.replace(problem, source=source_of(problem.key, sources))
 
 
 def weight_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the route of the actor's weights to the engines, of a job that is planned only."""
+    """Return the route of the actor's weights to the engines, for a plan-only job."""
     if {"actor", "rollout"} <= {*placement.components}:
         return (copy_nearest(placement, "actor", "rollout"),)
     return ()

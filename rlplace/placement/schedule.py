@@ -34,20 +34,20 @@ from rlplace.units import counted, plural, verb
 
 
 class Sharing(Protocol):
-    """Who shares accelerators with whom: what a schedule depends on of a placement."""
+    """The part of a placement that a schedule depends on: which components share accelerators."""
 
     @property
     def components(self) -> tuple[str, ...]: ...
 
     def shared(self, a: str, b: str) -> object:
-        """Return the accelerators that both use; false where there are none."""
+        """Return the accelerators that both components use; a false value if there are none."""
 
     def sharers(self, component: str) -> list[str]:
-        """Return the other components that use any of its accelerators."""
+        """Return the other components that use any accelerator of `component`."""
 
 
 class Residency(enum.IntEnum):
-    """How much of a component is on its accelerators; ordered."""
+    """How much of a component is on its accelerators, from least to most."""
 
     OFF = 0
     WEIGHTS = 1
@@ -60,16 +60,20 @@ class Residency(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm needs resident in each stage, in order. A component is active in the stages that name it."""
+    """The least residency of each component in each stage, in order of stages.
+
+    A component is active in the stages that name it.
+    """
 
     stages: tuple[str, ...]
     # Stage -> component -> least residency
     residency: Mapping[str, Mapping[str, Residency]]
-    # Stages whose components do not depend on each other: see `split_stages`
+    # Stages whose components do not depend on each other; `split_stages` may split them.
     divisible: tuple[str, ...] = ()
-    # Component -> an earlier stage to start in
+    # Component -> an earlier stage in which its work may start.
     early: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ahead: int = 0  # versions by which rollout may run ahead of learning; above 0 it goes on through every stage
+    # weight versions that rollout may run ahead of learning; above 0, rollout continues during every stage
+    ahead: int = 0
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -79,19 +83,19 @@ class Needs:
         )
 
     def of(self, stage: str, component: str) -> Residency:
-        """The residency that a component needs in a stage."""
+        """Return the residency that a component needs in a stage."""
         found = (
             self.residency[s][component] for s in self.active_stages(stage, component)
         )
         return max(found, default=Residency.OFF)
 
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
-        """The stages whose work a component does during `stage`: that one, and rollout where it never pauses."""
+        """Return the stages that a component works for during `stage`: that one, and an asynchronous rollout."""
         at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
         return tuple(s for s in at_once if component in self.residency[s])
 
     def peak(self, component: str) -> Residency:
-        """The most that any stage needs of it."""
+        """Return the highest residency that any stage needs of the component."""
         return max(self.of(stage, component) for stage in self.stages)
 
 
@@ -107,12 +111,12 @@ SIMULATOR_NEEDS = Needs(
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
-# Their scores do not depend on what is learned, so they may start early
+# Roles whose models are frozen: their scores do not depend on learning, so they may start early.
 _FROZEN = (
     "reference",
     "reward",
 )
-# Stages in the order in which they run; in each, components in the order of their turns
+# Stages in the order in which they run. In each, components are in the order of their turns.
 _TEXT = {
     "sync": {
         "actor": Residency.WEIGHTS,
@@ -143,11 +147,11 @@ def text_needs(
     refreshed: bool = False,
     accumulates: bool = False,
 ) -> Needs:
-    """The needs of a job with these components; actor and rollout are always among them.
+    """Return the needs of a job with these components; actor and rollout are always included.
 
-    `actor_infers`: the actor computes log-probabilities before it learns; None: if any component scores. `refreshed`:
-    the reference loads the actor's weights every few iterations. `accumulates`: the actor begins to learn in rollout.
-    Names without a role are left out; placing one is reported as an unknown component.
+    `actor_infers`: the actor computes log-probabilities before it learns; None: it does if any component scores.
+    `refreshed`: the reference loads the actor's weights every few iterations. `accumulates`: the actor starts to learn
+    during rollout. Names without a known role are left out; placing one is reported as an unknown component.
     """
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
@@ -183,7 +187,7 @@ def text_needs(
 
 
 def placed_names(block: Mapping[str, object]) -> list[str]:
-    """The components of a placement block; a preset places an actor, a critic, a reference, a reward and a rollout."""
+    """Return the component names in a placement block; a preset stands for its five components."""
     if "preset" in block:
         return [
             "actor",
@@ -197,7 +201,7 @@ def placed_names(block: Mapping[str, object]) -> list[str]:
 
 
 def apart(needs: Needs) -> str:
-    """How far rollout may run ahead of learning, in words."""
+    """Describe in words how many versions rollout may run ahead of learning."""
     return f"at most {counted(needs.ahead, 'version')} apart"
 
 
@@ -212,7 +216,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """Everything that changes on entry to a stage. All releases are awaited before the first acquire."""
+    """All residency changes on entry to a stage. All releases finish before the first acquire."""
 
     stage: str
     releases: tuple[Move, ...]
@@ -221,23 +225,23 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What is resident when."""
+    """What is resident in each stage, and the moves between stages."""
 
     stages: tuple[str, ...]
-    needs: Needs  # the algorithm's, in these stages
-    # Stage -> component -> residency held there
+    needs: Needs  # needs of the algorithm, in these stages
+    # Stage -> component -> residency held in that stage.
     residency: Mapping[str, Mapping[str, Residency]]
     first: Transition  # into the first stage, from everything off
-    # To show and count: stage -> from the stage before it, the last before the first
+    # For display and counts: stage -> transition from the stage before it; the first stage follows the last.
     entries: Mapping[str, Transition]
 
     def between(self, before: str, after: str) -> Transition:
-        """From any stage straight to any other."""
+        """Return the transition from any stage directly to any other."""
         return _transition(after, self.residency[before], self.residency[after])
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that run in it, at the same time."""
+        """Stage -> the components that run in it at the same time."""
         needed = self.needs.residency
         return {
             stage: tuple(c for c in needed[stage] if c in row)
@@ -248,9 +252,10 @@ class Schedule:
 def schedule_of(
     placement: Sharing, needs: Needs, offload: Mapping[str, bool]
 ) -> Schedule:
-    """What is resident when, and the moves between stages; `find_clashes` reports what may not share accelerators.
+    """Return what is resident when, and the moves between stages.
 
-    A component with offload that shares accelerators falls to its need in every stage; all others stay full throughout.
+    A component with offload that shares accelerators falls to its need in every stage. All others stay full throughout.
+    `find_clashes` reports components that may not share accelerators.
     """
     active = split_stages(needs, placement, offload)
     falling = {
@@ -292,8 +297,8 @@ def find_clashes(
 ) -> Iterator[Problem]:
     """Report components without offload that stay on accelerators which another component needs in some stage.
 
-    Two that are needed in full in the same stage must fit together anyway, so both may stay. `needs` in sub-stages;
-    `blocks`: component -> key of its block, where that is not its name.
+    Two components that are needed in full in the same stage must fit together anyway, so both may stay. `needs`: with
+    sub-stages. `blocks`: component -> key of its config block, if that differs from its name.
     """
     for component in placement.components:
         if offload[component] or component in allow_resident:
@@ -328,7 +333,7 @@ def find_clashes(
 
 
 def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
-    """Whether the component, if it stayed, would hold more than it needs while another needs the accelerators."""
+    """Return whether the component, if it stayed, would hold more than it needs while another uses the accelerators."""
     others = placement.sharers(component)
     return any(
         _in_the_way(needs, stage, component, other)
@@ -338,7 +343,7 @@ def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
-    """Whether `other` is needed while `component`, if it stayed, would hold more than it needs."""
+    """Return whether `other` is active while `component`, if it stayed, would hold more than it needs."""
     return needs.of(stage, other) > Residency.OFF and needs.of(
         stage, component
     ) < needs.peak(component)
@@ -371,10 +376,10 @@ def split_stages(
 ) -> Needs:
     """Split each divisible stage so that components that share accelerators run in turn.
 
-    A component starts early (a frozen one ends there too) only if no other component uses its accelerators in that
-    stage, or, when rollout is asynchronous, in any stage. Two that share accelerators run one after the other if both
-    leave them; a component that stays would not take less memory by waiting. A stage in which no component is left is
-    dropped.
+    A component starts early only if no other component uses its accelerators in that stage; with an asynchronous
+    rollout, in any stage. A frozen component then finishes there. Two components that share accelerators run one after
+    the other if both are offloaded. A component without offload would save no memory by waiting. A stage without
+    components is dropped.
     """
 
     def share(
@@ -382,6 +387,7 @@ def split_stages(
     ) -> bool:  # a component that could not be placed shares nothing
         return {a, b} <= {*placement.components} and bool(placement.shared(a, b))
 
+    # Early starts: add the component to the earlier stage if its accelerators are free there.
     rows = {stage: dict(needs.residency[stage]) for stage in needs.stages}
     for component, stage in needs.early.items():
         busy = (
@@ -394,16 +400,17 @@ def split_stages(
         ):
             later = [rows[name] for name in needs.divisible if component in rows[name]]
             rows[stage][component] = max(row[component] for row in later)
-            # What learns ends where it did
+            # A frozen component has nothing left to do in its later stages. A learning component still ends there.
             for row in later if role_of(component) in _FROZEN else ():
                 del row[component]
+    # Turns: put each component into the first sub-stage where it collides with no other, else open a new one.
     residency: dict[str, Mapping[str, Residency]] = {}
     for stage, row in rows.items():
         if stage not in needs.divisible:
             residency[stage] = row
             continue
         leaving = {c for c in row if offload.get(c, False)}
-        # Of this stage, in the order in which they run
+        # Sub-stages of this stage, in the order in which they run.
         parts: list[dict[str, Residency]] = []
         for component, need in row.items():
             for part in parts:
@@ -427,12 +434,11 @@ def split_stages(
 def setup_order(
     accelerators: Mapping[str, Collection[int]],
 ) -> dict[str, tuple[str, ...]]:
-    """Map each component to those that share `accelerators` with it and are set up before it, in an order that may be
-    walked.
+    """Return component -> the components that share `accelerators` with it and must be set up before it.
 
-    Engines come first: they measure what is free and how much they need themselves, and vLLM refuses to start where
-    another process gives memory back meanwhile. The others then build their part and leave, one after the other, so
-    that no two parts are there at once. Components that share nothing are set up at the same time.
+    Engines come first: they measure free memory at start, and vLLM refuses to start if another process frees memory
+    meanwhile. The others then load and offload one after the other, so that no two are on the accelerators at once.
+    Components that share nothing are set up at the same time.
     """
     order = sorted(accelerators, key=lambda component: role_of(component) != "rollout")
     return {
@@ -446,5 +452,5 @@ def setup_order(
 
 
 def base_stage(stage: str) -> str:
-    """The stage that a sub-stage is part of: `infer 2` is part of infer."""
+    """Return the stage that a sub-stage belongs to: `infer` for `infer 2`."""
     return stage.partition(" ")[0]

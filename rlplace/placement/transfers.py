@@ -1,4 +1,4 @@
-"""What is transferred between components in one iteration, by which transport, and the bytes of it that are known."""
+"""Transfers between components in one iteration: by which transport, and how many bytes where that is known."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlplace.units import counted
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What one component sends another, under the name people know it by."""
+    """Data that one component sends another, under its usual name."""
 
     name: str
     source: str
     target: str
     amount: str  # "32 rows x 2 stage groups"
-    transports: Mapping[Transport, int]  # pairs of ranks by transport, nearest first
+    transports: Mapping[Transport, int]  # transport -> pairs of ranks, nearest first
     route: Route | None = None  # None: any source rank may send to any target rank
 
     @property
     def by_transport(self) -> str:
-        """`same_node: 4, network: 2`, in pairs of ranks."""
+        """Pairs of ranks by transport, such as `same_node: 4, network: 2`."""
         return ", ".join(
             f"{transport.value}: {count}"
             for transport, count in self.transports.items()
@@ -37,7 +37,7 @@ class Transfer:
 
 
 def transfers(plan: Plan) -> tuple[Transfer, ...]:
-    """In the order in which an iteration makes them; weights come last."""
+    """Return the transfers in the order in which an iteration makes them; weights come last."""
     if plan.routes:
         found = [_along(plan, route) for route in plan.routes]
     else:
@@ -65,7 +65,7 @@ def _along(plan: Plan, route: Route) -> Transfer:
     )
 
 
-# What a channel of a text task carries -> how much of it
+# Channel name of a text task -> the amount that it carries.
 _TEXT = {
     "requests": "prompts so far, to any rank with room",
     "completions": "answers, as each is finished",
@@ -77,7 +77,7 @@ _TEXT = {
 
 
 def _amount(channel: ChannelPlan) -> str:
-    """Nothing for what another transfer shows."""
+    """Return the amount that a channel carries; "" if another transfer already shows it."""
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
 
 
@@ -163,16 +163,16 @@ def _copies(count: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes of one iteration, each rank counted like the fullest of its component.
+    """Bytes of one iteration. Each rank counts as much as the fullest rank of its component.
 
-    Rows of samples are left out: how long they get is known when they are there.
+    Rows of samples are left out: their length is known only after generation.
     """
 
-    to_host_bytes: int  # copied away on releases
+    to_host_bytes: int  # copied from accelerators to hosts on releases
     from_host_bytes: int  # copied back on acquires
-    weights_bytes: Mapping[Transport, int]  # one sync
-    # The least that each of these takes at the rates that cluster.nodes declares: "to_host", "from_host", or the value
-    # of a transport. Nothing where a rate is not known, or not NCCL's.
+    weights_bytes: Mapping[Transport, int]  # of one weight sync
+    # Lower bound of the seconds that each transfer takes at the rates that cluster.nodes declares. Keys: "to_host",
+    # "from_host", or the value of a transport. Missing where the rate is unknown or NCCL does not carry it.
     least_s: Mapping[str, float]
 
     @property
@@ -183,7 +183,7 @@ class Traffic:
 
 
 def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
-    # How much more the hosts hold after each move
+    # Bytes that the hosts gain (above 0) or lose (below 0) on each move.
     changes: list[int] = []
     for entry in plan.schedule.entries.values():
         for move in (*entry.releases, *entry.acquires):
@@ -203,13 +203,13 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
                 default=1,
             )
             copy = ledger.bytes("rollout", Residency.WEIGHTS) * each
-            # Of a copy
+            # Parts that one copy of the weights comes in: one from each source rank.
             parts = (
                 plan.placement.world_size(transfer.source)
                 if transfer.route is None
                 else 1
             )
-            # By CUDA IPC, all parts at once
+            # By CUDA IPC, one pair of ranks carries all parts at once.
             shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}
             weights = {
                 t: pairs * shared.get(t, 1) * copy // parts
@@ -231,7 +231,7 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
 def least_move_seconds(
     plan: Plan, ledger: MemoryLedger, component: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield each stage on whose entry a component copies something, and what that takes at the declared PCIe rate."""
+    """Yield (stage, seconds) where entering the stage copies state of `component`, at the declared PCIe rate."""
     pcie = min(
         (node.pcie_gb_per_s for node in plan.topology.nodes if node.accelerators),
         default=0.0,
@@ -259,7 +259,7 @@ def least_move_seconds(
 def _least_seconds(
     plan: Plan, copied: Mapping[str, int], weights: Mapping[Transport, int]
 ) -> Iterator[tuple[str, float]]:
-    """Yield what bytes take if all accelerators that are used move their share at once, at the slowest node's rates."""
+    """Yield (transfer, seconds), if all used accelerators move their share at once at the slowest node's rates."""
     nodes = [node for node in plan.topology.nodes if node.accelerators]
     if emulated(plan.topology) or not nodes:
         return
@@ -276,7 +276,7 @@ def _least_seconds(
     through_host = plan.deliveries and not any(
         isinstance(d, DeviceDelivery) for d in plan.deliveries
     )
-    # Which takes far longer than the hardware does
+    # A path through the host takes much longer than these hardware rates, so it has no bound here.
     if not through_host:
         receiving = len(plan.placement.accelerators("rollout"))
         for transport, size in weights.items():
@@ -286,7 +286,7 @@ def _least_seconds(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransportDetails:
-    """What one transport stands for."""
+    """Names of what one transport uses."""
 
     because: str
     items: str  # what carries the items of channels
@@ -310,7 +310,10 @@ _SECURITY = {
 
 
 def details_of(transport: Transport, plan: Plan) -> TransportDetails:
-    """Tensors that the plan leads through the host, as all of emulated accelerators, travel as items do."""
+    """Return the details of a transport. Tensors that pass through the host are carried in the same way as items.
+
+    All tensors of emulated accelerators pass through the host.
+    """
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
         found = dataclasses.replace(found, items=_SECURITY[plan.security])
@@ -333,7 +336,7 @@ def emulated(topology: Topology) -> bool:
 
 
 def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
-    """The transports that the routes of a plan take, nearest first."""
+    """Return the transports that the transfers of a plan use, nearest first."""
     taken = {
         transport for transfer in transfers(plan) for transport in transfer.transports
     }
@@ -342,7 +345,7 @@ def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
         for transport in Transport
         if transport in taken
     }
-    # Env 0-3 and rollout 0-3 have process: shared
+    # For one shared process, list its ranks: "env 0-3 and rollout 0-3 have process: shared".
     if Transport.SAME_PROCESS in found:
         sharers: dict[str, list[str]] = {}
         for component in plan.placement.components:

@@ -239,7 +239,7 @@ def copy_nearest(
 BUCKET_BYTES = 16 << 20  # bucket for weights on their way to a copy on another node
 # Bucket for weights on their way to the processes of an engine with tensor parallelism.
 CUT_BUCKET_BYTES = 64 << 20
-# Ranks on a host sum at most this many bytes in one exchange; larger sums take two.
+# A sum over ranks on a host takes one exchange if a rank sends at most this many bytes, else two.
 SUMMED_AT_ONCE_BYTES = 1 << 20
 # Whole weights that an engine process loads at a time; at least the largest weight.
 WINDOW_BYTES = 256 << 20

@@ -1,4 +1,4 @@
-"""The least that a component holds whatever is changed: where even that has no room, larger accelerators are needed."""
+"""The least memory that a component needs under any change; if even that has no room, the GPUs are too small."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SWITCHES = (False, True)
 
 
 def too_small(case: MemoryCase) -> str | None:
-    """Say which component has no room even alone on all accelerators of the cluster, with all that makes it smaller.
+    """Name a component that does not fit even alone, spread over the whole cluster, with every saving applied.
 
-    None where there is room, which does not prove that everything fits together, or where too little is known.
+    None if every component fits on its own, which does not prove that all fit together, or if too little is known.
     """
     nodes = [node for node in case.placement.topology.nodes if node.accelerators]
     if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):
@@ -47,7 +47,7 @@ def too_small(case: MemoryCase) -> str | None:
         demand = case.demands.get(component)
         if demand is None or case.measured.get(component):
             continue
-        # Of accelerators that differ, each may be the one with the most room for it.
+        # With mixed accelerators, the component only has to fit on one kind of them.
         needed = [
             (_least(demand, schedule, component, count, size, kind), room)
             for room, size, kind in rooms
@@ -69,8 +69,9 @@ def _least(
     memory_bytes: int,
     kind: str,
 ) -> int:
-    """What the fullest moment of its own takes of an accelerator, in the smallest of its forms."""
-    # A rank on each, and copies of the model cut over all; all tokens, or a part and one communicator more
+    """Return the peak bytes per accelerator of one component, in its smallest form and spread."""
+    # Spreads to try: one rank per accelerator or one rank over all; tensor parallelism of 1 or over all; context
+    # parallelism of 1 or over all, which needs one more communicator.
     spread = [
         Placed(
             ranks=count // each,
@@ -91,7 +92,7 @@ def _least(
 
 
 def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
-    """At the residencies that the stages need, though a component may have to hold more."""
+    """Return the peak bytes of a footprint over the stages, at the least residency that each stage needs."""
     return max(
         sum(footprint.held[schedule.needs.of(stage, component)].values())
         + sum(
@@ -103,7 +104,10 @@ def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
 
 
 def _forms(demand: Demand) -> Iterator[Demand]:
-    """The demand with every change that remedies know at its strongest; both ways where one does not always save."""
+    """Yield the demand with every memory saving at its strongest.
+
+    A switch that does not always save memory is tried both ways.
+    """
     match demand:
         case TrainingDemand(block=block):
             ranks = (
@@ -146,7 +150,7 @@ def _forms(demand: Demand) -> Iterator[Demand]:
 
 
 def _smallest(block: Any, sequence_length: int, **kept: Any) -> Any:
-    """The block with passes of one sequence."""
+    """Return the block with forward and backward passes of one sequence."""
     return dataclasses.replace(
         block,
         micro_batch=1,

@@ -1,4 +1,4 @@
-"""What a job asks of memory: each component by its config, channels and weights of the shared memory of each node."""
+"""Build the memory case of a job: the demand of each component by its config, and the shared memory of each node."""
 
 from __future__ import annotations
 
@@ -69,21 +69,22 @@ if TYPE_CHECKING:
     from rlplace.placement.machines.topology import Topology
     from rlplace.placement.plan import Plan
 
-# Of a channel's file; at least what the file takes, which a test compares.
+# Sizes of a channel's file in shared memory. Each is at least the true size; a test compares them.
 _FIXED_BYTES = 64 << 10
-_PARTICIPANT_BYTES = 448  # its name and its place among the waiters
+_PARTICIPANT_BYTES = 448  # name of a participant and its place among the waiters
 _KEY_BYTES = 512
-_RECORD_BYTES = 128  # of an entry, beside its room
+_RECORD_BYTES = 128  # of an entry, beside the room for its item
 _SPARE_ENTRIES = 16
 _LEAST_ROOM = 512
 _MOST_ROOM = 16 << 10
-_ALL_ROOM = 16 << 20  # of an entry; of all together, between these two
+# room of all entries together; the room of one entry is between the two bounds above
+_ALL_ROOM = 16 << 20
 
 _SMALLEST_SEGMENT = 64 << 10
-_TABLE_BYTES = 64 << 10  # of the segments of one process
-ITEM_BYTES = 2 << 10  # of an item beside its arrays: names, shapes, alignment
-WEIGHT_BUFFERS = 2  # one is read while the other is written
-_HEADER_BYTES = 64 << 10  # of a double buffer beside the weights
+_TABLE_BYTES = 64 << 10  # table of the segments of one process
+ITEM_BYTES = 2 << 10  # bytes of an item beside its arrays: names, shapes, alignment
+WEIGHT_BUFFERS = 2  # double buffer: one is read while the other is written
+_HEADER_BYTES = 64 << 10  # header of a double buffer, beside the weights
 _FLOAT32 = 4
 
 _NO_SPACES = "the simulator's shapes are not known: the policy's weights are not counted, nor large items"
@@ -94,7 +95,7 @@ _SAVED = (TrainingDemand, ScoringDemand, PolicyTrainingDemand)
 _WITH_MODEL = (TrainingDemand, ScoringDemand, EngineDemand)
 
 
-# Plans and counts a job with another config.
+# Plans a job with another config and builds its memory case.
 Replan = Callable[[Config, "Topology"], tuple["Plan", MemoryCase]]
 
 
@@ -105,10 +106,10 @@ def simulator_case(
     spaces: PolicySpaces | None = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the plan of a job on simulators with the demands of its components; `ledger()` is what a run holds.
+    """Return the memory case of a job on simulators; its `ledger()` is what a run holds.
 
-    `spaces`: shapes of the simulator. Without them the weights of the policy cannot be counted, and the ledger notes
-    it. `replan`: plans the job with another config, to try remedies.
+    `spaces`: shapes of the simulator. Without them the policy's weights cannot be counted, and the ledger notes it.
+    `replan`: plans the job with another config, to try remedies.
     """
     policy = PolicyShape(weights=(), buffer_bytes=0)
     notes = [_NO_SPACES]
@@ -139,14 +140,14 @@ def text_case(
     replan: Replan,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the plan of a job on language models with the demands of its components.
+    """Return the memory case of a job on language models.
 
-    Raises ConfigError for a model that cannot be read, unless its component is `measured`, PlacementError for
-    `gpu_memory_utilization: auto` where no memory is known.
+    Raises ConfigError for a model that cannot be read, unless its component is `measured`. Raises PlacementError for
+    `gpu_memory_utilization: auto` if no accelerator memory is known.
     """
     demands: dict[str, Demand] = {}
     notes: list[str] = []
-    # By key: several components may have the same model.
+    # By key, so that a model that several components share is reported once.
     problems: dict[str, Problem] = {}
     for component in plan.placement.components:
         try:
@@ -202,7 +203,7 @@ def _case(
 
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
-    """Return the case without copies for checkpoints where a host has no room for them, else the same."""
+    """Return the case without host copies for checkpoints if a host has no room for them; else the case unchanged."""
     saved = {
         c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied
     }
@@ -218,7 +219,7 @@ def _without_copies(case: MemoryCase) -> MemoryCase:
 
 
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
-    """Return the sequences of one optimizer step of each copy, where micro-batches have to divide them."""
+    """Return the sequences per optimizer step of each data-parallel replica, if micro-batches must divide them."""
     algorithm = config.algorithm
     if config.runs or algorithm.prompts is None:
         return {}
@@ -233,7 +234,7 @@ def _with_lines(
     lines: Mapping[str, object],
     replan: Replan,
 ) -> MemoryCase | None:
-    """Plan a job anew with other values at these key paths; None where a check refuses it."""
+    """Plan a job anew with other values at these key paths; None if a check rejects the new plan."""
     for path, value in lines.items():
         config = replaced(config, path.split("."), value)
     try:
@@ -257,7 +258,7 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
     """Return a config, or a block of one, with another value at this path of keys."""
     name = path[0]
     below = path[1:]
-    # Lines of components and rewards have names of their own, with dots
+    # Names of components and rewards may contain dots, so the rest of the path may be one key.
     if isinstance(block, Mapping):
         rest = ".".join(path)
         name, below = (name, below) if name in block and below else (rest, ())
@@ -271,7 +272,7 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
 def _simulator_demand(
     config: Config, component: str, plan: Plan, policy: PolicyShape
 ) -> Demand | None:
-    """Return what a component of a job on simulators asks of memory."""
+    """Return the memory demand of a component of a job on simulators; None if it needs none."""
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
             return SimulatorDemand(accelerator_bytes=env.accelerator_memory)
@@ -301,14 +302,14 @@ def _simulator_demand(
 
 
 def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
-    """Return what a component of a job on language models asks of memory; None if its model is not known."""
+    """Return the memory demand of a component of a job on language models; None if its model is not known."""
     length = config.algorithm.longest
     packed = config.runs
     match config.block_of(component):
         case AgentConfig() as simulator:  # a text task as well
             ahead = config.algorithm.max_staleness
             ranks = plan.placement.world_size(component)
-            # Iterations
+            # Iterations whose samples the env holds at once: the current one, and those generated ahead.
             kept = 1 + ahead if ahead and role_of(component) == "env" else 0
             groups = kept * -(-(config.algorithm.prompts or 0) // ranks)
             return SimulatorDemand(
@@ -397,7 +398,10 @@ def _training(
 
 
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
-    """Rows that a rollout rank answers at once: those of one env rank, or all that can have arrived."""
+    """Return the most rows that a rollout rank answers at once.
+
+    These are the rows of one env rank, or with `merge_requests` all rows that can have arrived.
+    """
     route = plan.row_routes.observations
     if not rollout.merge_requests:
         return route.most_rows
@@ -405,9 +409,10 @@ def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
 
 
 def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
-    """Samples of an iteration on the actor rank with the most, and how many of them a minibatch has at most.
+    """Return the most samples per iteration of any actor rank, and the most of them in one minibatch.
 
-    Minibatches are drawn over all ranks: a rank's part of one is rarely beyond four standard deviations.
+    Minibatches are drawn at random over all ranks. The bound of a rank's part is its mean plus four standard
+    deviations.
     """
     route = plan.row_routes.trajectories
     share = max(_rows(route).values()) / route.rows
@@ -419,7 +424,7 @@ def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
 
 
 def _rows(route: Route) -> Counter[int]:
-    """Rows by target."""
+    """Return the rows that each target rank receives."""
     found: Counter[int] = Counter()
     for target, (start, stop) in zip(
         route.targets, itertools.pairwise(route.edges), strict=True
@@ -429,10 +434,10 @@ def _rows(route: Route) -> Counter[int]:
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
-    """The actor's demand, with what a weight sync holds."""
+    """Return the actor's demand with the memory of a weight sync added."""
     deliveries = plan.deliveries
     ranks = range(plan.placement.world_size("actor"))
-    # Copies on other nodes, which a rank cannot write itself: of the rank with the most.
+    # Copies on other nodes, which a rank can only send to: the number for the rank with the most.
     far = max(
         sum(rank not in delivery.near for delivery in deliveries) for rank in ranks
     )
@@ -444,7 +449,7 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
 
 
 def _streamed(plan: Plan) -> list[Delivery]:
-    """Copies that some actor rank cannot write itself."""
+    """Return the host copies that some actor rank cannot write directly, so that weights are streamed there."""
     ranks = plan.placement.world_size("actor")
     return [
         delivery
@@ -456,7 +461,10 @@ def _streamed(plan: Plan) -> list[Delivery]:
 def model_of(
     config: Config, own: Mapping[str, object] | None, component: str
 ) -> ModelShape | None:
-    """The component's own model, else the actor's, with the head of its role; engines generate with the actor's."""
+    """Return the component's own model, else the actor's, with the head of its role.
+
+    Engines generate with the actor's model.
+    """
     keys = config.model if own is None else own
     if keys is None:
         return None
@@ -472,10 +480,10 @@ def model_of(
 
 
 def read_again(config: Config) -> dict[str, float]:
-    """Return of components what a token of a prompt costs for each answer that reads it, as `SampleSizes.again`.
+    """Return component -> relative cost of a prompt token for each further answer that shares the prompt.
 
-    Left out are those that compute a prompt for each answer anew: rewards, which are of a state at the end of a whole
-    sequence, and models whose layers are not known.
+    The value is `SampleSizes.again`. Two kinds of components are left out because they compute the prompt anew for each
+    answer: rewards, which score the state at the end of a whole sequence, and models with unknown layers.
     """
     found: dict[str, float] = {}
     for component in config.placed if config.algorithm.share_prompts else ():
@@ -483,7 +491,7 @@ def read_again(config: Config) -> dict[str, float]:
             case RewardConfig():
                 continue
             case TrainedConfig(language_model=own) | FrozenConfig(model=own):
-                # Reported by the ledger, unless its memory was measured
+                # The ledger reports a model that cannot be read, unless its memory was measured.
                 with contextlib.suppress(ConfigError):
                     if (model := model_of(config, own, component)) is not None:
                         found[component] = model.read_again
@@ -496,10 +504,13 @@ def _shares_memory(plan: Plan, config: Config) -> bool:
 
 
 def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMemory:
-    """Return what channels and weights of a job on language models take. `trained`: demand of the actor."""
+    """Return what channels and weights of a job on language models take in shared memory.
+
+    `trained`: the actor's demand.
+    """
     actor = config.actor
     weights = 0
-    # All weights as they travel, and what later versions bring instead
+    # All weights in the dtype of the sync, plus the LoRA factors or merged weights that later versions send.
     if isinstance(trained, TrainingDemand):
         model = trained.model
         numbers = model.parameters
@@ -521,7 +532,7 @@ def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMe
 def with_share(config: Config, case: MemoryCase) -> Config:
     """Replace `gpu_memory_utilization: auto` by the value computed for this memory case.
 
-    Of an engine that makes its cache by hand, replace the share by the bytes of the cache that it leaves.
+    For an engine other than vLLM, set `kv_cache_memory` to the bytes that this share leaves for the KV cache.
     """
     engine = case.demands.get("rollout")
     if not isinstance(engine, EngineDemand):
@@ -545,9 +556,9 @@ def with_share(config: Config, case: MemoryCase) -> Config:
 def count_shared(
     plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int
 ) -> SharedMemory:
-    """The most that channels, weights and NCCL take of each node's shared memory.
+    """Return the most that channels, weights and NCCL take of each node's shared memory.
 
-    `item_bytes`: of the largest item by channel; 0 or left out where it is not known, as `weights_bytes`.
+    `item_bytes`: channel -> bytes of its largest item; 0 or missing if unknown. `weights_bytes`: 0 if unknown.
     """
     by_node: Counter[int] = Counter()
     for channel in plan.channels:
@@ -571,18 +582,21 @@ def count_shared(
 
 
 def double_buffer_bytes(weights_bytes: int) -> int:
-    """What a double buffer takes of the shared memory of the node where its readers are."""
+    """Return the shared memory in bytes of a weight double buffer, on the node of its readers."""
     return WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES
 
 
 def _count_nccl(plan: Plan) -> Counter[int]:
-    """By node, what NCCL takes where GPUs do not reach each other: of models and engines on several, and of syncs."""
+    """Return node -> shared memory of NCCL, in bytes, if its GPUs cannot access each other directly.
+
+    Counted are models and engines on several GPUs, and weight syncs.
+    """
     by_node: Counter[int] = Counter()
     at = {
         component: plan.placement.locations(component)
         for component in plan.placement.components
     }
-    # As often as they are in a group, by the node of each GPU
+    # Nodes of the GPUs in NCCL groups: one entry per GPU and group.
     members = [
         node
         for component, places in at.items()
@@ -607,7 +621,7 @@ def channel_bytes(
     item_bytes: int = 0,
     participants: int = LEAST_PARTICIPANTS,
 ) -> int:
-    """At most, of one location of a channel whose largest item has `item_bytes`."""
+    """Return an upper bound in bytes of one channel location whose largest item has `item_bytes`."""
     room = (
         min(max(_ALL_ROOM // location.capacity_items, _LEAST_ROOM), _MOST_ROOM)
         // 64
@@ -624,7 +638,11 @@ def channel_bytes(
 
 
 def item_segment_bytes(item_bytes: int) -> int:
-    """Segments have few sizes, so that one fits many items: at most an eighth is wasted on a large item."""
+    """Return the size of the segment that holds an item.
+
+    Segments have few different sizes, so that one can be reused for many items. At most an eighth of a large segment is
+    unused.
+    """
     step = max(_SMALLEST_SEGMENT, 1 << max(0, (item_bytes - 1).bit_length() - 4))
     return -(-item_bytes // step) * step
 
@@ -632,15 +650,16 @@ def item_segment_bytes(item_bytes: int) -> int:
 def simulator_items(
     plan: Plan, spaces: PolicySpaces, rollout_steps: int
 ) -> dict[str, int]:
-    """Bytes of the largest items of a job with simulators, by channel, with every episode cut once in an iteration.
+    """Return channel -> bytes of its largest item, in a job with simulators.
 
-    Weights pass through no channel: ranks of a copy's node write there, others stream them to the one that does.
+    Every episode is assumed to end once per iteration. Weights pass through no channel: ranks on a copy's node write it
+    directly, and the others stream their part to the rank that does.
     """
     routes = plan.row_routes
     observation = observation_bytes(spaces)
-    # With its log-probability and value
+    # An action with its log-probability and value.
     decision = action_bytes(spaces.actions) + 2 * _FLOAT32
-    # With its reward, and two marks of an end
+    # A step also has its reward and two end flags (terminated, truncated).
     step = observation + decision + _FLOAT32 + 2
     observed = routes.observations.most_rows
     gathered = routes.trajectories.most_rows
@@ -653,7 +672,7 @@ def simulator_items(
 
 
 def _image_bytes(config: Config) -> int:
-    """At most, of the images of a prompt; samples of a group have them together."""
+    """Return the most bytes that the images of a prompt take; the samples of a group share them."""
     sees = config.model is not None and "vision_config" in config.model
     if sees:
         return config.text_env.max_image_bytes
@@ -663,9 +682,10 @@ def _image_bytes(config: Config) -> int:
 def text_items(
     plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image_bytes: int = 0
 ) -> dict[str, int]:
-    """The same of a job with text.
+    """Return channel -> bytes of its largest item, in a job with text.
 
-    A token has an id; an answer's, a log-probability and a version too; a sample's, a mask besides.
+    Bytes per token: 4 for a token id in a request; 12 in an answer, for id, log-probability and version; 13 in a
+    sample, which also has a mask.
     """
     tokens = algorithm.longest
     each = algorithm.samples_per_prompt
@@ -675,7 +695,7 @@ def text_items(
         "samples": _group_bytes(algorithm) + image_bytes,
         "scores": 4 * tokens + ITEM_BYTES,
         "returns": each * (4 * tokens + ITEM_BYTES),
-        "weights": 0,  # as above
+        "weights": 0,  # weights pass through no channel, as in `simulator_items`
     }
     items |= {
         c.name: items[role_of(c.name)] for c in plan.channels if c.name not in items
@@ -684,5 +704,5 @@ def text_items(
 
 
 def _group_bytes(algorithm: AlgorithmConfig) -> int:
-    """Return the most that the samples of a prompt have."""
+    """Return the most bytes that the samples of one prompt take, images left out."""
     return algorithm.samples_per_prompt * (13 * algorithm.longest + ITEM_BYTES)

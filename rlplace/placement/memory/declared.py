@@ -1,4 +1,4 @@
-"""What a component of a user's own asks of memory: what its block declares, or nothing that is known."""
+"""Memory of a component of a custom job: what its config block declares, or nothing if that is unknown."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from rlplace.placement.schedule import Residency
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDemand:
-    """Bytes of a rank as its component's block declares them. `stages`: those in which it works."""
+    """Bytes of one rank, as the component's config block declares them.
+
+    `stages`: the stages in which the component works.
+    """
 
     declared: DeclaredMemory
     stages: Sequence[str] = ()
 
     def footprint(self, placed: Placed) -> Footprint:
         declared = self.declared
-        # With one of the two given, the other is at least, or at most, as much.
+        # If only `weights` is declared, `full` is at least that; if only `full`, `weights` is at most that.
         weights = declared.weights or 0
         full = weights if declared.full is None else declared.full
         process = placed.process(1)
@@ -33,7 +36,7 @@ class DeclaredDemand:
             },
         }
         working = {stage: {Part.WORKSPACE: declared.working} for stage in self.stages}
-        # What leaves the accelerators is kept on the host.
+        # State that is offloaded from the accelerators is kept on the host.
         host = {
             Residency.OFF: {HostPart.OFFLOADED: full, HostPart.WEIGHTS: declared.host},
             Residency.WEIGHTS: {

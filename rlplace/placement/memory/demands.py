@@ -1,7 +1,7 @@
-"""What each role asks of memory, when, on each of its accelerators and on its host.
+"""The memory demand of each role, by stage, on each of its accelerators and on its host.
 
-One class per kind of work: models that train or only score, engines, simulators, and in `policy_demands` the policies
-of these; `footprint` gives the bytes of one rank for a place.
+There is one class per kind of work: trained language models, scoring models, engines and simulators; `policy_demands`
+has simulator policies. `footprint` returns the bytes of one rank for a given placement.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rlplace.placement.schedule import Residency
 
 _OFF, _WEIGHTS, _FULL = Residency
 _GRADIENTS = 2
-_OPTIMIZER = 1  # the ZeRO stage from which ranks share them; weights with the gradients, as FSDP does
+_OPTIMIZER = 1  # ZeRO stage from which ranks shard optimizer state; weights are sharded with gradients, as FSDP does
 _FLOAT32 = 4
 _MOMENTS = 2  # of Adam
 
 
 class Part(enum.Enum):
-    """What bytes on an accelerator are for."""
+    """What bytes on an accelerator are used for."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -45,7 +45,7 @@ class Part(enum.Enum):
     SIMULATOR = "simulator"
     WORKSPACE = "workspace"
     SYNC = "sync buffers"
-    LOADING = "loading"  # passes through when weights are first brought in
+    LOADING = "loading"  # temporary, when weights are first loaded
     CONTEXT = "CUDA context"
     COMMUNICATOR = "communicator buffers"
     ASLEEP = "kept while asleep"
@@ -54,31 +54,35 @@ class Part(enum.Enum):
 
 
 class HostPart(enum.Enum):
-    """What bytes on a host are for."""
+    """What bytes on a host are used for."""
 
     OFFLOADED = "offloaded copies"
     OPTIMIZER = "optimizer state"
     SLEEP = "sleep copies"
-    WEIGHTS = "weights"  # that live there and come to the accelerator for a moment
+    # weights that stay on the host and are copied to the accelerator when they are used
+    WEIGHTS = "weights"
     AVERAGE = "averaged weights"
-    RECEIVED = "weights as received"  # whole, of which a rank takes its part
-    GRADIENTS = "gradients"  # on their way to an optimizer there
-    # Inputs of layers, from the forward to the backward pass
+    RECEIVED = "weights as received"  # whole weights, of which a rank keeps its part
+    GRADIENTS = "gradients"  # on their way to an optimizer on the host
+    # Inputs of layers, between the forward and the backward pass.
     ACTIVATIONS = "activations"
-    CHECKPOINT = "copy for a checkpoint"  # until it is written, behind any stage
-    SAVED = "weights to be saved"  # whole, on rank 0 alone, after the last learn
+    # until the checkpoint is written; stages go on meanwhile
+    CHECKPOINT = "copy for a checkpoint"
+    SAVED = "weights to be saved"  # whole, on rank 0 only, after the last learn
     BUCKETS = "weights on their way"  # to the processes of an engine, during a sync
-    STREAMED = "weights to other nodes"  # on their way there
-    TAKEN = "weights from other nodes"  # on their way here, to one engine of a node
-    SENT = "weights as sent"  # to other nodes, which are next sent what changed
-    # What rounding adds, and blocks that wait for the next offload
+    STREAMED = "weights to other nodes"  # buckets on their way to other nodes
+    # buckets from other nodes, for one engine of a node
+    TAKEN = "weights from other nodes"
+    # last version sent to other nodes; the next sync sends only what changed
+    SENT = "weights as sent"
+    # Bytes added by rounding sizes up, and free blocks kept for the next offload.
     POOL = "pinned pool"
     SIMULATOR = "simulator"
     SAMPLES = "samples that may not be learned yet"
     SHARED = "in shared memory"
 
 
-# Not in what a worker reports
+# Temporary or allocator bytes, which workers do not report.
 _PASSING = frozenset(
     {
         HostPart.POOL,
@@ -91,39 +95,40 @@ _PASSING = frozenset(
         HostPart.TAKEN,
     }
 )
-ONCE = frozenset({HostPart.SAVED, HostPart.TAKEN})  # by one of the ranks on a host
+# held by only one of the ranks on a host
+ONCE = frozenset({HostPart.SAVED, HostPart.TAKEN})
 Bytes = Mapping[Part, int]
 HostBytes = Mapping[HostPart, int]
-# Size of a tensor on the fullest rank, and how many such there are
+# (bytes or elements of a tensor on the fullest rank, number of such tensors)
 Tensors = Sequence[tuple[int, int]]
-# Not in what a worker reports
+# Parts of the process itself, which workers do not report.
 _PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """How a component sits on one kind of accelerator: all that its footprint depends on beside its own demand."""
+    """How a component is placed on one kind of accelerator: everything its footprint depends on beside its demand."""
 
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
-    tensor_parallel: int = 1  # accelerators that cut one copy of the model between them
-    # Copies that have the tokens of the same samples between them
+    tensor_parallel: int = 1  # accelerators that split one copy of the model
+    # Replicas that split the tokens of the same samples.
     context_parallel: int = 1
     memory_bytes: int  # of one accelerator; 0: not known
     kind: str  # "cuda", "emulated", ...
 
     @property
     def copies(self) -> int:
-        """How many copies of a model its accelerators hold, if each is whole; they share state between them."""
+        """The number of tensor-parallel groups, each of which holds one model copy; they may shard state."""
         return max(1, self.ranks * self.accelerators_per_rank // self.tensor_parallel)
 
     @property
     def groups(self) -> int:
-        """Communicators of a process: with the other copies, those that cut its own, and those with its samples."""
+        """The number of communicators per process: for the copies, and for tensor and context parallelism if used."""
         return 1 + (self.tensor_parallel > 1) + (self.context_parallel > 1)
 
     def tokens(self, of_pass: int) -> int:
-        """How many of a pass's tokens a copy has."""
+        """Return how many of a pass's tokens one context-parallel rank processes."""
         return -(-of_pass // self.context_parallel)
 
     @property
@@ -131,7 +136,7 @@ class Placed:
         return self.kind == "emulated"
 
     def process(self, groups: int) -> dict[Part, int]:
-        """What a process with `groups` communicators costs by being there; nothing where emulated."""
+        """Return the bytes of a process with `groups` communicators, beside its tensors; empty if emulated."""
         if self.emulated:
             return {}
         several = self.ranks * self.accelerators_per_rank > 1
@@ -143,28 +148,28 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one rank, on each of its accelerators; `host` on the host of its node.
+    """Bytes of one rank on each of its accelerators, and on the host of its node (`host`).
 
-    `held` is whole for every residency: what lives as long as the process stands in each of them.
+    `held` is complete for every residency: it repeats the parts that last as long as the process.
     """
 
     held: Mapping[Residency, Bytes]
-    # Stage -> beside what is held there
+    # Stage -> bytes used while it runs, in addition to `held`.
     working: Mapping[str, Bytes] = dataclasses.field(default_factory=dict)
-    # Beside what is held, when it leaves OFF at the start
+    # Bytes used in addition to `held` when the component first leaves OFF.
     loading: Bytes = dataclasses.field(default_factory=dict)
     host: Mapping[Residency, HostBytes] = dataclasses.field(default_factory=dict)
-    # Why it cannot work at all, such as a KV cache without room
+    # Reason why the component cannot work, such as a KV cache without room; None if it can.
     lacking: str | None = None
 
     def reported_bytes(self, residency: Residency) -> int:
-        """What the worker itself reports after a move: all but what belongs to its process."""
+        """Return what the worker itself reports after a move: all bytes except those of its process."""
         return sum(
             size for part, size in self.held[residency].items() if part not in _PROCESS
         )
 
     def host_bytes(self, residency: Residency) -> int:
-        """What the worker itself reports: copies that stay, neither the pool they are taken from nor what passes."""
+        """Return what the worker reports of its host: lasting copies, without the pinned pool and temporary bytes."""
         return sum(
             size
             for part, size in self.host.get(residency, {}).items()
@@ -174,9 +179,10 @@ class Footprint:
     def corrected(
         self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]
     ) -> Footprint:
-        """The same with measured bytes in place of formulas, residency by residency, and unforeseen ones beside them.
+        """Return this footprint with `measured` bytes in place of formulas, and `unforeseen` bytes added.
 
-        With unforeseen bytes the formulas stay, so that a change of what they count still has an effect.
+        Both are given by residency. Unforeseen bytes are added to the formulas, so that changes of the demand still
+        count.
         """
         held = dict(self.held)
         for residency, parts in self.held.items():
@@ -200,10 +206,10 @@ def total(tensors: Tensors) -> int:
 def host_copies(
     placed: Placed, part: HostPart, *, off: Tensors, weights: Tensors = ()
 ) -> dict[Residency, HostBytes]:
-    """What a rank keeps on its host in each residency: copies of what is not on the accelerators.
+    """Return what a rank keeps on its host in each residency: copies of tensors that are not on its accelerators.
 
-    Copies of GPU tensors are pinned, and the pool they come from never shrinks. Setup ends with every component off, so
-    the pool has its full size from the first stage on, also where nothing moves later.
+    Copies of GPU tensors are in pinned memory, and the pinned pool never shrinks. Setup ends with every component off,
+    so the pool has its full size from the first stage on, even if nothing moves later.
     """
     pool = (
         0
@@ -228,22 +234,22 @@ def saved_copy(tensors: Tensors, copied: bool) -> int:
 
 
 class Demand(Protocol):
-    """What a component asks of memory, before it is placed."""
+    """The memory that a component needs, before its placement is known."""
 
     def footprint(self, placed: Placed) -> Footprint: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSync:
-    """What a weight sync between accelerators holds on a rank's; nothing where it goes through the host."""
+    """What a weight sync between accelerators holds on one accelerator; zero if the sync goes through the host."""
 
-    buckets: bool = False  # two of them
-    copy: bool = False  # of the weights, whole before it replaces those in use
-    # Whole weights, of which an engine that cuts them loads its part
+    buckets: bool = False  # two buckets
+    copy: bool = False  # a whole copy of the weights, before it replaces those in use
+    # Windows of whole weights, from which a tensor-parallel engine loads its part.
     windows: bool = False
-    # A communicator with the others who broadcast, from the first sync on
+    # A communicator with the other members of the broadcast, from the first sync on.
     group: bool = False
-    number: int = _FLOAT32  # bytes of a number on its way
+    number: int = _FLOAT32  # bytes per number during the transfer
 
     @classmethod
     def sending(cls, deliveries: Iterable[Delivery]) -> DeviceSync:
@@ -254,7 +260,10 @@ class DeviceSync:
     def receiving(
         cls, deliveries: Iterable[Delivery], dtype: Dtype = "fp32"
     ) -> DeviceSync:
-        """As the fullest taker does: one without an owner has buckets of its own, a consumer uses its owner's."""
+        """Return the sync demand of the taker that holds the most.
+
+        A taker without an owner has its own buckets; a consumer uses the buckets of its owner.
+        """
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(owner is None for d in found for owner in d.owners)
         whole = any(taker.part is None for d in found for taker in d.takers)
@@ -264,7 +273,7 @@ class DeviceSync:
         )
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:
-        """What a process costs by being there, with the communicator of the sync."""
+        """Return the bytes of a process, with the communicator of the sync added."""
         group = (
             {
                 Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0)
@@ -276,13 +285,17 @@ class DeviceSync:
         return {**process, **group}
 
     def working(self, weights_bytes: int, loading: int = 0, windows: int = 0) -> int:
-        """During the sync of so many bytes; `loading`: what loading takes, when the buckets are gone or beside them."""
+        """Return the peak bytes during a sync of `weights_bytes`.
+
+        `loading`: bytes that loading takes. With `windows`, buckets and windows exist at the same time as the loading
+        bytes; else only the larger of buckets and loading counts.
+        """
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
         beside = buckets + windows + loading if self.windows else 0
         return max(buckets, loading, beside) + (weights_bytes if self.copy else 0)
 
     def stages(self, weights_bytes: int) -> dict[str, Bytes]:
-        """What works in which stage, where that is anything."""
+        """Return stage -> bytes of this sync; empty if there are none."""
         size = self.working(weights_bytes)
         if size:
             return {"sync": {Part.SYNC: size}}
@@ -290,7 +303,7 @@ class DeviceSync:
 
 
 def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
-    """Bytes of tensors that are given by their elements."""
+    """Convert element counts of tensors to bytes; `each`: bytes per element."""
     return [(elements * each, times) for elements, times in tensors]
 
 
@@ -309,21 +322,23 @@ def _parts(moment: Moment) -> Bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDemand:
-    """A language model that learns. Its ranks share the state; while it is off, its host holds a copy of it."""
+    """A trained language model. Its ranks shard the state; while it is off, its host holds a copy."""
 
     model: ModelShape
     block: TrainedConfig
     sequence_length: int
-    # Passes have the block's token_budget, instead of micro_batch sequences
+    # True: a pass has `token_budget` tokens; False: it has `micro_batch` sequences.
     packed: bool = False
     sync: DeviceSync = DeviceSync()
-    samples: int = 0  # of one optimizer step over all ranks; 0: not known
-    streams: bool = False  # weights to other nodes, by way of its host
-    sent: int = 0  # copies on other nodes whose last version a rank keeps its part of, to send what changed
-    # Whether checkpoints are made by way of a copy; None: it is in none
+    samples: int = 0  # samples per optimizer step over all ranks; 0: not known
+    # whether weights are streamed to other nodes through its host
+    streams: bool = False
+    # number of copies on other nodes; a rank keeps its part of their last version, to send only changes
+    sent: int = 0
+    # Whether checkpoints are written from a host copy; None: checkpoints do not include this model.
     copied: bool | None = None
-    refreshes: bool = False  # a reference, by its weights
-    early: bool = False  # it begins to learn in rollout
+    refreshes: bool = False  # whether its weights refresh a reference
+    early: bool = False  # whether it starts to learn during rollout
 
     def footprint(self, placed: Placed) -> Footprint:
         block, number, parallel = (
@@ -332,7 +347,8 @@ class TrainingDemand:
             placed.tensor_parallel,
         )
         trained = self._trained(placed, _GRADIENTS)
-        # With LoRA, the model itself is kept as it is computed with, and never changes.
+        # With LoRA, the base weights are kept in the compute dtype and never change.
+        # Weights: trained ones, and with LoRA the frozen base weights.
         shards = placed.copies if block.zero_stage >= _GRADIENTS else 1
         frozen = (
             []
@@ -340,6 +356,7 @@ class TrainingDemand:
             else _sized(self.model.parts(parallel, shards), number)
         )
         weights = _sized(trained, DTYPE_BYTES[block.weights]) + frozen
+        # Optimizer state: on the accelerator (`here`) or on the host (`there`).
         masters, moments, unpacked = self._optimizer(placed)
         state = masters + moments
         here, there = ([], state) if block.optimizer.on_host else (state, [])
@@ -348,6 +365,7 @@ class TrainingDemand:
         work = self._pass(placed)
         whole = formulas.parameters(self.model, number, parallel)
         forward = _parts(work.forward())
+        # Weight sync: buckets, merged LoRA weights, exchanged columns, verification.
         syncing = {Part.SYNC: self.sync.working(whole)}
         kept = {HostPart.OPTIMIZER: total(there)}
         average = list[tuple[int, int]]()
@@ -362,25 +380,27 @@ class TrainingDemand:
                 syncing[Part.SYNC] += refreshing[Part.SYNC]
             if block.sync.mode == "lora" or block.lora_rank is None:
                 syncing[Part.SYNC] += exchanged
-            # By a pass over some tokens
+            # Verification by log-probabilities runs a forward pass, which gathers weights.
             if block.sync.verify == "logprobs" and block.sync.verify_every > 0:
                 syncing[Part.GATHERED] = forward[Part.GATHERED]
             if block.ema_decay is not None:
                 average = _sized(trained, _FLOAT32)
                 kept[HostPart.AVERAGE] = total(average)
+        # Host memory that is kept in every residency.
         if self.sent:
             kept[HostPart.SENT] = self.sent * formulas.parameters(
                 self.model, number, parallel, placed.copies
             )
         if self.streams:
             kept[HostPart.STREAMED] = formulas.stream_buckets(whole, sent=True)
-        # Of the weights, the copies that the optimizer steps
+        # Checkpoint copy: the weights that the optimizer steps, Adam's moments and averaged weights.
         if self.copied is not None:
             stepped = masters or _sized(trained, DTYPE_BYTES[block.weights])
             kept[HostPart.CHECKPOINT] = saved_copy(
                 stepped + (unpacked or moments) + average, self.copied
             )
             kept[HostPart.CHECKPOINT] += 0 if self.copied else total(unpacked)
+        # Host memory by residency: offloaded copies, and while FULL what passes through.
         copies = host_copies(
             placed, HostPart.OFFLOADED, off=weights + here, weights=here
         )
@@ -423,11 +443,11 @@ class TrainingDemand:
     def _optimizer(
         self, placed: Placed
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-        """Float32 copies of the weights, Adam's moments, and the moments that checkpoints unpack."""
+        """Return lists of (bytes, count): master weights, Adam's moments, and moments as checkpoints unpack them."""
         trained = self._trained(placed, _OPTIMIZER)
         packed = self.block.optimizer.kind == "adamw_8bit"
         masters = _sized(trained, _FLOAT32) if self._masters else []
-        # Moments are of the type of what is stepped
+        # Moments have the dtype of the weights that the optimizer steps.
         each = _FLOAT32 if masters else DTYPE_BYTES[self.block.weights]
         moments = [
             (size, _MOMENTS * times)
@@ -444,7 +464,7 @@ class TrainingDemand:
 
     @property
     def _masters(self) -> bool:
-        """Whether the optimizer steps float32 copies of the weights."""
+        """Whether the optimizer steps float32 master copies of the weights."""
         return (
             self.block.optimizer.on_host or self.block.optimizer.kind == "adamw_master"
         )
@@ -470,7 +490,7 @@ class TrainingDemand:
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
-        """Of an optimizer step of one or several micro-batches."""
+        """Return the fullest moment of an optimizer step with one or several micro-batches."""
         block = self.block
         parallel = placed.tensor_parallel
         shards = placed.copies
@@ -492,7 +512,7 @@ class TrainingDemand:
         )
 
     def _inputs(self, placed: Placed, work: Pass) -> int:
-        """Of all layers, as they wait on the host."""
+        """Return the host bytes of the inputs of all layers, when activations are offloaded."""
         each = (
             formulas.checkpoints(self.model, work.tokens, work.number, work.parallel)
             // self.model.layers
@@ -500,7 +520,7 @@ class TrainingDemand:
         return self.model.layers * (each if placed.emulated else formulas.pinned(each))
 
     def _saving(self, shards: int, each: int) -> int:
-        """One whole weight after the other, as it is trained; with factors merged, as it is computed with."""
+        """Return the bytes for saving the model: one whole weight after the other, with LoRA factors merged."""
         factors = self.block.lora_rank is not None
         projection = max(
             (w.elements for w, _ in self.model.weights() if factors and w.projection),
@@ -511,7 +531,10 @@ class TrainingDemand:
         )
 
     def _exchanged(self, placed: Placed, shards: int) -> int:
-        """Weights that are cut by columns, in whole rows until they are sent; the last by way of its pieces."""
+        """Return the bytes of column-split weights, which are exchanged into whole rows before they are sent.
+
+        The last of them needs its pieces at the same time.
+        """
         if placed.tensor_parallel == 1:
             return 0
         each = DTYPE_BYTES[
@@ -525,7 +548,7 @@ class TrainingDemand:
         return each * (total(cut) + max((size for size, _ in cut), default=0))
 
     def _merged(self, placed: Placed, shards: int, number: int) -> int:
-        """Weights with their factors, in memory of their own until they are sent; made by way of float32."""
+        """Return the bytes of weights with merged LoRA factors, kept until they are sent; merging uses float32."""
         cut = placed.tensor_parallel
         parts = [
             (w.part(cut, shards), layers)
@@ -537,7 +560,7 @@ class TrainingDemand:
         )
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
-        """Elements of what is trained, shared from a ZeRO stage on."""
+        """Return (elements, count) of the trained tensors, sharded if the ZeRO stage is at least `shared_from`."""
         shards = placed.copies if self.block.zero_stage >= shared_from else 1
         if self.block.lora_rank is None:
             return self.model.parts(placed.tensor_parallel, shards)
@@ -548,18 +571,18 @@ class TrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringDemand:
-    """A reference or a reward model: forward passes only. While it is off, its host holds a copy.
+    """A reference or reward model: forward passes only.
 
-    Without accelerators, or `on_host`, its host holds it at all times.
+    While it is off, its host holds a copy. Without accelerators, or with `on_host`, its host holds it at all times.
     """
 
     model: ModelShape
     block: FrozenConfig
     sequence_length: int
-    packed: bool = False  # as of a model that learns
-    # By weights that come to each rank's host, whole and in this type; None: never
+    packed: bool = False  # as in `TrainingDemand`
+    # Dtype of the whole weights that refresh it, which arrive on each rank's host; None: never refreshed.
     refreshed: Dtype | None = None
-    # Whether checkpoints are made by way of a copy; None: it is in none
+    # Whether checkpoints are written from a host copy; None: checkpoints do not include this model.
     copied: bool | None = None
 
     def footprint(self, placed: Placed) -> Footprint:
@@ -599,7 +622,7 @@ class ScoringDemand:
             host = host_copies(placed, HostPart.OFFLOADED, off=tensors)
         if self.refreshed is not None:
             whole = formulas.parameters(self.model, DTYPE_BYTES[self.refreshed])
-            # As most of it, if it is streamed
+            # Bound: the buckets of a streamed refresh.
             coming = formulas.stream_buckets(whole, sent=False, encrypted=True)
             received = {HostPart.RECEIVED: whole, HostPart.BUCKETS: coming}
             host = {
@@ -614,7 +637,8 @@ class ScoringDemand:
             host = {at: {**kept, **copy} for at, kept in host.items()}
         return Footprint(
             held={_OFF: process, _WEIGHTS: there, _FULL: there},
-            working={"infer": forward, "rollout": forward},  # whichever it works in
+            # in whichever of the two stages it runs
+            working={"infer": forward, "rollout": forward},
             loading={}
             if on_host
             else {Part.LOADING: self.model.largest_weight_elements * number},
@@ -624,16 +648,17 @@ class ScoringDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDemand:
-    """A generation engine such as vLLM. It takes a share of each accelerator, unless its KV cache has a size."""
+    """A generation engine such as vLLM. It uses a share of each accelerator's memory, or a KV cache of a fixed size."""
 
     model: ModelShape
     block: TextRolloutConfig
-    sequence_length: int  # the longest; the cache must hold at least one such
+    # tokens of the longest sequence; the KV cache must hold at least one such sequence
+    sequence_length: int
     sync: DeviceSync = DeviceSync()
-    taken: int = 0  # bytes on a node's host, of weights that come from other nodes
-    # Of an iteration, on the rank with the most; a vLLM engine prepares for any number
+    taken: int = 0  # host bytes of buckets for weights that come from other nodes
+    # Answers per iteration on the rank with the most; None: not known. vLLM prepares for any number.
     answers: int | None = None
-    # Answers of an evaluation are drawn from the likeliest tokens alone
+    # Whether evaluation samples from the likeliest tokens only (top-p), which needs sorted probabilities.
     cut: bool = False
 
     def footprint(self, placed: Placed) -> Footprint:
@@ -643,7 +668,7 @@ class EngineDemand:
             DTYPE_BYTES[self.block.dtype],
             placed.tensor_parallel,
         )
-        # Engines exchange nothing with each other, and one of a single accelerator has no group.
+        # Engines do not communicate with each other. An engine with one accelerator has no process group.
         process = self.sync.beside(
             placed.process(placed.groups if placed.tensor_parallel > 1 else 0)
         )
@@ -678,7 +703,7 @@ class EngineDemand:
         longest = self.sequence_length
         each = DTYPE_BYTES[block.cache]
         row = formulas.kv_sequence(model, longest, block.step_tokens, each, parallel)
-        # Rows of full length
+        # The transformers engine allocates whole rows: only sequences of full length count.
         if simple:
             cache -= cache % row
         room = cache * longest // row
@@ -686,10 +711,11 @@ class EngineDemand:
         lacking = None
         if known and room < self.sequence_length:
             lacking = f"the KV cache holds {room} tokens, the longest sequence has {self.sequence_length}"
-        # Weights are copied one by one from the host to where they stay; vLLM makes each module anew first.
+        # Weights are copied one by one from the host to their place; vLLM first rebuilds each module.
         anew = 0 if simple else formulas.reloading(model, number, parallel)
         awake = process | {Part.PARAMETERS: weights}
-        # Every accelerator of the rank has its part; the host has them all. Asleep at level 2 there is no copy.
+        # Each accelerator of the rank has a part of the weights, and the host has all parts. Sleep level 2 keeps no
+        # copy.
         parts = model.parts(parallel) if block.sleep_level == 1 else []
         copies = [
             (part * number, layers * placed.accelerators_per_rank)
@@ -723,11 +749,12 @@ class EngineDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorDemand:
-    """Environments whose memory is declared; they are there or not, nothing in between."""
+    """Environments with declared memory. They are fully resident or off, with no state in between."""
 
     accelerator_bytes: int = 0
     host_bytes: int = 0
-    samples_bytes: int = 0  # of what is generated ahead, kept for checkpoints
+    # samples that are generated ahead, kept on the host for checkpoints
+    samples_bytes: int = 0
 
     def footprint(self, placed: Placed) -> Footprint:
         host = {HostPart.SIMULATOR: self.host_bytes}

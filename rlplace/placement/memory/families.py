@@ -1,7 +1,7 @@
-"""Models of families that are not counted here: transformers describes them, in a process of its own, once.
+"""Weights of model families that the planner has no formulas for: transformers describes them in a subprocess.
 
-Building a model on the meta device takes torch, which the planner does not import, and some seconds. The description
-is kept in a file for the next time; `models.describe` makes it.
+Building a model on the meta device takes torch, which the planner does not import, and some seconds. The description is
+kept in a file for the next time; `models.describe` makes it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.extras import install_command
 
-_VERSION = 4  # of descriptions: those of another are made anew
+_VERSION = 4  # version of descriptions; files of other versions are made anew
 _LIMIT_S = 300.0
-_OWN_KEYS = ("path", "kind")  # of this project, in no config.json
+_OWN_KEYS = ("path", "kind")  # keys of this project, which no config.json has
 _MEASURED = (
     "--measured <folder of a run>/memory.json, where one has measured its components"
 )
@@ -33,10 +33,10 @@ _MEASURED = (
 def described(
     config: Mapping[str, object], counted: Sequence[str], key: str
 ) -> Mapping[str, Any]:
-    """Return what transformers describes a model by. `counted`: families that need no transformers.
+    """Return the description of a model by transformers. `counted`: families that need no transformers.
 
-    Raises ConfigError where transformers is not there or does not know the family. No other name is proposed: a
-    similar one is another model.
+    Raises ConfigError if transformers is missing or does not know the family. No similar family name is suggested,
+    since it would be another model.
     """
     family = config.get("model_type")
     keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
@@ -93,7 +93,7 @@ def _kept(keys: str) -> Mapping[str, Any]:
             part = file.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(found), encoding="utf-8")
             part.replace(file)
-        except OSError:  # made anew the next time
+        except OSError:  # the description is made again next time
             return found
     return found
 
@@ -107,9 +107,9 @@ def _ask(keys: str) -> Mapping[str, Any]:
 
 
 def ask(module: str, keys: str) -> Mapping[str, Any]:
-    """Return what a module answers as JSON, run in a process of its own with `keys`; else an "error"."""
+    """Run a module in a subprocess with `keys` as its input; return its JSON answer, or an "error"."""
     command = [sys.executable, "-m", module]
-    # Nothing is downloaded, and no code of a model runs
+    # Nothing is downloaded, and no model code from the hub runs.
     offline = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",

@@ -1,4 +1,4 @@
-"""Every formula of the memory ledger: what it says, where it comes from, how accurate it is; all results are bytes.
+"""Every formula of the memory ledger: its terms, its source and its accuracy. All results are bytes.
 
 Letters: P parameters of the model, d ranks that share the state (shards), t tensor-parallel ranks, c bytes of a number
 in the computation, b sequences x s tokens of a micro-batch, V vocabulary, L layers.
@@ -21,19 +21,21 @@ from rlplace.placement.flow import (
 from rlplace.placement.memory.model import ModelShape
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-# Models score their tokens in tiles of so many scores: large enough for fast products, small beside the model.
+# Logits are computed in tiles of this many entries: large enough for fast products, small beside the model.
 _TILE_ELEMENTS = 1 << 22
 _TILE_TOKENS = 1 << 11
 # Sizes that no config states. They depend on driver and library versions: measure them where it matters.
-CONTEXT_BYTES = 512 << 20  # of one process on one GPU; 0.3 to 0.6 GiB are seen
-GRAPHS_BYTES = 1 << 30  # of an engine's captured graphs; stays while it sleeps
+# CUDA context of one process on one GPU; 0.3 to 0.6 GiB are seen
+CONTEXT_BYTES = 512 << 20
+GRAPHS_BYTES = 1 << 30  # captured CUDA graphs of an engine; they stay while it sleeps
 COPY_BYTES_PER_S = 25e9  # between host and accelerator: PCIe 4.0 x 16, pinned
 
 
 def moments(elements: int, each: int, packed: bool) -> list[int]:
-    """Elements x bytes; `packed` elements x 1, in started blocks of n, and 4 for the scale of each.
+    """Sizes of the tensors of one Adam moment: elements x bytes each.
+    `packed` (8 bits): elements x 1, rounded up to whole blocks, and 4 bytes per block for its scale.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 3; Dettmers et al. 2022, arXiv:2110.02861, section 2.2.
-    Accuracy: exact, less a few scalars. Of one of Adam's two moments of a tensor, which may be of two tensors itself.
+    Accuracy: exact, less a few scalars.
     """
     if not packed:
         return [elements * each]
@@ -53,18 +55,18 @@ def parameters(model: ModelShape, each: int, parallel: int = 1, shards: int = 1)
 def pass_tokens(
     block: TrainedConfig | FrozenConfig, sequence_length: int, packed: bool
 ) -> int:
-    """Of one pass, by sequences or packed; the longest sequence is never cut."""
+    """Tokens of one pass: micro_batch sequences, or packed up to token_budget; the longest sequence is never cut."""
     if packed:
         return max(block.token_budget, sequence_length)
     return block.micro_batch * sequence_length
 
 
 def activations(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s x sum over layers of what each saves; attention without its s x s matrix. Divided by t, but for what goes
-    into projections, which is gathered.
+    """b x s x sum over layers of what each saves; attention without its s x s matrix.
+    Divided by t, except inputs of projections, which are gathered.
     Source: counted from the operations, as in Korthikanti et al. 2022, arXiv:2205.05198, sections 4.1 and 4.2.2.
     Accuracy: within 0.1 % of what autograd saves in transformers 5.19 (CPU, sdpa) for 13 models; fused kernels save
-        less.
+    less.
     """
     kept = sum(
         b.layers * b.saved.bytes_per_token(compute, parallel, 2 * model.hidden)
@@ -93,8 +95,8 @@ def one_layer(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -
 
 
 def copied_keys(model: ModelShape, tokens: int, compute: int, ranks: int) -> int:
-    """Tokens x 2 x head width x (1 - key heads / ranks) x c, where so many ranks have the heads between them.
-    Source: rlplace.models.context_parallel, and vLLM 0.32: with fewer key heads than ranks, several have the same.
+    """Tokens x 2 x head width x (1 - key heads / ranks) x c, if this many ranks split the heads.
+    Source: rlplace.models.context_parallel, and vLLM 0.32: with fewer key heads than ranks, several ranks copy one.
     Accuracy: exact.
     """
     attention = model.attention
@@ -129,9 +131,10 @@ def layer_pass(model: ModelShape, tokens: int, compute: int, parallel: int = 1) 
 
 
 def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> int:
-    """b x s / t x the most of two: half of what feed-forward saved; 2 q + 2 k of attention, when that is freed.
+    """Gradients in flight through a layer: b x s / t x the larger of two terms.
 
-    These are gradients on their way through a layer, beside what it saved. Letters q, k: widths of query and key heads.
+    The terms are half of what feed-forward saved, and 2 q + 2 k of attention, which exists after feed-forward is freed.
+    Letters q, k: widths of query and key heads.
     Source: a gated feed-forward layer has two gradients for its four tensors, attention one for each.
     Accuracy: within 30 %, a few percent of the pass; attention as wide as the states is counted as feed-forward.
     """
@@ -144,7 +147,7 @@ def flowing(model: ModelShape, tokens: int, compute: int, parallel: int = 1) -> 
 
 
 def score_tile(tokens: int, vocabulary: int, hidden: int) -> tuple[int, int]:
-    """Return the tokens and the entries of the vocabulary that are scored at once: as many of both as may be."""
+    """Return (tokens, vocabulary entries) of one tile of logits, each as large as the tile size allows."""
     rows = max(1, min(tokens, _TILE_TOKENS, _TILE_ELEMENTS // max(1, hidden)))
     return rows, max(1, min(vocabulary, _TILE_ELEMENTS // rows))
 
@@ -171,9 +174,9 @@ def logits(vocabulary: int, tokens: int, compute: int, parallel: int = 1) -> int
 def kv_sequence(
     model: ModelShape, tokens: int, step: int, each: int, parallel: int = 1
 ) -> int:
-    """Sum over layers of max(1, key heads / t) x 2 x head width x tokens x bytes, of a sequence of so many tokens.
-    A layer with a window keeps window - 1 + the tokens of a step; of a latent (MLA) its width, whatever t is; of a
-    linear layer one state.
+    """Bytes of the KV cache of a sequence: sum over layers of max(1, key heads / t) x 2 x head width x tokens x bytes.
+    A layer with a window keeps window - 1 + the tokens of a step. A latent (MLA) keeps its width, whatever t is. A
+    linear layer keeps one state.
     Source: Kwon et al. 2023, arXiv:2309.06180, section 3; vLLM 0.32, SlidingWindowSpec and MLAAttentionSpec.
     Accuracy: exact but for the last block of tokens; an engine that keeps whole keys of a latent needs more.
     """
@@ -214,14 +217,15 @@ def reloading(model: ModelShape, each: int, parallel: int = 1) -> int:
 
 
 def checkpoint_copy(whole: int, largest: int, copied: bool) -> int:
-    """On a rank's host while a checkpoint is written: a copy, which is not pinned, if any; and one file twice.
-    `largest`: bytes of a tensor, with which a file may end. Accuracy: upper bound; the last file is smaller.
+    """Host bytes of a rank while a checkpoint is written: an unpinned copy if `copied`, and one file twice.
+    `largest`: bytes of the largest tensor, by which a file may exceed its size limit.
+    Accuracy: upper bound; the last file is smaller.
     """
     return whole * copied + 2 * min(whole, STATE_FILE_BYTES + largest)
 
 
 def saved_file(model: ModelShape, each: int) -> int:
-    """On rank 0's host while a model is saved: the weights of one file, and the next, with which it would be too large.
+    """Host bytes of rank 0 while a model is saved: the weights of one file, and the first weight of the next file.
     Source: rlplace.models.checkpoint.
     Accuracy: exact for a model of one file, else within the largest weight.
     """
@@ -233,9 +237,9 @@ def saved_file(model: ModelShape, each: int) -> int:
 def generation(
     model: ModelShape, answers: int, length: int, compute: int, cut: bool
 ) -> int:
-    """The larger of a step, 2 x answers x length x q x c: keys and values for every query head; and of a draw, answers
-    x V x (c + 24), in float64; 8 more where top_k or top_p cut it. Or a pass over one sequence: a layer, and its own
-    cache of all layers.
+    """The largest of three: a decoding step, a draw of tokens, a pass over one prompt.
+    Step: 2 x answers x length x q x c, keys and values for every query head. Draw: answers x V x (c + 24), in float64;
+    8 more with top_k or top_p (`cut`). Prompt: one layer, and the KV cache of all layers, for one sequence.
     Source: rlplace.workers.engines.transformers; transformers 5.19 repeats the heads of keys where there is a mask.
     Accuracy: within 5 % of the whole where answers are of full length.
     """
@@ -250,8 +254,8 @@ def generation(
 
 
 def whole_weight(largest: int, projection: int, each: int, *, shared: bool) -> int:
-    """Elements x bytes of the largest weight, twice where ranks share it: as it comes, and put together. Of a
-    projection with factors: their sum in float32, made beside the weight in float32, and rounded.
+    """Elements x bytes of the largest weight; twice if ranks shard it: its pieces, and the weight put together.
+    A projection with LoRA factors needs the float32 weight, the float32 sum of its factors, and the rounded result.
     Source: torch 2.13, DTensor.full_tensor; rlplace.models.lora.
     Accuracy: exact, but for the factors.
     """
@@ -284,7 +288,7 @@ def sync_buckets(weights: int) -> int:
 
 
 def sync_windows(model: ModelShape, number: int) -> int:
-    """2 windows of whole weights, of 256 MiB or the largest weight: one comes, modules lack a part of the other.
+    """2 windows of whole weights, each of 256 MiB or the largest weight: one arrives while modules load from the other.
     Source: rlplace.comm.weights.device_sync.
     Accuracy: upper bound.
     """
@@ -292,8 +296,8 @@ def sync_windows(model: ModelShape, number: int) -> int:
 
 
 def stream_buckets(weights: int, *, sent: bool, encrypted: bool = False) -> int:
-    """2 buckets of 16 MiB: one is made while the other is sent, or comes while the other is used. A taker puts a bucket
-    together of encrypted pieces: then it has 3.
+    """2 buckets of 16 MiB: one is filled while the other is sent, or one arrives while the other is used.
+    A receiver of encrypted pieces assembles a bucket from them, so it has 3 buckets.
     Source: rlplace.comm.network.stream, rlplace.comm.weights.host_sync.
     Accuracy: within 10 % of what two processes were seen to hold, sockets included.
     """
@@ -301,7 +305,7 @@ def stream_buckets(weights: int, *, sent: bool, encrypted: bool = False) -> int:
 
 
 def cut_buckets(model: ModelShape) -> int:
-    """2 buckets, of 64 MiB or the largest weight x 4: one is written while processes hold what they lack of the other.
+    """2 buckets, each of 64 MiB or the largest weight x 4: one is written while processes read the other.
     Source: rlplace.workers.engines.weights.
     Accuracy: upper bound: weights may come in 16 bits.
     """
@@ -309,7 +313,7 @@ def cut_buckets(model: ModelShape) -> int:
 
 
 def pinned(size: int) -> int:
-    """Each host copy of a GPU's tensor rounded up to a power of two, kept for the next time.
+    """Pinned bytes of a host copy of a GPU tensor: its size rounded up to a power of two; the block is reused.
     Source: torch's caching host allocator (pytorch issue 95823).
     Accuracy: upper bound: newer versions can be told not to round large blocks.
     """
@@ -322,7 +326,7 @@ def pinned(size: int) -> int:
 
 
 def policy_samples(widths: Sequence[int], samples: int) -> int:
-    """n x (O + A + 4) x 4: a sample as it is learned from.
+    """n x (O + A + 4) x 4: the samples that learning uses.
     Source: rlplace.workers.training.policy_learner.
     Accuracy: exact.
     """
@@ -332,7 +336,7 @@ def policy_samples(widths: Sequence[int], samples: int) -> int:
 
 
 def policy_order(samples: int, ranks: int) -> int:
-    """n x (16 + 34 x ranks): the order of an epoch, of all ranks, and whose each sample is.
+    """n x (16 + 34 x ranks): the sample order of an epoch over all ranks, and the rank of each sample.
     Source: rlplace.algo.minibatches.
     Accuracy: upper bound.
     """
@@ -340,7 +344,8 @@ def policy_order(samples: int, ranks: int) -> int:
 
 
 def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> int:
-    """n x O x 2 x 8: observations in float64, and their squares; without a normaliser of advantages and returns alone.
+    """n x O x 2 x 8: observations in float64, and their squares.
+    Without a normaliser of observations, only those of advantages and returns.
     Source: rlplace.algo.normalize.
     Accuracy: exact.
     """
@@ -353,9 +358,9 @@ def policy_statistics(widths: Sequence[int], samples: int, normalized: bool) -> 
 def policy_pass(
     widths: Sequence[int], samples: int, compute: int, kept_each: int = 1
 ) -> int:
-    """n x (all outputs of hidden layers, and three tensors of a layer that goes backward; 4 A + 10 of the loss).
+    """n x (outputs of hidden layers, three tensors of the layer in its backward pass, 4 A + 10 of the loss).
 
-    `kept_each`: tensors that each hidden layer keeps: 2 where the slope of its activation needs the input as well.
+    `kept_each`: tensors that each hidden layer keeps: 2 if the derivative of its activation also needs the input.
     Source: rlplace.models.passes: the policy trunk goes backward first, its last layer with all outputs there.
     Accuracy: within 3 %.
     """
@@ -374,9 +379,9 @@ def policy_pass(
 
 
 def summed(size: int, ranks: int, *, on_host: bool) -> int:
-    """What a sum over ranks holds beside what is summed: a copy by NCCL; on a host, pieces that go and that come.
+    """Bytes of an all-reduce over ranks, in addition to its input: a copy by NCCL; on a host, pieces sent and received.
     Source: rlplace.workers.training.ranks.
-    Accuracy: exact; more than is held where ranks of one host sum in shared memory, whose 512 KiB a rank are in no sum.
+    Accuracy: exact. If ranks of one host sum in shared memory, an upper bound, without the 512 KiB per rank there.
     """
     if ranks == 1:
         return 0
@@ -388,7 +393,7 @@ def summed(size: int, ranks: int, *, on_host: bool) -> int:
 
 
 def policy_answer(widths: Sequence[int], rows: int, normalized: bool) -> int:
-    """rows x 4 x (O, if normalised, + the widest two neighbouring layers, or four tensors of the actions, + 2 A).
+    """rows x 4 x (O if normalised + 2 A + the larger of two neighbouring layers and four tensors of the actions).
     Source: rlplace.models.mlp_decision: activations are in place; noise, and outputs of the first trunk.
     Accuracy: within an observation.
     """

@@ -38,20 +38,20 @@ from rlplace.placement.schedule import (
     schedule_of,
 )
 
-# Of `memory.reserve`: bytes, a share of each accelerator, or by its kind
+# Value of `memory.reserve`: bytes, a share of each accelerator, or "auto", which depends on the accelerator's kind.
 Reserve = int | float | Literal["auto"]
 # Component -> residency -> bytes of a rank on each accelerator
 Measurements = Mapping[str, Mapping[Residency, int]]
-# "channels" and "weights" -> node rank -> bytes; others have none
+# Purpose ("channels", "weights", "NCCL") -> node rank -> bytes; missing nodes have none.
 SharedMemory = Mapping[str, Mapping[int, int]]
-Holds = Counter[tuple[str, Part | HostPart]]  # bytes by component and what they are for
+Holds = Counter[tuple[str, Part | HostPart]]  # (component, purpose) -> bytes
 USUAL_RESERVE = 0.05  # of a GPU
 _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A stage, or the entry to one; `start` is the first entry of all."""
+    """A moment in an iteration: a stage, or the entry to it. `start` marks the very first entry."""
 
     stage: str
     entering: bool = False
@@ -67,16 +67,16 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Bytes of one component for one thing, all its ranks there together."""
+    """Bytes of one component for one purpose, over all its ranks on the accelerator or host."""
 
-    component: str  # for HostPart.SHARED: channels, weights
+    component: str  # for HostPart.SHARED, the purpose: channels, weights, NCCL
     part: Part | HostPart
     size_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one accelerator, or one host, holds at a moment."""
+    """The memory that one accelerator, or one host, holds at a moment."""
 
     moment: Moment
     holds: tuple[Hold, ...]  # the largest first
@@ -93,36 +93,36 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The loads of alike accelerators, or of alike hosts: each of them holds this."""
+    """The loads of accelerators, or hosts, that are used in the same way: each of them holds this."""
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str
     capacity_bytes: int  # of one; 0: not known
-    reserve_bytes: int = 0  # of it, what stays free for what nothing counts
+    reserve_bytes: int = 0  # part of the capacity that stays free for uncounted memory
     loads: tuple[Load, ...]  # in the order of time
 
     @property
     def worst(self) -> Load:
-        """The first of the fullest moments; of a stage and its entry, the stage."""
+        """The load of the fullest moment; the first such, and a stage before its entry."""
         return max(
             self.loads, key=lambda load: (load.total_bytes, not load.moment.entering)
         )
 
     @property
     def room_bytes(self) -> int:
-        """What components may take of one; 0: not known, or all is reserved."""
+        """Bytes that components may use of one accelerator or host; 0: not known, or all is reserved."""
         return self.capacity_bytes - self.reserve_bytes
 
     @property
     def margin_bytes(self) -> int | None:
-        """What is free at the worst moment beside the reserve, below 0 where it does not fit; None: not known."""
+        """Bytes free beside the reserve at the worst moment; below 0 if it does not fit, None if unknown."""
         if self.capacity_bytes:
             return self.room_bytes - self.worst.total_bytes
         return None
 
     @property
     def shared_bytes(self) -> int:
-        """Of a host: what lies in its shared memory, the same at all moments."""
+        """Bytes in the shared memory of a host, the same at all moments."""
         return sum(
             hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED
         )
@@ -134,14 +134,14 @@ class Account:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLedger:
-    """Bytes by accelerator, moment, component and purpose; never changes."""
+    """Bytes by accelerator, moment, component and purpose. Immutable."""
 
-    # Component -> of one rank, for each occupancy of its ranks
+    # Component -> footprints of one rank, one for each occupancy of its ranks.
     footprints: Mapping[str, tuple[Footprint, ...]]
     accelerators: tuple[Account, ...]
     hosts: tuple[Account, ...]
-    measured: tuple[str, ...] = ()  # components whose numbers an earlier run measured
-    # Components of which nothing is known, counted as 0 bytes
+    measured: tuple[str, ...] = ()  # components that an earlier run measured
+    # Components with unknown memory, counted as 0 bytes.
     uncounted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -152,7 +152,7 @@ class MemoryLedger:
 
     @property
     def known(self) -> bool:
-        """Whether it can be said that everything fits: no component is left out, and what there is, is known."""
+        """Whether the ledger is complete: every component is counted and every capacity is known."""
         return (
             not self.empty
             and not self.uncounted
@@ -164,19 +164,19 @@ class MemoryLedger:
         return (*self.accelerators, *self.hosts)
 
     def bytes(self, component: str, residency: Residency) -> int:
-        """What the fullest rank holds on each of its accelerators, as the worker itself reports it after a move."""
+        """Return the bytes of the fullest rank on each of its accelerators, as the worker reports them after a move."""
         return max(
             (f.reported_bytes(residency) for f in self.footprints[component]), default=0
         )
 
     def host_bytes(self, component: str, residency: Residency) -> int:
-        """What the fullest rank keeps on its host."""
+        """Return the bytes that the fullest rank keeps on its host."""
         return max(
             (f.host_bytes(residency) for f in self.footprints[component]), default=0
         )
 
     def working(self, component: str) -> dict[str, int]:
-        """What the fullest rank at work holds by stage, on each of its accelerators, beside its residency."""
+        """Return stage -> bytes of the fullest rank's work on each accelerator, in addition to its residency."""
         stages = [
             working for f in self.footprints[component] for working in f.working.items()
         ]
@@ -186,14 +186,14 @@ class MemoryLedger:
         }
 
     def account(self, accelerator: int) -> Account:
-        """The account of a global accelerator number. Raises KeyError where no component uses it."""
+        """Return the account of a global accelerator number. Raises KeyError if no component uses it."""
         for account in self.accelerators:
             if accelerator in account.numbers:
                 return account
         raise KeyError(f"no component uses accelerator {accelerator}")
 
     def shared_bytes(self, node: int) -> int:
-        """What the run takes of the shared memory of a node, at most: of its /dev/shm, or `cluster.comm.shm_folder`."""
+        """Return the most bytes that the run takes in a node's /dev/shm, or `cluster.comm.shm_folder`."""
         return next(
             (account.shared_bytes for account in self.hosts if node in account.numbers),
             0,
@@ -201,7 +201,7 @@ class MemoryLedger:
 
     @property
     def tightest(self) -> Account | None:
-        """The accelerators with the smallest margin, or the fullest where no capacity is known; None without any."""
+        """The accelerators with the smallest margin; the fullest if no capacity is known; None without accelerators."""
         return min(
             self.accelerators,
             key=lambda a: (
@@ -214,7 +214,7 @@ class MemoryLedger:
 
     @property
     def lacking(self) -> tuple[tuple[str, str], ...]:
-        """(component, why) of those that cannot work with what they are given."""
+        """Pairs (component, reason) of components that cannot work with the memory they are given."""
         found = (
             (c, f.lacking)
             for c, footprints in self.footprints.items()
@@ -232,7 +232,7 @@ class MemoryLedger:
 
     @property
     def fits(self) -> bool:
-        """Nothing is known that does not fit."""
+        """Whether everything fits, as far as it is known."""
         return self.within_capacity and not self.lacking
 
 
@@ -241,7 +241,7 @@ class MemoryLedger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Ranks of one component with so many accelerators each; 0: they have a host alone."""
+    """Ranks of one component with this many accelerators each; 0: they use a host only."""
 
     component: str
     accelerators_per_rank: int
@@ -249,17 +249,20 @@ class Occupancy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OccupancyClass:
-    """Equal accelerators, or equal nodes, each with as many ranks of the same occupancies."""
+    """Equal accelerators, or equal nodes, that hold the same number of ranks of the same occupancies."""
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str  # of accelerator
     memory_bytes: int  # of one accelerator; 0: not known
-    ranks: Mapping[Occupancy, int]  # on each of them
+    ranks: Mapping[Occupancy, int]  # number of ranks on each of them
     host_bytes: int = 0  # of one node; 0: not known
 
 
 def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
-    """Bytes of one accelerator that stay free. An emulated one holds what is accounted and nothing else."""
+    """Return the bytes of one accelerator that stay free.
+
+    For "auto", an emulated accelerator reserves nothing, since it holds only accounted bytes.
+    """
     if reserve == "auto":
         reserve = 0.0 if kind == "emulated" else USUAL_RESERVE
     return min(
@@ -272,18 +275,19 @@ def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
 def accelerator_classes(
     placement: HybridComponentPlacement,
 ) -> tuple[OccupancyClass, ...]:
-    """Those that a component uses, lowest number first. Linear in nodes and segments.
+    """Return the accelerators in use, grouped by equal use, lowest number first. Linear in nodes and segments.
 
-    Sweeps over the accelerators from one change to the next: of hardware, or of the ranks there.
+    The function sweeps over the accelerators from one change to the next. A change is another kind of hardware, or
+    another set of ranks.
     """
-    # Kind and memory, from this accelerator on
+    # First accelerator of a run of equal ones -> (kind, memory in bytes).
     hardware: dict[int, tuple[str, int]] = {}
     for node in placement.topology.nodes:
         first = node.first
         for run in node.alike:
             hardware[first] = (node.kind, run.memory_bytes)
             first += run.count
-    # Accelerator -> how many ranks more share each from there on
+    # Accelerator -> (occupancy, ranks added or, below 0, removed) from that accelerator on.
     changes: dict[int, list[tuple[Occupancy, int]]] = {}
     for component in placement.components:
         for segment in placement.spec(component).segments:
@@ -319,7 +323,7 @@ def accelerator_classes(
 
 @functools.lru_cache(maxsize=8)
 def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
-    """Those nodes that host a rank, lowest number first. Linear in nodes and ranks."""
+    """Return the nodes that host a rank, grouped by equal use, lowest number first. Linear in nodes and ranks."""
     hosted: list[dict[Occupancy, int]] = [{} for _ in placement.topology.nodes]
     for component in placement.components:
         at = placement.locations(component)
@@ -353,32 +357,37 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
-    """What a ledger is computed from. Components without a demand count as 0 bytes; `notes` of the ledger list them."""
+    """The input from which a ledger is computed.
+
+    Components without a demand count as 0 bytes, and the `notes` of the ledger list them.
+    """
 
     placement: HybridComponentPlacement
     needs: Needs
-    # Component -> leaves the accelerators where others need them
+    # Component -> whether it releases accelerators that other components need.
     offload: Mapping[str, bool]
     demands: Mapping[str, Demand]
-    # component -> key of its block, where that is not its name: rewards may share one
+    # Component -> key of its config block, if that is not its name; several rewards may share one.
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     measured: Measurements = dataclasses.field(default_factory=dict)
-    # what a run was found to hold beside what is computed here
+    # Bytes that a run was found to hold in addition to the computed ones.
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    # On the hosts, beside what components hold
+    # Shared memory of the hosts, in addition to what components hold.
     shared: SharedMemory = dataclasses.field(default_factory=dict)
     reserve: Reserve = 0
-    # component -> sequences that each of its copies takes in one optimizer step: micro-batches divide them
+    # Component -> sequences per optimizer step of each replica; micro-batches must divide them.
     batches: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    copies_checkpoints: bool = True  # on the hosts, until they are written
-    # The case of the same job with more lines in its config, None where the plan refuses one; of a job alone.
+    # whether checkpoints are copied on the hosts until they are written
+    copies_checkpoints: bool = True
+    # Plans the same job with changed config lines; returns its case, or None if the plan is rejected. None without a
+    # config.
     job: Callable[[Mapping[str, object]], MemoryCase | None] | None = None
-    # That it has more than the config
+    # Key path -> value of the lines that this case has changed in the config.
     lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
-        """Return the case with these lines as well, as a config with them would be planned; None where it is not."""
+        """Return the case planned with these config lines changed too; None if that plan is rejected."""
         assert self.job is not None, "asked of a case without a config"
         lines = {**self.lines, **lines}
         found = self.job(lines)
@@ -387,7 +396,10 @@ class MemoryCase:
         )
 
     def schedule(self) -> Schedule:
-        """As in the plan. Components that would clash may stay: here memory decides, not the rule."""
+        """Return the schedule of the plan.
+
+        Components that would clash may stay resident here: the ledger decides by memory, not by the rule.
+        """
         leaving = {c: self.offload.get(c, False) for c in self.placement.components}
         return schedule_of(self.placement, self.needs, leaving)
 
@@ -397,7 +409,7 @@ class MemoryCase:
         footprints: dict[str, dict[Placed, Footprint]] = {c: {} for c in components}
 
         def rank_in(used: OccupancyClass) -> dict[Occupancy, Footprint]:
-            """The footprint of one rank of each occupancy; each is worked out once."""
+            """Return occupancy -> footprint of one rank; each footprint is computed once."""
             found = {}
             for occupancy in used.ranks:
                 placed = self._placed(occupancy, used)
@@ -461,7 +473,7 @@ class MemoryCase:
         return self.blocks.get(component, component)
 
     def sharers(self, component: str) -> list[str]:
-        """The components that have one block in common."""
+        """Return the components that share the config block of `component`."""
         return [
             c
             for c in self.placement.components
@@ -469,7 +481,7 @@ class MemoryCase:
         ]
 
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
-        """The case with other values in the demands of `components`, or at these keys of their blocks."""
+        """Return the case with other values in the demands of `components`, or at these keys of their blocks."""
         demands = dict(self.demands)
         for component in {
             c for name in components for c in self.sharers(name) if c in demands
@@ -481,14 +493,14 @@ class MemoryCase:
 
 
 def _with(of: Any, key: str, value: object) -> Any:
-    """The same with another value at a path of fields; demands and blocks are dataclasses."""
+    """Return a dataclass with another value at a path of fields, such as `block.optimizer.kind`."""
     field, _, rest = key.partition(".")
     inside = _with(getattr(of, field), rest, value) if rest else value
     return dataclasses.replace(of, **{field: inside})
 
 
 def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residency]]]:
-    """Every moment in the order of time, with the residency of each component."""
+    """Yield every moment in order of time, with the residency of each component."""
     first = schedule.stages[0]
     yield Moment(stage=first, entering=True, start=True), schedule.residency[first]
     for stage in schedule.stages:
@@ -520,7 +532,7 @@ def _count_accelerators(
                 )
             if moment.start and residency[component] > Residency.OFF:
                 loading.append((component, footprint.loading))
-        # They load one after another, so the largest counts.
+        # Components load one after another, so only the largest loading counts.
         _add(
             holds,
             *max(loading, key=lambda found: sum(found[1].values()), default=("", {})),
@@ -543,10 +555,10 @@ def _count_hosts(
     loads: list[Load] = []
     for moment, residency in _moments(schedule):
         if moment.entering:
-            # Copies are made and dropped one by one
+            # Host copies are made and dropped one tensor at a time, so entries hold no more than stages.
             continue
         holds = Holds()
-        # Of the node that has most of it
+        # Among equal nodes, the one with the most shared memory counts.
         for purpose, sizes in shared.items():
             holds[purpose, HostPart.SHARED] = max(
                 sizes.get(node, 0) for node in used.numbers

@@ -21,7 +21,7 @@ from rlplace.placement.memory.quantised import bits_of, excepted
 
 
 class Head(enum.Enum):
-    """What stands on top of the backbone."""
+    """The output head on top of the transformer backbone."""
 
     LANGUAGE = "language model"  # logits over the vocabulary
     SCORE = "score"  # one bias-free linear layer to the labels, no language model head: rewards, critics
@@ -41,12 +41,12 @@ class ModelShape:
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
     kv: tuple[KvLayers, ...]
-    # All that is in no layer: embeddings, last norm, heads; tied weights once
+    # Weights outside the layers: embeddings, last norm, heads; tied weights once.
     root: tuple[Weight, ...]
     blocks: tuple[Block, ...]
-    attention: Attention  # of the layers that have it
-    notes: tuple[str, ...] = ()  # what is not counted of it
-    tower: Tower | None = None  # of a model that sees images
+    attention: Attention  # attention of the layers that have it
+    notes: tuple[str, ...] = ()  # parts of the model that are not counted
+    tower: Tower | None = None  # vision encoder; None for text models
 
     @property
     def layers(self) -> int:
@@ -59,16 +59,16 @@ class ModelShape:
 
     @property
     def met(self) -> int:
-        """How many of them a token is computed with."""
+        """The number of parameters that compute one token; for mixtures of experts, fewer than `parameters`."""
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
-        """Every weight and how many layers have it."""
+        """Return each weight and the number of layers that have it."""
         inner = tuple((w, block.layers) for block in self._units for w in block.weights)
         return (*((w, 1) for w in self.root), *inner)
 
     def parts(self, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
-        """Elements that the fullest rank holds of each weight, and how many layers have it."""
+        """Return, for each weight, its elements on the fullest rank and the number of layers that have it."""
         return [
             (w.part(tensor_parallel, shards), copies) for w, copies in self.weights()
         ]
@@ -76,7 +76,10 @@ class ModelShape:
     def stored(
         self, each: int, tensor_parallel: int = 1, shards: int = 1
     ) -> list[tuple[int, int]]:
-        """Bytes of the same of a frozen model: quantised as in its files, the rest in numbers of `each` bytes."""
+        """Return the same as `parts` in bytes, for a frozen model.
+
+        Weights that the files have quantised keep their bits; all others have `each` bytes per number.
+        """
         return [
             (math.ceil(part * w.bits / 8) if w.bits else part * each, copies)
             for (part, copies), (w, _) in zip(
@@ -87,10 +90,11 @@ class ModelShape:
     def lora_parts(
         self, rank: int, tensor_parallel: int = 1, shards: int = 1
     ) -> list[tuple[int, int]]:
-        """The same of the low-rank factors beside the projections: [rank, in] and [out, rank] for each.
+        """Return the same as `parts` for LoRA factors: [rank, in] and [out, rank] for each projection.
 
-        Hu et al. 2022, arXiv:2106.09685, section 4.1; exact for all linear layers but experts adapted. Tensor
-        parallelism cuts the factor that has the weight's rows, or columns, where it cuts these; the other is whole.
+        Source: Hu et al. 2022, arXiv:2106.09685, section 4.1. Exact if all linear layers except experts are adapted.
+        Tensor parallelism splits one factor along the dimension in which it splits the weight; the other factor is
+        whole.
         """
         return [
             (
@@ -127,10 +131,11 @@ class ModelShape:
 
     @property
     def read_again(self) -> float:
-        """What attention keeps of a token once more for each segment that continues its own, as a share of a layer's.
+        """The attention tensors that each further segment saves for a shared prompt token, as a share of a layer's.
 
-        Queries, keys, values and what was attended, as if there were as many key heads as query heads: so it is where
-        ranks exchange tokens for heads. A bound, since what is added on both sides only brings it nearer 1.
+        Counted are queries, keys, values and the attention output, with as many key heads as query heads, because ranks
+        that exchange tokens for heads hold them so. This is an upper bound: other saved tensors bring the true share
+        nearer to 1.
         """
         attention = self.attention
         shares = list[float]()
@@ -149,20 +154,21 @@ class ModelShape:
 class Family:
     """How a family of decoders differs from Llama."""
 
-    tied: bool = False  # where the config does not say
+    tied: bool = False  # tied embeddings, if the config does not say
     # Biases on queries, keys and values only, whatever the config says
     qkv_bias: bool = False
     qk_norms: bool = False  # a norm over each query and key head
     # A second norm after attention and after the feed-forward layer
     norms_after: bool = False
-    # The scaled value is float32 too, not only the input
+    # The scaled output of a norm is float32 too, not only its input.
     norms_in_float32: bool = False
     # Queries, keys and values in one weight, gate and up in another
     fused: bool = False
-    window: int = 0  # tokens that a layer with a sliding window sees, where the config does not say; 0: all
-    # Of so many layers one after the other, the last sees all tokens; 1: no layer does.
+    # Tokens of a sliding window, if the config does not say; 0: no window.
+    window: int = 0
+    # Period of full attention: the last of every `pattern` layers sees all tokens; 1: no layer does.
     pattern: int = 1
-    # A mixture of experts: keys of the width of one, and of that of the expert that sees every token.
+    # Mixture of experts: config keys of an expert's width, and of the width of the shared expert.
     experts: tuple[str, str | None] | None = None
 
 
@@ -191,7 +197,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_moe": Family(qk_norms=True, experts=("moe_intermediate_size", None)),
 }
-_MOST = 10**12  # of a number in a config.json
+_MOST = 10**12  # largest number accepted in a config.json
 _GPT2 = "gpt2"
 _OPENVLA = "openvla"
 
@@ -199,10 +205,10 @@ _OPENVLA = "openvla"
 def read_model(
     config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model"
 ) -> ModelShape:
-    """The shape of the model that `config` describes. `key` is where the config stands, for errors.
+    """Return the shape of the model that `config` describes. `key`: where the config stands, for errors.
 
-    Families that are not counted here are described by transformers, in a process of its own. Raises ConfigError with
-    all problems at once: a family that is known nowhere, keys that are missing or no numbers.
+    Families without formulas here are described by transformers in a subprocess. Raises ConfigError with all problems
+    at once: an unknown family, or keys that are missing or not numbers.
     """
     family = config.get("model_type")
     numbers = ModelKeys(config, key)
@@ -227,7 +233,7 @@ def read_model(
 
 
 def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
-    """The model with the bits that its files have, by the `quantization_config` of its config.json."""
+    """Return the model with quantised bits per weight, from the `quantization_config` of its config.json."""
     bits = bits_of(quantised)
     method = quantised.get("quant_method")
     if not bits:
@@ -238,6 +244,7 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 
     def stored(weight: Weight) -> Weight:
         # Of experts
+        # Weights with three dimensions are stacked experts, which are quantised like linear layers.
         linear = weight.projection or len(weight.shape) == 3
         if linear and not excepted(weight.name, kept):
             return dataclasses.replace(weight, bits=bits)
@@ -251,7 +258,7 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 
 
 class ModelKeys:
-    """Reads whole numbers and switches of one config and collects problems; a missing number counts as 1."""
+    """Reads whole numbers and switches of a config.json and collects problems; a missing number counts as 1."""
 
     def __init__(self, config: Mapping[str, object], key: str) -> None:
         self._config = config
@@ -290,7 +297,7 @@ class ModelKeys:
         return self._config.get("model_type")
 
     def either(self, *names: str) -> int:
-        """Read the number under the first of these names that is there: libraries and their versions differ."""
+        """Return the number under the first of these names that is present, since names differ between versions."""
         return self.number(
             next(
                 (name for name in names if self._config.get(name) is not None), names[0]
@@ -298,7 +305,7 @@ class ModelKeys:
         )
 
     def window(self, default: int) -> int:
-        """Read how many tokens a layer with a sliding window sees; 0 where no layer has one."""
+        """Return the tokens of a sliding window; 0 if no layer has one."""
         if str(self.family).startswith("qwen") and not self.switch(
             "use_sliding_window", False
         ):
@@ -310,7 +317,10 @@ class ModelKeys:
         return 0
 
     def sliding_layers(self, layers: int, pattern: int) -> int:
-        """Count the layers with a sliding window: by their types, as Qwen from one layer on, or all but some."""
+        """Count the layers with a sliding window.
+
+        They follow from `layer_types`, else for Qwen from `max_window_layers`, else from the period of full attention.
+        """
         kinds = self._config.get("layer_types")
         if isinstance(kinds, (list, tuple)):
             return sum(kind != "full_attention" for kind in kinds[:layers])
@@ -339,7 +349,7 @@ def _decoder(numbers: ModelKeys, name: str, head: Head) -> ModelShape:
     hidden = attention.hidden
     vocabulary = numbers.number("vocab_size")
     layers = numbers.number("num_hidden_layers")
-    # Sparse: those with experts
+    # Number of sparse layers, which have experts.
     sparse = 0
     blocks: list[Block] = []
     if family.experts is not None:
@@ -462,7 +472,7 @@ def _linear(
     yield Weight(
         name=name + ".weight", shape=(outputs, inputs), ways=ways, projection=True
     )
-    # Where the inputs are cut, parts are summed and every rank adds the whole bias
+    # If the inputs are split, partial outputs are summed and every rank adds the whole bias.
     if bias:
         yield Weight(
             name=name + ".bias", shape=(outputs,), ways=ways if cut_outputs else 1
@@ -531,7 +541,7 @@ def _block(
     saved: Saved,
     passing: Saved,
 ) -> Block:
-    """One layer kind; what its norms and attention save is added to what its feed-forward layer saves."""
+    """Return a block of equal layers; what norms and attention save is added to what feed-forward saves."""
     hidden = attention.hidden
     norms = ["input_layernorm", "post_attention_layernorm"]
     if family.norms_after:
@@ -545,7 +555,7 @@ def _block(
         roots += attention.heads + attention.kv_heads
     scaled = 0 if family.norms_in_float32 else normed
     inputs = passing.compute + 4 * hidden + 2 * attention.head_dim
-    # Rotated in three steps each, queries first: they are there twice when keys are.
+    # Rotary embedding takes three steps, queries first. While keys are rotated, queries exist twice.
     turned = max(
         4 * attention.query + 2 * attention.keys,
         2 * attention.query + 5 * attention.keys,
@@ -576,7 +586,7 @@ def _block(
 def _kept(
     numbers: ModelKeys, family: Family, attention: Attention, layers: int
 ) -> Iterator[KvLayers]:
-    """Those that see all tokens before, and those with a sliding window."""
+    """Yield the KV caches of layers with a sliding window, and of layers with full attention."""
     window = numbers.window(family.window)
     heads = attention.kv_heads
     each = 2 * attention.head_dim
@@ -588,7 +598,7 @@ def _kept(
 
 
 def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> ModelShape:
-    """What transformers described, with the head of a role."""
+    """Return the shape that transformers described, with the head of a role."""
     vocabulary = int(record["vocabulary"])
     hidden = int(record["hidden"])
     root = [
@@ -596,7 +606,7 @@ def _described(numbers: ModelKeys, record: Mapping[str, Any], head: Head) -> Mod
         for row in record["root"]
         if head is not Head.SCORE or row[0] != record["head"]
     ]
-    # The head over the vocabulary is in the root already
+    # `root` already has the language model head, so it is treated as tied here.
     score = _heads(head, hidden, vocabulary, True, numbers)
     return ModelShape(
         hidden=hidden,
@@ -654,7 +664,7 @@ def _heads(
 
 
 def _gpt2(numbers: ModelKeys, head: Head) -> ModelShape:
-    """Radford et al. 2019; its linear layers keep their weights as [in, out]."""
+    """Return the shape of GPT-2 (Radford et al. 2019), whose linear layers store their weights as [in, out]."""
     hidden = numbers.number("n_embd")
     heads = numbers.number("n_head")
     vocabulary = numbers.number("vocab_size")
@@ -745,7 +755,10 @@ _SIGHTLESS = (
 
 
 def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
-    """Llama 2 reads what DINOv2-L and SigLIP-SO400M see in 224 x 224 pixels: 256 patches of 14 x 14."""
+    """Return the shape of OpenVLA: Llama 2 on features of DINOv2-L and SigLIP-SO400M.
+
+    Images have 224 x 224 pixels, which are 256 patches of 14 x 14.
+    """
     own = config.get("text_config")
     keys = {
         "model_type": "llama",
@@ -772,7 +785,7 @@ def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
         (f"{at}.patch", (width, 3 * 14 * 14))
         for at, width in (("featurizer", 1024), ("fused", 1152))
     ]
-    # Of patch, norm
+    # Biases of the patch embedding and of the norm.
     rest += [
         (f"{at}.biases", (3 * width,))
         for at, width in (("featurizer", 1024), ("fused", 1152))
@@ -798,7 +811,7 @@ def _openvla(config: Mapping[str, object], head: Head, key: str) -> ModelShape:
 
 
 def _tower(at: str, layers: int, width: int, wide: int, scales: int) -> Block:
-    """Layers of a vision transformer; `scales` of outputs (DINOv2)."""
+    """Return the layers of a vision transformer; `scales`: layer scales per layer (2 in DINOv2)."""
     linear = {
         "qkv": (3 * width, width),
         "proj": (width, width),

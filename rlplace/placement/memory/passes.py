@@ -1,12 +1,13 @@
-"""What a pass of a language model holds at its fullest moment, beside what is resident; all results are bytes.
+"""Peak memory of a language model's pass, in addition to what is resident; all results are bytes.
 
 ::
 
     forward     layer, layer ... ▸ head: scores of a tile
     backward    head: scores of a tile, its gradient ◂ layer, recomputed ▸ reduced ◂ ... ◂ all outside, reduced
 
-A run shards by FSDP2: all outside the layers is gathered for the whole pass, a layer for its own turn while the next
-one comes; every micro-batch is reduced into float32 shards of the gradients. tests/contract/test_lm_memory.py compares.
+A run shards by FSDP2. Weights outside the layers are gathered for the whole pass. A layer is gathered for its own turn
+while the next one arrives. Every micro-batch is reduced into float32 shards of the gradients.
+tests/contract/test_lm_memory.py compares these numbers with measured ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from rlplace.placement.memory import formulas
 from rlplace.placement.memory.model import ModelShape
 
 _FLOAT32 = 4
-_TOKEN_BYTES = 512  # of a token's numbers: ids, places, log-probabilities, terms of the loss, angles of its rotation
+# Bytes per token: ids, positions, log-probabilities, loss terms, rotary angles.
+_TOKEN_BYTES = 512
 
 
 class Moment(NamedTuple):
@@ -31,24 +33,25 @@ class Moment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Of so many tokens, by one rank. `number`: bytes of one in the computation."""
+    """A forward, or forward and backward, pass over `tokens` tokens on one rank. `number`: bytes per number."""
 
     model: ModelShape
     tokens: int
     number: int
     parallel: int = 1
-    # Weights are computed with in copies: gathered, or of another type
+    # Computation uses copies of the weights: gathered from shards, or of another dtype.
     copied: bool = True
-    shared: bool = True  # ranks have parts of them, so that the next layer is on its way while one computes
+    shared: bool = True  # ranks hold shards of the weights, so the next layer is gathered while one computes
     # Layers stay gathered from the forward to the backward pass
     kept_gathered: bool = False
-    exchanged: int = 1  # ranks that exchange tokens for heads around attention
-    # Attention goes one sequence after the other, and joins what comes out
+    # context-parallel ranks, which exchange tokens for heads around attention
+    exchanged: int = 1
+    # Attention runs one sequence after the other, and its outputs are joined.
     by_sequence: bool = True
-    repeated: bool = False  # keys and values are repeated for it, for every query head
+    repeated: bool = False  # keys and values are repeated for every query head
 
     def forward(self) -> Moment:
-        """Without gradients: at the head, when all layers are over, or in the largest layer."""
+        """Return the fullest moment of a pass without gradients: at the head, in the largest layer, or at the start."""
         gathered = self._gathered()
         states = self._states(1) + self._beside
         last = (
@@ -83,10 +86,11 @@ class Pass:
         earlier: bool,
         master: int,
     ) -> Moment:
-        """Forward and backward, and the step. `trained`: shards in elements, of all layers and of what is in none.
+        """Return the fullest moment of a forward and backward pass and the optimizer step.
 
-        `offload`: inputs of layers are on the host. `earlier`: gradients of micro-batches before are there. `master`:
-        bytes a step needs for each trained number.
+        `trained`: elements of this rank's shards, in the layers and outside of them. `offload`: layer inputs are on the
+        host. `earlier`: gradients of earlier micro-batches exist. `master`: bytes per trained number that the optimizer
+        step adds.
         """
         return _fullest(
             *self._moments(trained, checkpointing, offload, earlier, master)
@@ -107,7 +111,7 @@ class Pass:
             beside += tower.kept(self.tokens, number, checkpointing)
         layers, outside = (_FLOAT32 * elements for elements in trained)
         before = layers + outside if earlier else 0
-        # What attention has saved is another tensor than what comes out, and of each key head it may have several.
+        # Joining the attention outputs makes one more tensor, and a key head may have several copies.
         joined = self.by_sequence or self.exchanged > 1
         more = (
             joined * formulas.attended(model, self.tokens, number, self.parallel)
@@ -128,9 +132,9 @@ class Pass:
             + self._cut(_FLOAT32 * self.tokens * model.hidden + self._states(3))
             + beside
         )
-        # Gathered, and those of tokens that are scored
+        # With tensor parallelism: the gathered hidden states, and those of the tokens that are scored.
         head += self._states(2) if self.parallel > 1 else 0
-        # Without factors instead: the head has a gradient
+        # In full training (no LoRA), the head has a gradient.
         full = bool(outside)
         tile = formulas.tile_scores(model, self.tokens, self.parallel)
         yield self._arriving()._replace(gradients=before)
@@ -138,20 +142,21 @@ class Pass:
         yield Moment(
             gathered, head + self._states(1), *self._head_backward(tile, before, full)
         )
-        # A layer, recomputed: the first, the second or the last one. What is outside has its gradients until the end.
+        # Backward pass of a layer, recomputed: the first, second or last one. Gradients outside the layers stay until
+        # the end.
         flow = formulas.flowing(model, self.tokens, number, self.parallel) + beside
-        # Gradients, to be summed over the ranks of a copy
+        # Gradients of the hidden states, which are summed over the tensor-parallel ranks.
         flow += self._states(1) * (self.parallel > 1)
         of_head = number * self._head if full else 0
         again = one - self._states(1) if checkpointing else 0
         for done in (0, min(1, model.layers - 1), model.layers - 1):
             left = saved - saved * done * (not offload) // model.layers
             made = before or layers * done // model.layers
-            # On its way to the shards of all ranks
+            # Float32 gradient of a layer, while it is reduced to the shards of all ranks.
             reduced = _FLOAT32 * self._layer if full and done else 0
             held = gathered + number * self._layer * self.copied
             yield Moment(held, left + again + flow, 0, made + of_head + reduced)
-        # Goes backward last
+        # The vision encoder runs its backward pass last.
         if tower is not None:
             seen = (
                 beside
@@ -160,14 +165,15 @@ class Pass:
                 + self._states(1)
             )
             yield Moment(gathered, seen, 0, before or layers)
-        # Outside the layers: copied to a buffer, from which the shards are reduced.
+        # Gradients outside the layers are copied to a buffer, from which the shards are reduced.
         root = self._cut(model.root_elements) if full else 0
         fresh = max(number * root + _FLOAT32 * root, _FLOAT32 * root + outside)
         yield Moment(0, beside, 0, layers + (outside if earlier else 0) + fresh)
+        # The optimizer step: all gradients, and what the step adds for each trained number.
         yield Moment(0, beside, 0, layers + outside + master * sum(trained))
 
     def _arriving(self) -> Moment:
-        """At the first layer: what is outside has been cut out of the buffer it came in, which is still there."""
+        """Return the moment before the first layer, when the buffer of gathered root weights still exists."""
         if not (self.copied and self.shared):
             return Moment()
         weights = 2 * self._cut(self.model.root_elements) + 2 * self._layer
@@ -180,7 +186,7 @@ class Pass:
         )
 
     def _exchange(self) -> int:
-        """Where tokens come for heads: queries, keys and values, what is sent, what comes, and that by heads."""
+        """Return the bytes of the exchange around attention: inputs, send and receive buffers, and tensors by heads."""
         if self.exchanged == 1:
             return 0
         attention = self.model.attention
@@ -188,7 +194,10 @@ class Pass:
         return self._states(2) + 4 * each + 3 * self._copied_keys
 
     def _head_backward(self, tile: int, before: int, full: bool) -> tuple[int, int]:
-        """Scores and gradients; products of less than float32 are made beside the float32 sum they are added to."""
+        """Return (bytes of scores, bytes of gradients) in the backward pass of the head.
+
+        Below float32, products are computed in the smaller dtype beside the float32 sum that they are added to.
+        """
         rows, entries = formulas.score_tile(
             self.tokens, self._cut(self.model.vocabulary), self.model.hidden
         )
@@ -203,7 +212,7 @@ class Pass:
         return sums + rounded + max(tile, product), before + summed
 
     def _gathered(self) -> int:
-        """While a layer computes; the next is on its way."""
+        """Return the bytes of gathered weights while a layer computes and the next one arrives."""
         if not self.copied:
             return 0
         if self.kept_gathered:
@@ -231,7 +240,7 @@ class Pass:
 
     @property
     def _beside(self) -> int:
-        """Also images, as if all tokens were theirs."""
+        """Bytes per token beside activations; input images count as if all tokens came from images."""
         return _TOKEN_BYTES * self.tokens + (
             self.model.tower.given(self.tokens) if self.model.tower else 0
         )

@@ -1,4 +1,4 @@
-"""Sizes of simulator policies: an MLP's by formulas, any other network's as a pass in torch shows them."""
+"""Sizes of simulator policies: of an MLP by formulas, of any other network from a traced pass in torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
 
 @runtime_checkable
 class Choices(Protocol):
-    """Discrete actions: one choice, or one for each element of a shape."""
+    """Discrete actions: one choice of n, or one choice per element of a shape."""
 
     @property
     def n(self) -> int | tuple[int, ...]: ...
@@ -53,7 +53,7 @@ class Entry(Protocol):
 
 
 class PolicySpaces(Protocol):
-    """What a policy's size depends on; every simulator's spaces are such."""
+    """The spaces that a policy's size depends on; every simulator has them."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...
@@ -79,7 +79,7 @@ def observation_bytes(spaces: PolicySpaces) -> int:
 
 
 def outputs_of(actions: Choices | Vector) -> int:
-    """Return the outputs of a policy head."""
+    """Return the number of outputs of a policy head."""
     if isinstance(actions, Choices):
         if isinstance(actions.n, int):
             return actions.n
@@ -95,11 +95,11 @@ def action_bytes(actions: Choices | Vector) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyShape:
-    """Parameters in float32 and the buffers of the observation normaliser in float64; of an MLP unless a subclass."""
+    """Float32 parameters and float64 buffers of the observation normaliser. This class describes an MLP."""
 
     weights: tuple[Weight, ...]
     buffer_bytes: int
-    # Of the policy trunk: observation, hidden layers, outputs
+    # Layer widths of the policy trunk: observation, hidden layers, outputs.
     widths: tuple[int, ...] = ()
     kept_each: int = 1  # tensors that a hidden layer keeps for its backward pass
 
@@ -113,46 +113,46 @@ class PolicyShape:
 
     @property
     def weights_bytes(self) -> int:
-        """Of a whole policy, as it is sent and sampled with."""
+        """Bytes of a whole policy, as it is sent and used for sampling."""
         return self.parameters_bytes + self.buffer_bytes
 
     @property
     def normalizer_bytes(self) -> int:
-        """Of mean and scale of observations in float32, and the variance that the scale is made of."""
+        """Float32 bytes of the mean and scale of observations, and of the variance that gives the scale."""
         if self.widths:
             return 3 * _FLOAT32 * self.widths[0] * self.normalized
         return 0
 
     def samples_bytes(self, samples: int) -> int:
-        """Of an iteration's samples as they are learned from."""
+        """Return the bytes of an iteration's samples, as learning uses them."""
         return formulas.policy_samples(self.widths, samples)
 
     def statistics_bytes(self, samples: int) -> int:
-        """Of what their moments take."""
+        """Return the bytes for computing mean and variance of the samples."""
         return formulas.policy_statistics(self.widths, samples, self.normalized)
 
     def pass_bytes(self, samples: int, compute: int) -> int:
-        """Of a forward and backward pass in numbers of `compute` bytes."""
+        """Return the bytes of a forward and backward pass; `compute`: bytes per number."""
         return formulas.policy_pass(self.widths, samples, compute, self.kept_each)
 
     def answer_bytes(self, rows: int) -> int:
-        """Of a decision on so many rows."""
+        """Return the bytes of one decision on `rows` rows."""
         return formulas.policy_answer(self.widths, rows, self.normalized)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape(PolicyShape):
-    """A network that autograd differentiates. What convolutions need beside their tensors is not counted."""
+    """A policy network traced in torch. Workspace of convolutions is not counted."""
 
     observation_bytes: int
-    numbers: int  # float32 ones in an observation
+    numbers: int  # float32 numbers in an observation
     outputs: int
     saved: int  # numbers that a pass over one sample saves for its backward pass; 0: not known
-    largest: int  # of one tensor in it
+    largest: int  # numbers of its largest tensor, per sample
 
     @property
     def normalizer_bytes(self) -> int:
-        # An observation's mean and scale are made in each pass
+        # Mean and scale are computed within each pass.
         return 0
 
     def samples_bytes(self, samples: int) -> int:
@@ -164,7 +164,7 @@ class NetworkShape(PolicyShape):
         )
 
     def pass_bytes(self, samples: int, compute: int) -> int:
-        """Of what is saved, and of two slopes of the largest tensor beside its own."""
+        """Return the bytes of saved tensors, and of two gradients as large as the largest tensor."""
         terms = _FLOAT32 * (4 * self.outputs + 10)
         return samples * (
             terms + compute * (self.saved + 2 * self.largest + 2 * self.numbers)
@@ -179,10 +179,11 @@ class NetworkShape(PolicyShape):
 def policy_shape(
     model: PolicyConfig, spaces: PolicySpaces, *, normalize_observations: bool
 ) -> PolicyShape:
-    """Return two trunks of an MLP, policy and value, with a log deviation per element of a continuous action; or a
-    network as `models.describe_policy` traces it, in a process of its own.
+    """Return the shape of a policy.
 
-    Raises ConfigError for a module of the user's own that is not there or does not do what a policy needs.
+    An MLP has two trunks, policy and value, and a log standard deviation per element of a continuous action. Any other
+    network is traced by `models.describe_policy` in a subprocess. Raises ConfigError for a custom module that is
+    missing or does not do what a policy needs.
     """
     if not isinstance(model, MlpConfig) or model.remembered:
         return _traced(model, spaces, normalize_observations)
@@ -194,7 +195,7 @@ def policy_shape(
         for at, (inputs, width) in enumerate(
             itertools.pairwise((size, *model.hidden, end))
         ):
-            # Odd numbers: activations
+            # Layers have even numbers, since odd ones are activations.
             weights.append(
                 Weight(name=f"{name}.{2 * at}.weight", shape=(width, inputs))
             )

@@ -1,6 +1,6 @@
-"""What policies of simulators ask of memory, when, on each of their accelerators and on their host.
+"""Memory demands of simulator policies, by stage, on each of their accelerators and on their host.
 
-As the workers account it: weights and optimizer state of the actor, the whole policy of a rollout rank.
+They match what workers report: weights and optimizer state of the actor, the whole policy of a rollout rank.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _MOMENTS = 2  # of Adam
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrainingDemand:
-    """The actor of simulators: on every rank all float32 weights in one tensor, and Adam's moments of it."""
+    """The actor of a job on simulators: every rank holds all float32 weights in one tensor, and Adam's moments."""
 
     policy: PolicyShape
     sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
     compute: Dtype = "fp32"
-    samples: int = 0  # of an iteration, on the rank with the most
-    minibatch: int = 0  # of them at once
-    # Whether checkpoints are made by way of a copy; None: it is in none
+    samples: int = 0  # per iteration, on the rank with the most
+    minibatch: int = 0  # samples of one minibatch, on this rank
+    # Whether checkpoints are written from a host copy; None: checkpoints do not include this policy.
     copied: bool | None = None
 
     def footprint(self, placed: Placed) -> Footprint:
         flat = self.policy.parameters_bytes
         weights: Tensors = [(flat, 1), (self.policy.buffer_bytes, 1)]
-        # And a step count; without a size, nothing
+        # Adam's moments and its step count; nothing if the policy's size is unknown.
         state: Tensors = [
             (flat, _MOMENTS),
             (_FLOAT32 if flat else 0, 1),
@@ -57,7 +57,7 @@ class PolicyTrainingDemand:
         host = host_copies(
             placed, HostPart.OFFLOADED, off=[*weights, *state], weights=state
         )
-        # And the content of the file
+        # The policy to be saved, and the content of its file.
         host[_FULL] = {
             **host[_FULL],
             HostPart.SAVED: 2 * self.policy.weights_bytes,
@@ -82,7 +82,7 @@ class PolicyTrainingDemand:
         )
 
     def _learning(self, placed: Placed) -> Bytes:
-        """At the worst of: statistics of all samples, their order, a pass over a minibatch, the sum of its gradient."""
+        """Return the peak of learning: of statistics, sample order, a minibatch's pass, or the gradient sum."""
         whole = self.policy.parameters_bytes
         number = DTYPE_BYTES[self.compute]
         samples, statistics = (
@@ -90,12 +90,12 @@ class PolicyTrainingDemand:
             self.policy.statistics_bytes(self.samples),
         )
         order = formulas.policy_order(self.samples, placed.ranks)
-        # Weights and gradient
+        # Copies of weights and gradient in the compute dtype.
         rounded = 0 if number == _FLOAT32 else 2 * whole * number // _FLOAT32
         held = {Part.GRADIENTS: whole, Part.GATHERED: rounded}
-        # All, and those of an epoch in its order
+        # All samples, and a copy in the order of the epoch.
         epoch = 2 * samples + 2 * _INT64 * self.samples
-        # The sums for the normaliser
+        # Running sums of the observation normaliser.
         epoch += self.policy.buffer_bytes
         activations = self.policy.pass_bytes(self.minibatch, number)
         exchanged = formulas.summed(whole, placed.ranks, on_host=placed.kind != "cuda")
@@ -109,12 +109,12 @@ class PolicyTrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRolloutDemand:
-    """A rollout rank of simulators: the whole policy, a pass of it, and the workspace that its config declares."""
+    """A rollout rank of a job on simulators: the policy, one pass of it, and the workspace declared in its config."""
 
     policy: PolicyShape
     workspace_bytes: int = 0
     sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
-    rows: int = 0  # that are answered together
+    rows: int = 0  # rows answered together
 
     def footprint(self, placed: Placed) -> Footprint:
         process = self.sync.beside(placed.process(groups=0))

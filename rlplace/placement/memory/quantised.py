@@ -1,4 +1,4 @@
-"""Weights that a `quantization_config` names: bits of a number, and which weights are left as they are."""
+"""Read a `quantization_config`: bits per number, and which weights are not quantised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def excepted(name: str, kept: Sequence[str]) -> bool:
-    """Whether a weight is one of those listed: by the beginning of its name, a part of it, or a pattern."""
+    """Return whether a weight is excluded from quantisation by a listed name, part of a name, or pattern."""
     layers = (
         re.sub(r"\.\d+(?=\.|$)", ".*", entry)
         for entry in kept
@@ -22,7 +22,7 @@ def excepted(name: str, kept: Sequence[str]) -> bool:
 
 
 def bits_of(quantised: Mapping[str, Any]) -> float:
-    """Bits of a number with its share of scales and zeros; 0 where the method is not known.
+    """Return the bits per number, including its share of scales and zero points; 0 for an unknown method.
 
     Sources: the formats that transformers 5 reads, each by its own documentation.
     """

@@ -1,8 +1,8 @@
-"""The ledger as text for people and as plain values for programs; bytes that an earlier run measured, as JSON::
+"""The ledger as text and as plain values; measured bytes of an earlier run as JSON::
 
     {"rlplace_memory": 1, "components": {"actor": {"off": 0, "weights": 83968, "full": 251980}}}
 
-Each of these numbers is what the fullest rank held on each of its accelerators, in bytes; they replace the formulas.
+Each number is the bytes of the fullest rank on each of its accelerators. These numbers replace the formulas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _ACCURACY = (
 
 
 def render_ledger(ledger: MemoryLedger) -> str:
-    """A verdict, a table for each kind of accelerator and of host, how far to trust it; 100 columns, plain ASCII."""
+    """Render the ledger: a verdict, a table per kind of accelerator and host, and its accuracy.
+
+    The text has 100 columns of plain ASCII.
+    """
     sections = [
         verdict(ledger),
         *map(_accelerators, ledger.accelerators[:_MOST_ACCOUNTS]),
@@ -49,7 +52,7 @@ def render_ledger(ledger: MemoryLedger) -> str:
 
 
 def verdict(ledger: MemoryLedger) -> str:
-    """Say whether it fits, and what the accelerators with the least room hold in their fullest moment."""
+    """Say whether the job fits, and how full the tightest accelerators are at their fullest moment."""
     tightest = ledger.tightest
     if tightest is None:
         return "memory: no accelerator is used"
@@ -109,7 +112,7 @@ def _largest(load: Load) -> str:
 
 
 def _table(account: Account) -> list[str]:
-    """One row per moment that differs, one column per component; the worst moment is marked."""
+    """Return the table of an account: one row per distinct moment, one column per component; the worst is marked."""
     shown = _without_repeats(account.loads)
     components = list(
         dict.fromkeys(hold.component for load in account.loads for hold in load.holds)
@@ -134,7 +137,7 @@ def _table(account: Account) -> list[str]:
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
-    """Leave out the entries on which nothing moves, and those that end as full as the stage is."""
+    """Drop entries without moves, and entries that end as full as their stage."""
     entries = [load for load in loads if load.moment.entering and not load.moment.start]
     stages = {
         load.moment.stage: load.holds for load in loads if not load.moment.entering
@@ -195,7 +198,7 @@ def _trust(ledger: MemoryLedger) -> str:
 
 
 def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
-    """The same ledger gives the same dict, key order included; all sizes are bytes."""
+    """Return the ledger as a dict with sizes in bytes. Equal ledgers give equal dicts, in the same key order."""
     return {
         "fits": ledger.fits,
         "known": ledger.known,
@@ -239,7 +242,7 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def record_measurements(measured: Measurements) -> dict[str, object]:
-    """What to write as JSON; `read_measurements` gives it back."""
+    """Return measurements as plain values for a JSON file; `read_measurements` reads them back."""
     components = {
         c: {r.word: size for r, size in sorted(found.items())}
         for c, found in measured.items()
@@ -248,7 +251,10 @@ def record_measurements(measured: Measurements) -> dict[str, object]:
 
 
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
-    """Raises ConfigError with all problems at once. `key` names in errors where the record comes from."""
+    """Read measurements from plain values of a JSON file.
+
+    Raises ConfigError with all problems at once. `key`: the origin of the record, for errors.
+    """
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
         why = f"such a record has {_VERSION_KEY}: {_VERSION}"
         fix = "use the memory.json of an earlier run's folder"
@@ -301,7 +307,7 @@ def _wrong(key: str, word: object, size: object) -> Problem:
 
 
 def _block(value: object) -> Mapping[object, object]:
-    """A value that should have been a block is one entry without a name, which is then rejected."""
+    """Return `value` if it is a block; else a block with one entry "", which the reader rejects."""
     if isinstance(value, Mapping):
         return value
     return {"": value}

@@ -1,6 +1,6 @@
-"""What fits: the largest pass, sequence length or KV share, by bisection over the ledger itself.
+"""Solve for what fits: the largest pass, sequence length or KV cache share, by bisection over the ledger.
 
-Where something does not fit: the shortage as a problem, and changes computed anew with their cost.
+Also report what does not fit as a problem, with remedies: changes of the config, each with its saving and cost.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rlplace.placement.memory.records import show_room
 from rlplace.placement.schedule import Residency
 from rlplace.units import plural, show_bytes, verb
 
-SPARE = 0.05  # of each accelerator, where memory.reserve keeps nothing free: the formulas are not exact
+SPARE = 0.05  # share of each accelerator that stays free if memory.reserve keeps nothing: the formulas are not exact
 _LEAST = 0.01
 _MOST_STEPS = 12
 _MOST_HOLDERS = 5
-# Of what asks for memory: key of its block, the value that holds less, and what that costs
+# (Demand, key of its config block, value that uses less memory, cost of that value).
 _LESS_KEPT = (
     (
         TrainingDemand,
@@ -81,7 +81,7 @@ _SLICES = (2, 4, 8)  # accelerators of one engine; more than a node has are refu
 
 
 class Knob(enum.Enum):
-    """What can be solved for: a field of demands."""
+    """The fields of demands that can be solved for."""
 
     MICRO_BATCH = "micro_batch"
     TOKEN_BUDGET = "token_budget"  # of passes that are packed
@@ -94,12 +94,12 @@ _MOST = {
     Knob.TOKEN_BUDGET: 1 << 24,
     Knob.SEQUENCE_LENGTH: 1 << 24,
 }
-# A pass has a size in sequences or in tokens.
+# The size of a pass is given either in sequences or in tokens.
 _INSTEAD = {Knob.MICRO_BATCH: Knob.TOKEN_BUDGET, Knob.TOKEN_BUDGET: Knob.MICRO_BATCH}
 
 
 class Solution(NamedTuple):
-    """The largest value that fits, and the case with it."""
+    """The largest value that fits, and the memory case with that value."""
 
     value: float
     case: MemoryCase
@@ -131,9 +131,9 @@ def _having(case: MemoryCase, knob: Knob) -> list[str]:
 def solve(
     case: MemoryCase, knob: Knob, component: str | None = None
 ) -> Solution | None:
-    """The largest value of `knob` for one component, or for all that have it, with which everything fits.
+    """Return the largest value of `knob` with which everything fits, for one component or for all that have the knob.
 
-    None where not even the least does. Raises PlacementError where no memory is known, and where no such component has
+    None if not even the smallest value fits. Raises PlacementError if no memory is known, or if no such component has
     the knob.
     """
     names = [name for name in _having(case, knob) if component in (None, name)]
@@ -160,7 +160,7 @@ def solve(
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest of 1..most that fits, 0 for none; whatever is below a value that fits must fit too."""
+    """Return the largest of 1..most that fits, or 0 if none does. Every value below one that fits must fit too."""
     low = 0
     high = 1
     while high < most and fits(high):
@@ -175,7 +175,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
-    """The largest micro-batch up to `most` that divides what each copy takes in a step, where that has to be."""
+    """Return the largest micro-batch up to `most` that divides each replica's sequences per step, if it has to."""
     whole = math.gcd(*(case.batches[name] for name in names if name in case.batches))
     return next(
         (size for size in range(min(most, whole), 0, -1) if whole % size == 0), most
@@ -183,9 +183,10 @@ def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
 
 
 def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
-    """The largest share in hundredths that fits for every engine, whether or not it leaves room for a KV cache.
+    """Return the largest memory share, in hundredths, that fits for every engine; the KV cache may still lack room.
 
-    A small share leaves no room for the cache and a large one none for the others: only the latter is monotone.
+    A small share leaves no room for the KV cache, and a large one no room for other components. Only the second
+    condition is monotone, so only it is searched for.
     """
 
     def fits(hundredths: int) -> bool:
@@ -218,10 +219,11 @@ def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
 
 
 def fill_share(case: MemoryCase) -> MemoryCase:
-    """Give every engine without a KV cache size the same share: what others and the reserve leave; and note it.
+    """Give every engine without a KV cache size the share of memory that others and the reserve leave.
 
-    By formulas alone, so that it is the same whether or not an earlier run was measured. Where nothing is left, it is
-    the least that can be asked for, and the ledger states what lacks. Raises PlacementError where no memory is known.
+    Only formulas count, so the share is the same with or without measurements of an earlier run. If nothing is left,
+    the share is the smallest possible one, and the ledger states what is lacking. A note is added to the case. Raises
+    PlacementError if no memory is known.
     """
     engines = _having(case, Knob.KV_SHARE)
     if not engines:
@@ -256,7 +258,7 @@ def fill_share(case: MemoryCase) -> MemoryCase:
 def render_solution(
     case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None
 ) -> str:
-    """`component` None: all that have this size."""
+    """Render a solution, or that there is none. `component`: None for all components with this knob."""
     now = _tightest(case.ledger())
     if solution is None:
         least = "at any value" if knob is Knob.KV_SHARE else "not even with 1"
@@ -287,23 +289,26 @@ def _tightest(ledger: MemoryLedger) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change. `enough`: with it, and with those listed before it if `also` says so, everything has room."""
+    """One change of the config.
+
+    `enough`: everything has room with this change. `also`: the change is meant together with those listed before it.
+    """
 
     fix: str
     cost: str
     case: MemoryCase
-    # At the worst moment of the accelerators, or hosts, that lack most
+    # On the accelerators or hosts that lack most, at their worst moment.
     saves_bytes: int = 0
     enough: bool = False
     also: bool = False
-    # Key path -> value, as `fix` has them
+    # Key path -> value, the same as in `fix`.
     lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
-    """Changes that are each enough, the gentlest first; where there are none, changes that are enough together.
+    """Return remedies that suffice alone, least intrusive first; otherwise a set that suffices together.
 
-    Where not even those are, they are what helps most. Empty when everything fits.
+    If even the set does not suffice, it holds the changes that help most. Empty if everything fits.
     """
     if shortest(case.ledger()) is None:
         return ()
@@ -328,19 +333,19 @@ def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
 
 
 def shortest(ledger: MemoryLedger) -> Account | None:
-    """The account that lacks most; None when all fit."""
+    """Return the account that lacks the most memory; None if all fit."""
     short = [account for account in ledger.accounts if not account.fits]
     return min(short, key=lambda account: account.margin_bytes or 0, default=None)
 
 
 def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
-    """Every change that saves something where most is lacking, with what it saves."""
+    """Yield every change that saves memory on the accelerators or hosts that lack most, with the bytes it saves."""
     before = case.ledger()
     short = shortest(before)
     assert short is not None, "asked where something is short"
     for change in _changes(case, short):
         changed = change.case
-        # Planned and checked anew, as the config with these lines will be
+        # Plan and check the changed config anew.
         if case.job is not None:
             planned = case.with_lines(change.lines)
             if planned is None:
@@ -356,7 +361,7 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
 
 
 def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
-    """Changes with which a cache that has too little room, and all else, has enough; of a job alone."""
+    """Yield changes with which a KV cache that lacks room, and everything else, fits. Only for a case with a config."""
     for component, _ in case.ledger().lacking if case.job is not None else ():
         for change in (
             *_smaller_cache(case, component),
@@ -368,7 +373,7 @@ def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
 
 
 def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
-    """What the fullest of the same accelerators or hosts holds; another placement groups them otherwise."""
+    """Return the fullest load on the same accelerators or hosts; another placement may group them differently."""
     same = [
         a for a in ledger.accounts if a.kind == short.kind and a.numbers & short.numbers
     ]
@@ -376,7 +381,7 @@ def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
 
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
-    """The gentlest first, over the blocks of what holds something there, the largest holder first."""
+    """Yield possible changes, least intrusive kind first, for each holder of memory there, the largest holder first."""
     held = dict.fromkeys(hold.component for hold in short.worst.holds)
     present = [
         component for component in held if component in case.placement.components
@@ -411,7 +416,7 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
 
 
 def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """What changes the learning itself, and so comes last."""
+    """Yield changes that alter the training itself; they are tried last."""
     demand = case.demands.get(component)
     if not isinstance(demand, TrainingDemand):
         return
@@ -420,7 +425,7 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
         and not demand.block.optimizer.on_host
     ):
         values = {"optimizer.kind": "adamw_8bit"}
-        # Whose steps were lost in rounding
+        # With weights below float32 and no master copies, small optimizer steps are lost in rounding.
         if demand.block.weights != "fp32":
             values = {"weights": "fp32"} | values
         yield _changed(case, component, values, "Adam's moments are rounded to 8 bits")
@@ -435,7 +440,7 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Copies of the model over more accelerators, and a smaller type of keys and values."""
+    """Yield tensor parallelism over more accelerators, and a smaller dtype of the KV cache."""
     demand = case.demands.get(component)
     if not isinstance(demand, EngineDemand):
         return
@@ -457,7 +462,7 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def _several(case: MemoryCase) -> str:
-    """Return the key for several accelerators of an engine: in a run, one rank drives them all."""
+    """Return the key for several accelerators per engine; in a run, one rank drives all of them."""
     runs = any(
         isinstance(d, TrainingDemand) and d.packed for d in case.demands.values()
     )
@@ -467,7 +472,7 @@ def _several(case: MemoryCase) -> str:
 
 
 def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[Remedy]:
-    """More accelerators that do together what one does now, by a key of the component's line."""
+    """Yield placements in which more accelerators share the work of one, by a key of the component's line."""
     spec = case.placement.spec(component)
     written = spec.canonical()
     block = dict(written) if isinstance(written, dict) else {"placement": written}
@@ -492,14 +497,14 @@ def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[R
 def _change(
     case: MemoryCase, component: str, key: str, value: object, cost: str
 ) -> Remedy:
-    """Another value of one key of the component's block."""
+    """Return the change of one key in the component's block."""
     return _changed(case, component, {key: value}, cost)
 
 
 def _changed(
     case: MemoryCase, component: str, values: Mapping[str, object], cost: str
 ) -> Remedy:
-    """Other values of some of its keys."""
+    """Return the change of several keys in the component's block."""
     lines = {f"{case.block(component)}.{key}": value for key, value in values.items()}
     fix = "\nand: ".join(f"{path}: {show(value)}" for path, value in lines.items())
     return Remedy(
@@ -530,7 +535,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
 def _smaller_batch(
     case: MemoryCase, component: str, short: Account
 ) -> Iterator[Remedy]:
-    """In sequences or, where passes are packed, in tokens."""
+    """Yield smaller passes: fewer sequences, or fewer tokens if passes are packed."""
     demand = case.demands.get(component)
     if not isinstance(demand, (TrainingDemand, ScoringDemand)):
         return
@@ -558,7 +563,7 @@ def _smaller_batch(
 def _useful(
     case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account
 ) -> int:
-    """The largest with which those moments fit that the least makes fit: others need a change of their own."""
+    """Return the largest size that fixes every moment which the smallest size fixes; others need another change."""
     least, now = sizes
 
     def totals(size: int) -> list[int]:
@@ -593,7 +598,7 @@ def _smaller_cache(
 
 
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """All accelerators of the cluster, for a component that has fewer, and whose ranks share none."""
+    """Yield a placement on all accelerators, for a component with fewer whose ranks share none."""
     if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
         return
     spec = case.placement.spec(component)
@@ -614,9 +619,9 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
-    """One problem for every kind of accelerator or host that is too small, and for every cache without room.
+    """Return one problem for each kind of accelerator or host that is too small, and for each KV cache without room.
 
-    Empty exactly when the ledger of `case` fits.
+    Empty exactly if the ledger of `case` fits.
     """
     ledger = case.ledger()
     if ledger.fits:
@@ -625,7 +630,7 @@ def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     worst = shortest(ledger)
     problems: list[Problem] = []
     for account in ledger.accounts:
-        # Remedies stand with the account that lacks most
+        # Remedies are shown only with the account that lacks most.
         if not account.fits:
             fix = proposals(remedies if account is worst else ())
             problems.append(_too_small(account, fix, bool(remedies)))
@@ -648,7 +653,7 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
         nodes = f"{plural(count, 'node')} {account.numbers}"
         what = f"the host memory of {nodes} is too small"
     enough = show_bytes(load.total_bytes + account.reserve_bytes)
-    # No other entry is fuller
+    # No entry except the start is fuller than its stage.
     when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"
     free = (
         f", of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free"
@@ -677,7 +682,7 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
 
 
 def proposals(remedies: Sequence[Remedy]) -> str | None:
-    """The `fix` of a problem: one line for each; None where there are none."""
+    """Return the `fix` text of a problem, one line per remedy; None without remedies."""
     if not remedies:
         return None
     joined = "and: " if remedies[0].also else "or: "
@@ -699,7 +704,7 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
 
 
 def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
-    """The only demand that can lack something is an engine's, for its KV cache."""
+    """Return the problem of an engine whose KV cache lacks room, the only kind of lack that a demand can report."""
     shorter = f"a shorter algorithm.sequence_length, or a larger {_several(case)} of {component}"
     if not has_knob(case.demands[component], Knob.KV_SHARE):
         knob = "kv_cache_memory"

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-# Likeness of a misspelt name part and the right one, of 1, from which on the right one is suggested
+# Smallest similarity, from 0 to 1, at which a part of a misspelt name counts as the known part.
 _NEAR = 0.75
-# The same for whole names with different numbers of parts
+# The same for whole names that have different numbers of parts.
 _JOINED = 0.9
 _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
 # Begins the source of a value that was given on the command line; the word follows
@@ -50,7 +50,7 @@ def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem in the standard error form.
 
     `code` is stable over versions. `span`: half-open range of columns of `got` that a caret marks.
     """

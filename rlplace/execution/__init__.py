@@ -1,1 +1,1 @@
-"""Execute a schedule with launched groups: iterations, faults, generation ahead, measured memory."""
+"""Execute a schedule on launched worker groups: iterations, fault recovery, asynchronous rollout, memory checks."""

@@ -1,12 +1,12 @@
-"""Faults of a run: which workers can be replaced, how often, what was lost; and the events that the summary lists.
+"""Faults of a run: which workers can be replaced, how often, and what was lost; also the fault events of the summary.
 
 ::
 
-    a call fails, or is late ──▶ all groups give up ──▶ lost ranks start again on their slots, channels are emptied
-        ├─ no state is lost ──▶ every rank drops what it has of the iteration ──▶ its sync
-        └─ a rank that trains was lost, or weights may have changed ──▶ all load the newest checkpoint ──▶ its sync
+    a call fails, or is late ──▶ all groups cancel calls ──▶ lost ranks restart on their slots, channels are emptied
+        ├─ no state is lost ──▶ every rank drops its part of the iteration, which starts again at sync
+        └─ a training rank was lost, or weights may have changed ──▶ all load the newest checkpoint ──▶ sync
 
-Without a checkpoint, all ranks that would load from it start again, and so does the run.
+Without a checkpoint, all ranks that would load from it restart, and the run starts from the beginning.
 """
 
 from __future__ import annotations
@@ -38,26 +38,29 @@ from rlplace.workers.launch.group import (
 )
 
 _HOUR_S = 3600.0
-_TRIES = 3  # failures in one place, of which the last are while ranks start there again
-# Another try would end alike: settings that are wrong or too large, a policy that has diverged.
+# failures at one place after which its ranks move; all but the first happen while ranks restart there
+_TRIES = 3
+# Errors that another try would only repeat: wrong or too large settings, a policy that has diverged.
 _FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One failure that the run has outlasted."""
+    """One failure that the run has survived."""
 
-    at_s: float  # since the workers were ready
+    at_s: float  # seconds since the workers were ready
     iteration: int
     stage: str
-    what: str  # the rank and the method, or the method that was late
+    what: str  # the failed rank and method, or the method that was late
     why: str
-    replaced: tuple[str, ...]  # ranks, by name
-    # Those of them that were not started again where they were, and where to
+    replaced: tuple[str, ...]  # names of the restarted ranks
+    # Restarted ranks that moved to other accelerators, and where to.
     moved: tuple[str, ...] = ()
-    redone_s: float  # of the iteration so far, and of those since the checkpoint
-    recovery_s: float  # until it could begin again
-    went_back: bool = False  # to the newest checkpoint, or to the start
+    # seconds of lost work: of this iteration so far, and of iterations since the checkpoint
+    redone_s: float
+    recovery_s: float  # seconds until the run could continue
+    # whether the run returned to its newest checkpoint, or to its start
+    went_back: bool = False
 
     def __str__(self) -> str:
         again = f"restarted {', '.join(self.replaced)}; " if self.replaced else ""
@@ -67,21 +70,25 @@ class Fault:
 
 
 class StateLost(Exception):
-    """What trains has lost its state: the run goes on from its newest checkpoint. Lost workers are replaced already."""
+    """A training component has lost its state, so the run has to load its newest checkpoint.
+
+    The lost workers are already replaced when this is raised.
+    """
 
 
 class History:
-    """The faults of a run and its clock, which outlast its workers where the loss of a node ends them all."""
+    """The faults of a run and its clock. They outlive its workers, since the loss of a node ends all workers."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
-        # When, of the last hour
+        # Monotonic times of the recoveries within the last hour.
         self.recent: deque[float] = deque()
-        # Monotonic clock when workers were ready for the first time
+        # Monotonic time when the workers were ready for the first time.
         self.ready_s: float | None = None
-        # In iterations that were done then, by an earlier command
+        # Seconds of the iterations that an earlier command had done by then.
         self.trained_s = 0.0
-        # What the run has not outlasted yet; `redone_s`: of all iterations so far
+        # Faults that ended all workers and are not recovered yet. Their `redone_s` counts all training time before the
+        # fault.
         self._lost: list[Fault] = []
 
     @property
@@ -91,7 +98,7 @@ class History:
         return time.monotonic() - self.ready_s
 
     def admits(self, most: int) -> bool:
-        """Count a recovery, unless there were `most` within the last hour."""
+        """Count a recovery and return True, unless there were already `most` within the last hour."""
         now = time.monotonic()
         while self.recent and now - self.recent[0] > _HOUR_S:
             self.recent.popleft()
@@ -101,11 +108,14 @@ class History:
         return False
 
     def lose(self, fault: Fault) -> None:
-        """Note a fault that ends all workers; its `redone_s` is what was worked up to it, at all."""
+        """Note a fault that ends all workers; its `redone_s` starts as the training time before the fault."""
         self._lost.append(fault)
 
     def ready(self, trained_s: float) -> list[Fault]:
-        """Begin the clock, or return the faults that are outlasted now: all workers are ready, `trained_s` is kept."""
+        """Start the clock, or complete and return the faults since: all workers are ready again.
+
+        `trained_s`: training seconds that the checkpoint keeps.
+        """
         if self.ready_s is None:
             self.ready_s = time.monotonic()
             self.trained_s = trained_s
@@ -119,9 +129,9 @@ class History:
 
 
 class Recovery:
-    """Replaces lost workers while that may help. Owns the faults so far. Used by the thread of the loop.
+    """Replaces lost workers as long as that can help, and owns the list of faults. Used by the thread of the loop.
 
-    From its making on, the groups outlast failures.
+    Constructing it tells the groups to survive failures.
     """
 
     def __init__(
@@ -138,11 +148,11 @@ class Recovery:
         joined: Collection[str] = (),
         without_state: Callable[[Collection[str]], Collection[str]] = lambda lost: (),
     ) -> None:
-        """`tell` is given a line for each fault; `patience_s`: for a call of what trains to end.
+        """`tell`: called with a line for each fault. `patience_s`: seconds for calls of training components to end.
 
-        `replaceable`: components whose ranks have no state. `kept`: of these, what is replaced by going back only.
-        `joined`: of these, what starts again together. `without_state`: returns the components whose state is in no
-        checkpoint, given those with lost ranks.
+        `replaceable`: components whose ranks have no state. `kept`: those of `replaceable` that are replaced only by
+        returning to a checkpoint. `joined`: those of `replaceable` that restart together. `without_state`: given the
+        components with lost ranks, returns the components whose state is in no checkpoint.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults = history.faults
@@ -155,11 +165,12 @@ class Recovery:
         self._replaced = set(replaceable) - set(kept)
         self._joined = set(joined)
         self._without_state = without_state
-        # The last of `faults`, while the run goes back for them
+        # The last of `faults`, for which the run is returning to a checkpoint now.
         self._going_back = list[Fault]()
-        # Ranks that train have started again, and have not loaded their state
+        # Training ranks have restarted and have not loaded their state yet.
         self.state_lost = False
-        # Of the last fault: iteration, error and where; texts may differ
+        # Iteration and place of the last fault, to detect that it repeats. Error texts are left out, since they may
+        # differ.
         self._before: tuple[int, str] | None = None
         for name, group in groups.items():
             if name in replaceable:
@@ -187,16 +198,16 @@ class Recovery:
         make_room: Callable[[Lost], None] = lambda lost: None,
         back: bool = False,
     ) -> Fault:
-        """Replace what `error` and the failures behind it have cost. Raises `error` where nothing can be done.
+        """Replace the workers that `error` and the failures behind it have cost. Raises `error` if that is impossible.
 
-        `make_room`: has others leave the accelerators of ranks that start again. `back`: the run has to go back to its
-        newest checkpoint in any case. Where it has, `went_back` is to be called.
+        `make_room`: offloads other components from the accelerators of restarting ranks. `back`: the run returns to its
+        newest checkpoint in any case. After such a return, `went_back` has to be called.
         """
         began = first_failure_s(self._groups.values())
         came = time.monotonic()
         late = isinstance(error, WorkerTimeout)
         for group in self._groups.values():
-            # It will not end by itself
+            # A late call does not end by itself.
             if late and group.at_work:
                 group.cancel("a worker is late", patience_s=0.0)
         lost, moved, back = self._restart(error, iteration, back, make_room)
@@ -230,9 +241,9 @@ class Recovery:
         return fault
 
     def went_back(self, redone_s: float) -> list[Fault]:
-        """Complete the faults that the run went back for, now that all ranks have; return them.
+        """Complete and return the faults for which the run returned to a checkpoint; all ranks have loaded it now.
 
-        `redone_s`: of iterations since the checkpoint, which the first of them has cost.
+        `redone_s`: seconds of the iterations since the checkpoint; they count for the first of these faults.
         """
         whole = _outlasted(self._going_back, time.monotonic() - self._began)
         whole[0] = dataclasses.replace(whole[0], redone_s=whole[0].redone_s + redone_s)
@@ -250,15 +261,15 @@ class Recovery:
         back: bool,
         make_room: Callable[[Lost], None],
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
-        """Restart lost ranks, again those that are lost meanwhile; return all, and whether the run has to go back.
+        """Restart lost ranks, and ranks that are lost meanwhile.
 
-        Ranks that are where one has failed _TRIES times move to other accelerators: return these slots, too. Raises the
-        last error if there are none.
+        Return the restarted ranks, the new slots of moved ranks, and whether the run has to return to a checkpoint.
+        Ranks at a place with _TRIES failures move to other accelerators. Raises the last error if there are none.
         """
         found = set[tuple[str, int]]()
         moved = dict[str, Slot]()
         failures = Counter[str]()
-        # Ranks that were started, and not set up because others could not make room
+        # Ranks that were started but not set up, because other components could not make room.
         waiting: Lost = {}
 
         def room(lost: Lost) -> None:
@@ -267,8 +278,9 @@ class Recovery:
             waiting = {}
 
         while True:
+            # Wait until no call is running, then check that another try is allowed.
             for group in self._groups.values():
-                # It was called before another was found to have failed
+                # Calls of this group may have started before the failure of another rank was known.
                 if group.at_work:
                     group.cancel(str(error).partition("\n")[0])
                 group.wait_wound_down()
@@ -276,6 +288,7 @@ class Recovery:
                 raise error
             self._check(error, iteration, failures)
             failures[_place(error)] += 1
+            # After _TRIES failures at one place, move its ranks.
             if failures[_place(error)] == _TRIES:
                 moved |= self._move(error)
             gone = {
@@ -283,13 +296,14 @@ class Recovery:
                 for name, group in self._groups.items()
             }
             for slot in moved.values():
-                # It is still where it was
+                # A moved rank that is not on its new slot yet counts as lost.
                 if self._groups[slot.component].slots[slot.rank] != slot:
                     gone[slot.component].add(slot.rank)
             lost = self._cluster.with_peers(gone)
+            # If a rank with state is lost, restart every component that no checkpoint can restore.
             if back := back or not lost.keys() <= self._replaced:
                 self.state_lost = True
-                # Of an earlier round, too
+                # Ranks lost in an earlier round count as well.
                 writers = {
                     *lost,
                     *(name for name, _ in found),
@@ -302,6 +316,7 @@ class Recovery:
                 lost = self._cluster.with_peers({**lost, **whole})
             found |= {(name, rank) for name, ranks in lost.items() for rank in ranks}
             waiting = lost
+            # Restart. If that fails too, the loop handles the new error.
             try:
                 self._cluster.restart(lost, room)
                 return found, [*moved.values()], back
@@ -313,7 +328,7 @@ class Recovery:
                 ) from refusal
 
     def _move(self, error: WorkerError | WorkerTimeout) -> dict[str, Slot]:
-        """Move the ranks that are where `error` was raised; return their new slots. Raises it where they cannot."""
+        """Move the ranks at the place of `error`; return owner -> new slot. Raises `error` if they cannot move."""
         if isinstance(error, WorkerTimeout):
             raise noted(error, f"{_TRIES} times now")
         slots = self._cluster.move(error.component, error.rank)
@@ -322,7 +337,7 @@ class Recovery:
                 error,
                 f"{_TRIES} times there, and there is no other accelerator to move to",
             )
-        # Elsewhere, it may end otherwise
+        # On other accelerators the same try may succeed.
         self._before = None
         return {slot.owner: slot for slot in slots}
 
@@ -332,12 +347,12 @@ class Recovery:
         iteration: int,
         failures: Collection[str],
     ) -> None:
-        """Raise `error` where another try would end alike, or there were too many.
+        """Raise `error` if another try would repeat it, or if there were too many restarts.
 
-        `failures`: places of those before it in this recovery; none is the failure of the run itself.
+        `failures`: places of earlier failures in this recovery; empty for the failure of the run itself.
         """
         cause = error.cause if isinstance(error, WorkerError) else error
-        # For faults.on_poison
+        # Non-finite numbers are handled by faults.on_poison.
         if isinstance(cause, _FINAL) or getattr(cause, "code", "").endswith(
             "-not-finite"
         ):
@@ -368,7 +383,7 @@ class Recovery:
 
 
 def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
-    """Return faults with their `recovery_s`: until the next of them came, of the last until now."""
+    """Return faults with `recovery_s` set: the time until the next fault, or for the last one until now."""
     ends = [*(fault.at_s for fault in faults[1:]), now_s]
     return [
         dataclasses.replace(f, recovery_s=end - f.at_s)
@@ -377,7 +392,7 @@ def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
 
 
 def _place(error: WorkerError | WorkerTimeout) -> str:
-    """Name where an error was raised: accelerators, which ranks may share; else the rank, or the call of many."""
+    """Return the place of an error: its accelerators, which ranks may share; else the rank; else the late call."""
     if isinstance(error, WorkerTimeout):
         return error.problem.key
     if error.accelerators:
@@ -400,7 +415,7 @@ def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | Worker
 
 
 def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
-    """Return the metrics of an iteration with these faults; none without."""
+    """Return the metrics of an iteration with these faults; empty without faults."""
     if not faults:
         return {}
     return {
@@ -411,9 +426,9 @@ def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
 
 
 def faults_of(history: History, *, train_s: float) -> dict[str, Any]:
-    """Return the faults of a run as summary.json has them.
+    """Return the faults of a run in the form of summary.json.
 
-    `train_s`: of iterations that were not begun anew, or of their last begin.
+    `train_s`: seconds of the iterations, without attempts that were repeated.
     """
     faults = history.faults
     ready_s = history.since_ready_s

@@ -52,10 +52,10 @@ from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
 
 
 class Loop:
-    """Runs iterations over launched worker groups. `version` is what sync hands to the rollout ranks."""
+    """Runs iterations over launched worker groups. `version`: policy version that sync sends to the rollout ranks."""
 
     recovery: Recovery | None = None  # None: the first failure is raised
-    # Metrics of iterations that were generated ahead and are saved
+    # Iteration -> metrics of samples that were generated ahead and are saved.
     generated: Mapping[int, Mapping[str, float]] = {}
 
     def __init__(
@@ -68,20 +68,20 @@ class Loop:
         first: int = 0,
         clock: Clock = CLOCK,
     ) -> None:
-        """`work`: the calls of an iteration. `first`: number of the iteration to begin with."""
+        """`work`: the calls of an iteration. `first`: number of the first iteration."""
         self.clock = clock
-        # Each iteration makes the next
+        # Each iteration increases the version by one.
         self.version = first
-        # Of the last iteration, by metric
+        # Metric -> notes of the last iteration.
         self.notes: Mapping[str, Sequence[str]] = {}
         self.memory = memory
-        # At least what any rank has
+        # Component -> residency that every rank has reached at least.
         self._held = dict.fromkeys(groups, Residency.OFF)
-        # Acquires that were asked for and not awaited
+        # Acquires that were started and not yet awaited.
         self._arriving: Sequence[tuple[Move, Pending]] = ()
-        # Releases to ask for behind the next work
+        # Releases to start behind the next work.
         self._leaving: Sequence[Move] = ()
-        # Within the work of the stage: of its slowest rank
+        # Seconds of moves within the work of the stage, on its slowest rank.
         self._moving_s = 0.0
         occupancy = {
             name: [slot.accelerators for slot in group.slots]
@@ -93,23 +93,23 @@ class Loop:
         self._groups = groups
         self._runner = runner
         self._timeout_s = runner.stage_timeout_s
-        # Monotonic clock when the work began that is under way, or failed
+        # Monotonic time when the current, or failed, work began.
         self.began_s: float | None = None
-        # A body, or moves, and when it began by that clock
+        # Name of the current step or move, and the monotonic time when it began.
         self.doing: tuple[str, float] | None = None
-        # The stage it is in
+        # The current stage.
         self._at: str | None = None
-        # Metrics of what was between iterations
+        # Metrics of events between iterations.
         self._meanwhile: dict[str, float] = {}
-        # What ranks have lost since the last, however often they began again
+        # Rank -> what it dropped since the last iteration, over all restarts of the iteration.
         self._dropped: dict[str, Metrics] = {}
-        # Some of what learns has begun with an update that not all have made
+        # Some training ranks have started an update that not all have finished.
         self._updating = False
         self._work = work
-        # In methods of workers: of each step, that of the slowest rank.
+        # Seconds in worker methods, summed over the steps; each step counts its slowest rank.
         self._in_calls_s = 0.0
         self._steps = work.of(schedule)
-        # The last turn of what trains: behind it there is a new policy version.
+        # The last sub-stage that trains; after it there is a new policy version.
         turns = [s for s in schedule.stages if base_stage(s) in work.trains]
         self._learned = turns[-1]
 
@@ -117,7 +117,7 @@ class Loop:
         """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
 
         With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version,
-        WorkerTimeout when a stage exceeds its deadline, and StateLost where `go_back` is due.
+        WorkerTimeout if a stage exceeds its deadline, and StateLost if `go_back` has to be called.
         """
         steps = dict(self._steps)
         if evaluate:
@@ -142,7 +142,7 @@ class Loop:
 
     @property
     def held(self) -> dict[str, Residency]:
-        """At least what any rank of each component has on its accelerators."""
+        """Component -> residency that every rank has reached at least."""
         return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:
@@ -182,16 +182,16 @@ class Loop:
     def _run_with_recovery(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Do as `_run_stages`, from the start again after each failure that `recovery` outlasts."""
+        """Run `_run_stages`, again from its start after each failure that `recovery` handles."""
         self._updating = False
         return self._with_recovery(lambda: self._run_stages(works, index), index)
 
     def _with_recovery(
         self, work: Callable[[], dict[str, float]], index: int, *, back: bool = False
     ) -> dict[str, float]:
-        """Do `work` before or in iteration `index`; after each failure anew, with all ranks at that one's start.
+        """Run `work` before or in iteration `index`; after each recovered failure, reset all ranks and run it again.
 
-        Raises StateLost where a failure has changed or cost what the work begins with, or with `back`.
+        Raises StateLost if a failure has changed or lost the state that the work starts from, or if `back` is set.
         """
         faults = list[Fault]()
         while True:
@@ -205,7 +205,7 @@ class Loop:
                     raise
                 redone_s = time.perf_counter() - began
                 stage = self._at or self._schedule.stages[0]
-                # Then some iteration is being learned
+                # With an asynchronous rollout, some iteration is always being learned.
                 back = back or self._updating or self._schedule.needs.ahead > 0
                 fault = self.recovery.recover(
                     error,
@@ -224,7 +224,7 @@ class Loop:
                 faults.append(fault)
 
     def _begin_again(self, index: int) -> None:
-        """Take all ranks, new ones too, to the start of the first stage."""
+        """Reset all ranks, restarted ones too, to the start of the first stage."""
         self.usage.begin_again()
         self._arriving = ()
         self._leaving = ()
@@ -238,11 +238,11 @@ class Loop:
                 for c, after in needed.items()
             ]
             self._move([move for move in moves if move.after < move.before])
-            # New ranks are off where others stay
+            # Restarted ranks hold nothing, although the other ranks of their component may be resident.
             self._move([move for move in moves if move.after >= move.before])
 
     def _drop(self, asked: Sequence[Pending]) -> None:
-        """Wait for ranks that begin again; keep what each has lost."""
+        """Wait until ranks have reset; keep the metrics of what each rank dropped."""
         for pending, ranks in zip(asked, self._wait(asked), strict=True):
             for call, lost in zip(pending.calls, ranks, strict=True):
                 known = self._dropped.get(call.slot.owner, {})
@@ -251,7 +251,7 @@ class Loop:
                 )
 
     def _make_room(self, index: int, lost: Lost) -> None:
-        """Have components that take turns leave the accelerators of ranks that are set up again, as at the start."""
+        """Offload components that take turns from the accelerators of restarting ranks, as at the start of a run."""
         needed = set[int]().union(
             *(
                 self._groups[name].execute_on(ranks).accelerators
@@ -274,9 +274,9 @@ class Loop:
             self._wait([ranks.move(Residency.OFF) for ranks in leaving])
 
     def go_back(self, version: int, load: Callable[[], None]) -> None:
-        """Take all ranks, new ones too, to where they were after iteration `version`, whose state `load` gives them.
+        """Roll all ranks, restarted ones too, back to their state after iteration `version`, which `load` restores.
 
-        Raises StateLost, to be called again.
+        Raises StateLost if it has to be called again.
         """
         self.version = version
         self._updating = False
@@ -287,22 +287,22 @@ class Loop:
             return {}
 
         self._with_recovery(back, version, back=True)
-        # Of iterations that are made again
+        # Dropped metrics belong to iterations that are repeated.
         self._dropped = {}
 
     def started(self, seconds: Mapping[str, float]) -> None:
-        """Let the next iteration's metrics have the `seconds` of the start, by part."""
+        """Add the seconds of the start, by part, to the metrics of the next iteration."""
         self._meanwhile |= {
             f"time/start_{part}_s": value for part, value in seconds.items()
         }
 
     def count(self, fault: Fault) -> None:
-        """Let the next iteration's metrics have a fault between iterations."""
+        """Add a fault between iterations to the metrics of the next iteration."""
         self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Have the workers of `components` copy their state, each to a folder of that name, which they write behind."""
-        # Ranks that have not
+        """Have the workers of `components` copy their state and write it to folders of these names in the background."""
+        # Component -> ranks that have not copied their state yet.
         left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
 
         def save() -> dict[str, float]:
@@ -325,10 +325,10 @@ class Loop:
     def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
     ) -> dict[str, float]:
-        """Have the workers take what `write_state` saved, before the first iteration. Return their metrics.
+        """Have the workers load what `write_state` saved, before the first iteration. Return their metrics.
 
-        Raises StateLost where a rank is lost meanwhile.
-        `anew`: components of which nothing was saved, with the random numbers of this iteration.
+        Raises StateLost if a rank is lost meanwhile. `anew`: components without saved state; they start with the random
+        numbers of this iteration.
         """
 
         def load() -> dict[str, float]:
@@ -344,7 +344,7 @@ class Loop:
         return self._with_recovery(load, self.version, back=True)
 
     def can_save(self, components: Iterable[str]) -> bool:
-        """Whether the state of these components is that after a whole iteration, and can be asked for."""
+        """Whether these components hold the state after a whole iteration and can be asked to save it."""
         groups = [self._groups[c] for c in components]
         lost = self._updating or (
             self.recovery is not None and self.recovery.state_lost
@@ -354,7 +354,7 @@ class Loop:
     def _run_stages(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the named bodies of each stage in order and collect metrics and seconds."""
+        """Run the steps of each stage in order; return metrics and seconds."""
         reports: list[Metrics] = []
         self._in_calls_s = 0.0
         numbers: dict[str, float] = {"time/moves_s": 0.0}
@@ -363,7 +363,7 @@ class Loop:
         self.log.begin(index)
         for stage, steps in works.items():
             with self._in(stage):
-                # Everything that leaves has left before anything comes.
+                # Entry: all releases finish before the first acquire.
                 self.doing = (f"moves into {stage}", time.monotonic())
                 entered = self.clock.now()
                 self._moving_s = 0.0
@@ -372,7 +372,8 @@ class Loop:
                 at_work = 0.0
                 sends = any(step.sends_weights for step in steps)
                 for step in steps:
-                    # What leaves next does so behind the last step; not a sender, whose copy may still be read.
+                    # Releases of the next entry start behind the last step. A sender keeps its weights, since receivers
+                    # may still read.
                     if step is steps[-1] and not sends:
                         self._leaving = self._releases_after(stage)
                     name = step.name or stage
@@ -380,7 +381,7 @@ class Loop:
                     began_s = self.clock.now()
                     self._hold()
                     reports += self._do(stage, step, index)
-                    # Moves asked for in the same message are not the work of the stage.
+                    # Moves in the same message as the work do not count as work of the stage.
                     moving_s = self._moving_s
                     self._moving_s = 0.0
                     seconds = max(0.0, self.clock.now() - began_s - moving_s)
@@ -404,9 +405,9 @@ class Loop:
         return numbers
 
     def _enter(self, stage: str) -> None:
-        """Execute the moves on entry: await all releases, check the room, then ask for the acquires.
+        """Execute the moves on entry: wait for all releases, check the room, then start the acquires.
 
-        These come before the work that is asked for next, in the message to every rank.
+        Each rank gets the acquires in one message with its next work, ahead of it.
         """
         transition = (
             self._schedule.first
@@ -426,14 +427,14 @@ class Loop:
         self._arriving = self._ask(transition.acquires)
 
     def _hold(self) -> None:
-        """Have each rank get what it is asked for until the next wait as one message."""
+        """Collect the calls to each rank until the next wait, and send them as one message."""
         for group in self._groups.values():
             group.hold()
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
-        """Return what the components of a stage release on entry to the next; nothing after the last of an iteration.
+        """Return the releases of the next entry; empty after the last stage of an iteration.
 
-        Between iterations state is saved, which is asked of components that are where they have learned.
+        State is saved between iterations, from components that still are where they learned.
         """
         following = self._schedule.stages[self._schedule.stages.index(stage) + 1 :]
         if following:
@@ -441,7 +442,7 @@ class Loop:
         return ()
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Start all moves together, wait for them and record the bytes they left on the accelerators."""
+        """Start all moves together, wait for them, and record the bytes that remain on the accelerators."""
         self._arriving = [*self._arriving, *self._ask(moves)]
         self._wait(())
 
@@ -474,9 +475,9 @@ class Loop:
         return counted
 
     def _collected(self, pending: Sequence[Pending], step: Step) -> list[Metrics]:
-        """Wait for calls whose results are of any kind. Return what the workers have collected meanwhile."""
+        """Wait for calls with results of any kind. Return the metrics that the workers have collected meanwhile."""
         components = dict.fromkeys(call.component for call in step.calls)
-        # Asked for in the same message, behind the work.
+        # Metrics are requested in the same message, behind the work.
         taken = {c: self._groups[c].take_metrics() for c in components}
         results = self._wait([*pending, *taken.values()])
         collected = dict(zip(components, results[len(pending) :], strict=True))
@@ -484,7 +485,7 @@ class Loop:
         self._in_calls_s += slowest_s
         counted: list[Metrics] = []
         for call in pending:
-            # The waiting of a component counts once, however many methods it has run.
+            # A component's waiting time counts once, even if it ran several methods.
             ranks = collected.pop(call.group.name, [{}] * len(call.calls))
             self.usage.worked(call.group.name, call.seconds(), ranks)
             counted += ranks
@@ -501,14 +502,14 @@ class Loop:
         return [rank for group in self._worked(pending) for rank in group]
 
     def _worked(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
-        """Wait for calls that compute and account the busy time of their accelerators."""
+        """Wait for calls that compute, and record the busy time of their accelerators."""
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):
             self.usage.worked(call.group.name, call.seconds(), ranks)
         return results
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
-        """Return the results of calls, once all moves have ended too: those asked for before, those due behind them."""
+        """Return the results of calls, after all moves have ended: those started before, and those behind the calls."""
         before = self._arriving
         behind = self._ask(self._leaving)
         self._arriving = ()
@@ -544,10 +545,10 @@ class Loop:
             raise explained from explained.cause
         finally:
             for group in self._groups.values():
-                # What nobody waits for any more
+                # Drop calls whose results are no longer needed.
                 group.drop()
 
 
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Return the sums of those that `more` has."""
+    """Return, for each name in `more`, the sum of both values."""
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}

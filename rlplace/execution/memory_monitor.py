@@ -28,11 +28,11 @@ from rlplace.placement.schedule import Move, Residency
 from rlplace.units import exact_bytes
 from rlplace.workers.worker import MoveReport
 
-_ROUNDING = 0.05  # of what is predicted: the accuracy of the proof
+_ROUNDING = 0.05  # share of the predicted bytes; the accuracy of the memory proof
 
 
 class Resident(NamedTuple):
-    """One rank on one accelerator after its last move."""
+    """The memory of one rank on one accelerator, after its last move."""
 
     component: str
     rank: int
@@ -51,7 +51,7 @@ class Resident(NamedTuple):
 
 
 class _Beyond(NamedTuple):
-    """More on an accelerator than the proof counts: of all residents together, or of one beside others with less."""
+    """An excess on an accelerator over the memory proof: of all residents together, or of one resident."""
 
     problem: Problem
     worst: Resident
@@ -60,7 +60,7 @@ class _Beyond(NamedTuple):
 
 
 class MemoryMonitor:
-    """Compares measured with predicted bytes. Owned by the loop, which reports every move; `case` is the prediction."""
+    """Compares measured with predicted bytes. The loop owns it and reports every move to it. `case`: the prediction."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`verify`: whether more than is proved for an accelerator is told, once each, or ends the run."""
+        """`verify`: an excess over the proof is reported once each ("warn"), or ends the run ("stop")."""
         self._case = case
         self._placement = case.placement
         self._verify = verify
         self._tell = tell
         self._told = set[tuple[str, Residency, bool]]()
-        # Component -> of each rank
+        # Component -> last report of each rank.
         self._now: dict[str, Sequence[MoveReport]] = {}
-        # Bytes of each rank, the most there ever was
+        # (component, residency) -> highest bytes of each rank so far.
         self._seen: dict[tuple[str, Residency], list[int]] = {}
 
     @functools.cached_property
@@ -96,14 +96,14 @@ class MemoryMonitor:
         self._compare(component, reports)
 
     def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """Compare what is on the accelerators of these ranks with what the proof counts for it.
+        """Compare the bytes on the accelerators of these ranks with the memory proof.
 
-        The reserve bears more, or rounding, a twentieth of what is predicted; and what the proof counts for the process
-        of an engine. Raises AcceleratorOutOfMemory, or tells, where all residents of an accelerator hold more together.
-        One that holds more while the others hold less is told: together they fit.
+        Tolerated are the reserve, or 5 % of the prediction if that is more, and the proof's bytes for an engine's
+        process. If all residents of an accelerator exceed that together, AcceleratorOutOfMemory is raised, or the
+        excess is reported. If only one resident exceeds it, the excess is only reported, since all fit together.
         """
         if component not in self._case.demands and component not in self._case.measured:
-            # Nothing is predicted
+            # There is no prediction for this component.
             return
         for slot, report in zip(self._placement.slots(component), reports, strict=True):
             for accelerator in slot.accelerators if report.accelerator_bytes else ():
@@ -130,7 +130,7 @@ class MemoryMonitor:
     def _beyond(
         self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]
     ) -> _Beyond | None:
-        """Find more than is bearable that those `among` all residents hold together."""
+        """Return an overshoot if `among`, some or all of the residents, hold more than predicted plus the reserve."""
         measured, predicted = (
             sum(sizes)
             for sizes in (
@@ -167,7 +167,7 @@ class MemoryMonitor:
         return _Beyond(problem, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
-        """Return what the proof counts for the process of an engine, which measures it with what it holds."""
+        """Return the proof's bytes for an engine's process; the engine's measured bytes include them."""
         footprints = self._ledger.footprints[resident.component]
         return max(
             (f.held[resident.residency].get(Part.ASLEEP, 0) for f in footprints),
@@ -176,7 +176,7 @@ class MemoryMonitor:
 
     @property
     def held(self) -> Measurements:
-        """Return the highest bytes per accelerator ever measured, by component and residency, of its fullest rank."""
+        """Component -> residency -> highest bytes per accelerator ever measured on any of its ranks."""
         held: dict[str, dict[Residency, int]] = {}
         for (component, residency), ranks in self._seen.items():
             held.setdefault(component, {})[residency] = max(ranks)
@@ -213,10 +213,10 @@ class MemoryMonitor:
     # ── before it happens ────────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, moves: Sequence[Move], stage: str) -> None:
-        """Raise AcceleratorOutOfMemory if the components that move in have no room beside those that stay.
+        """Raise AcceleratorOutOfMemory if components that acquire memory have no room beside those that stay.
 
-        Those that stay count as measured. Those that move in count as measured before, the first time as predicted.
-        Nothing is checked where no component holds more than predicted: the plan fits.
+        Staying components count as measured. Acquiring ones count as measured earlier, or as predicted the first time.
+        If no staying component holds more than predicted, nothing is checked, since the plan fits.
         """
         coming = {move.component: move.after for move in moves}
         for accelerator in sorted(
@@ -318,7 +318,7 @@ class MemoryMonitor:
             for m in account.loads
             if m.moment == Moment(stage=stage, entering=entering)
         )
-        # Of each component, at its present residency
+        # Component -> its present residency -> bytes beyond the prediction.
         beyond_plan = {
             r.component: {r.residency: beyond}
             for r in self.on(accelerator)
@@ -330,7 +330,7 @@ class MemoryMonitor:
             + margin
             - sum(size for found in beyond_plan.values() for size in found.values())
         )
-        # No other resident explains it
+        # The other residents explain only part of the lack, so the rest belongs to this component.
         if left > 0:
             ranks = sum(name == component for name, _ in self._occupants[accelerator])
             row = beyond_plan.setdefault(component, {})

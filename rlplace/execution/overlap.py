@@ -1,4 +1,4 @@
-"""Generate ahead of learning: the iteration that env and engines are at, and a Loop that keeps them going."""
+"""Asynchronous rollout: env and engines generate ahead of learning, and a Loop keeps them going."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Generated(NamedTuple):
 
     calls: tuple[Pending, ...]
     seconds: float  # from the first request to the last answer
-    busy_s: float  # of Generation, at its end
+    busy_s: float  # `Generation.busy_s` when the iteration ended
 
 
 class Generation:
-    """Tracks and advances the iteration that env and engines are at. No method waits."""
+    """Tracks which iteration env and engines generate, and starts the next ones. No method waits."""
 
     def __init__(
         self,
@@ -41,18 +41,18 @@ class Generation:
         clock: Clock = CLOCK,
     ) -> None:
         self.under_way: tuple[Pending, ...] = ()
-        # By iteration, until the loop takes it
+        # Iteration -> its finished samples, until the loop takes them.
         self.over: dict[int, Generated] = {}
         self.admitting = True
         self._groups = groups
         self._ahead = ahead
         self._iterations = iterations
         self._clock = clock
-        # Iterations
+        # Number of the newest iteration that was started.
         self._begun = first
-        # When the one that is under way was
+        # Time when the iteration being generated began; None if idle.
         self._began_s: float | None = None
-        # Of those that are over
+        # Seconds spent on finished iterations.
         self._over_s = 0.0
         # Newest version that the actor has pushed, or is pushing
         self._pushed = -1
@@ -60,7 +60,7 @@ class Generation:
         self._asked_for = -1
 
     def anew(self, first: int) -> Generation:
-        """Return one that begins with iteration `first`."""
+        """Return a new Generation that starts with iteration `first`."""
         ahead = self._ahead
         last = self._iterations
         return Generation(
@@ -69,17 +69,17 @@ class Generation:
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds since the start in which env and engines generated."""
+        """Seconds since the start in which env and engines generated."""
         return self._over_s + (
             0.0 if self._began_s is None else self._clock.now() - self._began_s
         )
 
     def push(self, version: int) -> None:
-        """Note a new version. Engines at work load it between two steps; `go_on` asks idle ones to load it."""
+        """Note a new policy version. Busy engines load it between two steps; `go_on` makes idle engines load it."""
         self._pushed = version
 
     def go_on(self) -> None:
-        """Record finished iterations and start due ones; start nothing after a failed call."""
+        """Record finished iterations and start those that are due; start nothing after a failed call."""
         calls = [call for pending in self.under_way for call in pending.calls]
         if not all(call.done() and call.exception() is None for call in calls):
             return
@@ -110,7 +110,7 @@ class Generation:
 
 
 def loop_of(schedule: Schedule) -> type[Loop]:
-    """Return the kind of loop of a schedule. A rollout that runs ahead ends with `runner.total_iterations`."""
+    """Return the Loop class for a schedule. An asynchronous rollout ends with `runner.total_iterations`."""
     if schedule.needs.ahead:
         return Overlap
     return Loop
@@ -135,10 +135,11 @@ class Overlap(Loop):
         )
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        """Run as Loop does; `evaluate` first waits until generation is idle, so that one version answers.
+        """Run an iteration as Loop does.
 
-        `time/rollout_s` is the time in which its samples were generated; `time/overlap_s` the time in which samples of
-        later iterations were generated during this one.
+        With `evaluate`, first wait until generation is idle, so that all answers come from one policy version.
+        `time/rollout_s`: seconds in which the samples of this iteration were generated. `time/overlap_s`: seconds of
+        this iteration in which samples of later iterations were generated.
         """
         generation = self._generation
         busy_s = self._generation.busy_s
@@ -150,14 +151,14 @@ class Overlap(Loop):
             numbers["time/iteration_s"],
         )
         numbers["time/rollout_s"] = generated.seconds
-        # Generated before a resume: only put again in this run
+        # Samples that were generated before a resume bring their metrics with them.
         numbers |= self.generated.get(index, {})
         numbers["time/overlap_s"], numbers["time/overlap_share"] = (
             overlap_s,
             overlap_s / numbers["time/iteration_s"],
         )
         works = dict(self._schedule.active)
-        # Which hide each other
+        # Rollout and all other work run in parallel lanes, so the shorter one is hidden.
         lanes = ({"rollout": works.pop("rollout")}, works)
         on_cores = self.log.iterations[-1].on_cores()
         return numbers | min(
@@ -176,7 +177,7 @@ class Overlap(Loop):
         super()._begin_again(index)
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Save as Loop does; with env first wait until generation is idle, so that all that is generated is saved."""
+        """Save as Loop does. If env is saved, first wait until generation is idle, so that all samples are saved."""
         kept = tuple(components)
         if "env" in kept:
             self._with_recovery(self._finish_generating, self.version)
@@ -189,17 +190,17 @@ class Overlap(Loop):
         super().write_state(folder, kept)
 
     def _hold(self) -> None:
-        """Hold nothing: as below."""
+        """Do nothing: with an asynchronous rollout, calls are sent at once."""
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
-        # The calls of a stage are not those that it waits for
+        # A stage does not wait for its own generation calls, so nothing is released behind them.
         return ()
 
     def _finish_generating(self) -> dict[str, float]:
         self._generation.admitting = False
         with self._in("rollout"):
             self._wait_until(lambda: not self._generation.under_way, ())
-            # What is learned
+            # Env drops the samples that were learned.
             self._wait([self._groups["env"].forget(self.version)])
         return {}
 
@@ -216,20 +217,20 @@ class Overlap(Loop):
         metrics = super()._do(stage, step, index)
         if stage != self._learned or step is not self._steps[stage][-1]:
             return metrics
-        # What is learned next has to be generated by now, and scored.
+        # Wait until the samples of this iteration are generated and scored.
         over = self._generation.over
         self._wait_until(lambda: index in over, self._scoring)
         return metrics + self._gather([*over[index].calls, *self._scoring])
 
     def _push(self, step: Step, index: int) -> list[Metrics]:
-        """Have the new version pushed; engines load it between two of their steps."""
+        """Push the new policy version; engines load it between two of their steps."""
         pushing = [call for call in step.calls if call.component not in _GENERATING]
         pending = [self._asked(call, index) for call in pushing]
         self._generation.push(self.version)
         return self._gather(pending)
 
     def _begin_generating(self, step: Step, index: int) -> list[Metrics]:
-        """Start the iterations that are due and return at once: consumers take samples one group after another."""
+        """Start the iterations that are due and return at once: consumers take samples group by group."""
         scoring = [call for call in step.calls if call.component not in _GENERATING]
         self._generation.admitting = True
         self._scoring = [self._asked(call, index) for call in scoring]
@@ -241,7 +242,10 @@ class Overlap(Loop):
         return super()._wait(pending)
 
     def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
-        """Wait for `over` and keep env and engines going; a failure there or in `pending` fails all of them."""
+        """Wait until `over` returns True, and keep env and engines going meanwhile.
+
+        A failure of a generation call or of a call in `pending` is raised for all of them.
+        """
         generation = self._generation
         deadline_s = self.clock.now() + self._timeout_s
         while True:
@@ -257,7 +261,7 @@ class Overlap(Loop):
                 return
             if not left:
                 assert generation.under_way, "what is waited for has begun"
-                # Its last call has ended just now
+                # The last call has just ended, so check `over` again.
                 continue
             patience_s = max(0.0, deadline_s - self.clock.now())
             if not self.clock.wait_first(left, patience_s):

@@ -1,1 +1,1 @@
-"""A job from its config to its end: prepared, launched, run, saved, resumed."""
+"""The life of a job, from its config to its end: prepare, launch, run, save, resume."""

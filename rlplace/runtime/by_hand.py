@@ -40,7 +40,7 @@ from rlplace.workers.worker import Worker
 if TYPE_CHECKING:  # the public names come without what a run needs
     from rlplace.runtime.run import JobSpec
 
-# Methods of RLinf's workers -> ours that do the same.
+# Method of an RLinf worker -> our method that does the same.
 SAME: Mapping[str, str] = {
     "interact": "run",
     "run_training": "learn",
@@ -62,12 +62,12 @@ _OWN_BUILD = "components of a job are launched by JobComponent"
 
 
 class JobGroup(WorkerGroup):
-    """The worker group of a job's component, as the user's own loop sees it.
+    """The worker group of one component of a job, as used by a training loop of the user's own.
 
     Calls of an iteration need no arguments: the job counts iterations and policy versions.
     """
 
-    job: JobOnCluster | None = None  # None: it is being set up
+    job: JobOnCluster | None = None  # the job; None while the group is being set up
     component: str = ""
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
@@ -87,7 +87,7 @@ class JobGroup(WorkerGroup):
     def _nothing(
         self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
     ) -> Pending:
-        """Return results that are there at once: no metrics of any rank."""
+        """Return results that are ready at once: empty metrics for every rank."""
         calls = [groups.Call(self.handles[rank].slot, method) for rank in ranks]
         for call in calls:
             call.set_result({})
@@ -95,9 +95,9 @@ class JobGroup(WorkerGroup):
 
 
 class JobOnCluster:
-    """A job whose groups are launched one by one: its plan, its channels, and where its iteration is.
+    """A job whose groups are launched one by one, with its plan, its channels and its position in the iteration.
 
-    Owned by the cluster. Raises, as it is made, what `rlplace train` would refuse.
+    Owned by the cluster. Creating it raises the same errors as `rlplace train`.
     """
 
     def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:
@@ -110,13 +110,13 @@ class JobOnCluster:
         self._stages = plan.schedule.stages
         self._steps = _steps_of(self.spec)
         self._groups: dict[str, WorkerGroup] = {}
-        # By launched component
+        # Launched component -> its residency.
         self._held: dict[str, Residency] = {}
-        # The stage
+        # The current stage; None before the first one.
         self._at: str | None = None
-        # Since the iteration began
+        # Whether a training stage has run since the iteration began.
         self._trained = False
-        # Also the policy version that it samples and learns with
+        # Number of the iteration; also the policy version for sampling and learning.
         self._iteration = 0
         cluster.start()
         cluster.reserve(
@@ -135,7 +135,7 @@ class JobOnCluster:
         strategy: PlacementStrategy | None,
         worker: type[Worker] | None,
     ) -> WorkerGroup:
-        """Launch the group of a component where the plan has it."""
+        """Launch the group of a component on the slots that the plan gives it."""
         from rlplace.runtime.run import own_channels
 
         spec = self.spec
@@ -155,7 +155,7 @@ class JobOnCluster:
         own = own_channels(spec, self._channels, component)
         group = self._cluster.launch_all({component: (builder, slots, own)})[component]
         assert isinstance(group, JobGroup), _OWN_BUILD
-        # From here on calls go by the schedule; a launched worker is off its accelerators.
+        # From here on, calls follow the schedule. A launched worker starts with its state off the accelerators.
         group.component = component
         group.job = self
         group.name = name or self._name_of(component)
@@ -176,13 +176,13 @@ class JobOnCluster:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """Prepare a call of a group; return its arguments, with those that the job counts."""
+        """Prepare a call of a group. Return its arguments, completed with the iteration number and policy version."""
         if method in ("move", "onload", "offload"):
             self._note_move(component, method, args, kwargs)
             return args
         stages = self._steps.get((component, method))
         if stages is None:
-            # No part of an iteration
+            # This method belongs to no stage.
             return args
         stage = self._at if self._at in stages else next(iter(stages))
         assert stage is not None, "a call of an iteration has a stage"
@@ -192,14 +192,14 @@ class JobOnCluster:
         return self._counted(call, args, kwargs)
 
     def enter(self, stage: str) -> None:
-        """Bring all launched components where the schedule has them in a stage: releases, then acquires.
+        """Move all launched components to their residency in a stage: releases first, then acquires.
 
-        Waits for what runs on components that leave.
+        Waits for running calls of components that release memory.
         """
         order = self._stages.index
         again = self._at is not None and order(stage) < order(self._at)
         if self._trained and again:
-            # The stages begin anew: there is a new policy version.
+            # The stages start again from the first: a new policy version begins.
             self._iteration += 1
             self._trained = False
         self._at = stage
@@ -225,7 +225,7 @@ class JobOnCluster:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Keep what a move leaves a component with, whether the schedule or the user asks for it."""
+        """Note the residency after a move, whether the schedule or the user started it."""
         residency = Residency.FULL if method == "onload" else Residency.OFF
         if method == "move":
             residency = args[0] if args else kwargs["to"]
@@ -234,7 +234,7 @@ class JobOnCluster:
     def _counted(
         self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """Return the arguments of a call, with the iteration's number where they are left out."""
+        """Return the arguments of a call, with the iteration number filled in where it is missing."""
         given = [*args, *(kwargs[n] for n in call.arguments if n in kwargs)]
         if given and isinstance(given[0], int):
             self._iteration = given[0]
@@ -242,7 +242,7 @@ class JobOnCluster:
         return (*args, *(self._iteration for _ in left))
 
     def _check_partners(self, call: Call, step: Step) -> None:
-        """Raise ClusterError where a call waits for a component that is not launched."""
+        """Raise ClusterError if a call needs another component that is not launched."""
         partners = dict.fromkeys(each.component for each in step.calls)
         missing = [
             c for c in partners if c not in self._groups or self._groups[c].closed
@@ -262,11 +262,11 @@ class JobOnCluster:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobGroupBuilder:
-    """A component of a job, from which its group is launched."""
+    """A component of a job, ready to launch its group."""
 
     public: type[JobComponent]
     component: str
-    mapping: Mapping[str, Any]  # the config
+    mapping: Mapping[str, Any]  # the config of the job
     worker: type[Worker] | None = None
 
     def launch(
@@ -276,11 +276,11 @@ class JobGroupBuilder:
         name: str | None = None,
         placement_strategy: PlacementStrategy | None = None,
     ) -> WorkerGroup:
-        """Start the workers where the config has them; return when they are set up.
+        """Start the workers on their slots of the plan; return when they are set up.
 
-        `name`: of the group in errors; None: `group_name` of its block, or the component's. `placement_strategy`:
-        `placement.get_strategy(component)`; None: the same. The first launch of a job prepares it and makes its
-        channels. Raises as `rlplace train` before its start, ClusterError, WorkerError.
+        `name`: name of the group in errors; None: `group_name` of its block, or the component's name.
+        `placement_strategy`: None means `placement.get_strategy(component)`. The first launch of a job prepares the job
+        and makes its channels. Raises the errors of `rlplace train` before its start, ClusterError and WorkerError.
         """
         mapping = {
             **self.mapping,
@@ -296,13 +296,13 @@ class JobGroupBuilder:
 
 
 class JobComponent:
-    """A component of a job, by a name that does not say which class its workers have: the config decides.
+    """A component of a job under a public name. The config, not the name, decides the worker class.
 
     `create_group(cfg)` takes the whole config of a job, as a mapping or a DictConfig.
     """
 
     role: ClassVar[str]
-    # What its workers are, where the name says so: the class, and the engine.
+    # Worker class and engine, for names that imply them.
     worker_class: ClassVar[str] = ""
     engine: ClassVar[str] = ""
 
@@ -314,10 +314,10 @@ class JobComponent:
         component: str | None = None,
         worker: type[Worker] | None = None,
     ) -> JobGroupBuilder:
-        """Return the group to be launched.
+        """Return a builder of the group, to be launched.
 
-        `component`: its name in `component_placement`, where that is not the role: "reward.math". `worker`: a class of
-        one's own, derived from the shipped one. Raises WorkerMisuse for what is no config of a job.
+        `component`: its name in `component_placement` if that differs from the role, such as "reward.math". `worker`: a
+        custom class derived from the shipped one. Raises WorkerMisuse if `cfg` is no config of a job.
         """
         if isinstance(cfg, Config | OpenConfig) or not isinstance(cfg, Mapping):
             raise _no_config(cls, cfg, "it needs the mapping that the YAML file holds")
@@ -330,7 +330,7 @@ class JobComponent:
 
     @classmethod
     def check(cls, component: str, spec: JobSpec) -> None:
-        """Raise WorkerMisuse where the config has other workers than the name says."""
+        """Raise WorkerMisuse if the config has other workers than this name implies."""
         if component not in spec.workers or cls.fits(component, spec):
             return
         worker = spec.workers[component].__name__
@@ -348,7 +348,7 @@ class JobComponent:
 
     @classmethod
     def fits(cls, component: str, spec: JobSpec) -> bool:
-        """Return whether the name may stand for a component of a job."""
+        """Return whether this name may stand for a component of the job."""
         if role_of(component) != cls.role:
             return False
         names = [kind.__name__ for kind in spec.workers[component].__mro__]
@@ -358,19 +358,19 @@ class JobComponent:
 
 
 class FSDPActor(JobComponent):
-    """What trains: a language model, sharded by FSDP2, or the policy of a simulator, whole on every rank."""
+    """The trained policy: a language model sharded by FSDP2, or a simulator policy replicated on every rank."""
 
     role = "actor"
 
 
 class Critic(JobComponent):
-    """What learns the values of tokens."""
+    """The critic, which learns the values of tokens."""
 
     role = "critic"
 
 
 class Reference(JobComponent):
-    """The frozen policy that the actor stays near."""
+    """The frozen reference policy of the KL penalty."""
 
     role = "reference"
 
@@ -389,14 +389,14 @@ class SimulatorEnv(JobComponent):
 
 
 class TextEnv(JobComponent):
-    """A text task: asks prompts, plays conversations, has answers rewarded."""
+    """A text task: sends prompts, runs conversations and scores answers with rewards."""
 
     role = "env"
     worker_class = "TextEnvWorker"
 
 
 class VLLMRollout(JobComponent):
-    """Answers of a language model by vLLM."""
+    """Generation of language-model answers by vLLM."""
 
     role = "rollout"
     worker_class = "TextRolloutWorker"
@@ -404,7 +404,7 @@ class VLLMRollout(JobComponent):
 
 
 class TransformersRollout(JobComponent):
-    """Answers of a language model by transformers."""
+    """Generation of language-model answers by transformers."""
 
     role = "rollout"
     worker_class = "TextRolloutWorker"
@@ -412,12 +412,12 @@ class TransformersRollout(JobComponent):
 
 
 class Rollout(JobComponent):
-    """What generates, by whichever engine the config names: torch for simulators."""
+    """The generating component with the engine that the config names; for simulators, torch."""
 
     role = "rollout"
 
 
-# The more special of two that fit comes first.
+# Of two names that fit, the more specific one is listed first.
 PUBLIC: tuple[type[JobComponent], ...] = (
     FSDPActor,
     Critic,
@@ -439,7 +439,7 @@ def public_names(component: str, spec: JobSpec) -> str:
 
 
 def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
-    """Prepare a job for the machines of a cluster. Raises as `rlplace train` before its start."""
+    """Prepare a job for the machines of a cluster. Raises the errors of `rlplace train` before its start."""
     from rlplace.runtime.prepare import check_run, prepare
     from rlplace.runtime.run import job_spec
 
@@ -472,7 +472,7 @@ def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
 
 
 def _steps_of(spec: JobSpec) -> dict[tuple[str, str], dict[str, tuple[Call, Step]]]:
-    """Return component and method -> the stages of an iteration that they are called in, in order."""
+    """Return (component, method) -> the stages that call it, in the order of an iteration."""
     found: dict[tuple[str, str], dict[str, tuple[Call, Step]]] = {}
     by_stage: dict[str, Iterable[Step]] = dict(spec.work.of(spec.plan.schedule))
     if spec.work.evaluation is not None:
@@ -516,7 +516,7 @@ def _not_placed(component: str, placed: Sequence[str]) -> PlacementError:
 def _check_places(
     component: str, given: Sequence[Slot], planned: Sequence[Slot]
 ) -> None:
-    """Raise ClusterError where a strategy has other places than the plan."""
+    """Raise ClusterError if a strategy gives other slots than the plan."""
     wanted = [(slot.node, slot.accelerators) for slot in given]
     if wanted == [(slot.node, slot.accelerators) for slot in planned]:
         return
@@ -567,7 +567,7 @@ def _another_config(
 
 
 def _differs(first: Any, second: Any, above: str) -> str:
-    """Return the first key with two values."""
+    """Return the path of the first key whose value differs."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in (*first, *second):
             if first.get(key) != second.get(key):

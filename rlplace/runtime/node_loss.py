@@ -38,9 +38,9 @@ def go_on(
     tell: Callable[[str], None],
     since: RlplaceError | None = None,
 ) -> tuple[Prepared, Resumed]:
-    """Return the job to go on with, and the checkpoint that it had. Raises `lost` where config or machines forbid.
+    """Return the job to continue with, and its checkpoint. Raises `lost` if the config or the machines do not allow it.
 
-    `since`: what the new workers were refused for, after `lost` was told.
+    `since`: the error of an earlier attempt with new workers, after `lost` was reported.
     """
     faults = job.config.faults
     if faults.on_node_loss == "fail":
@@ -50,7 +50,7 @@ def go_on(
             f"after {faults.restarts} recoveries within an hour; faults.restarts: {faults.restarts}"
         )
     try:
-        # Before minutes are waited in vain
+        # Check that a checkpoint exists before minutes of waiting.
         find(str(lost.folder), Path())
         tell(str(since or lost))
         same = _resuming(job, lost)
@@ -72,7 +72,7 @@ def go_on(
 
 
 def _resuming(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job, going on with the checkpoint that it had, whatever another attempt has left in its folder."""
+    """Return the job, resumed from its own checkpoint, whatever another attempt has left in its folder."""
     folder = str(lost.folder.absolute())
     config = dataclasses.replace(job.config, resume=folder)
     return dataclasses.replace(
@@ -98,7 +98,7 @@ def _waited(job: Prepared, tell: Callable[[str], None]) -> Prepared:
 
 
 def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job for the machines that are left; the same job where others take the place of the lost ones."""
+    """Return the job planned for the remaining machines; the same job if other machines replace the lost ones."""
     try:
         _await(job, 0.0)
     except (ClusterError, PlacementError):
@@ -118,7 +118,7 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
 
 
 def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
-    """Prepare and check the job of another cluster block as before a launch. Raises ProblemsError."""
+    """Prepare and check the job with another cluster block, as before a launch. Raises ProblemsError."""
     sources = {
         key: source
         for key, source in job.sources.items()

@@ -1,9 +1,8 @@
-"""Read, check and plan the job of a config, the same for `plan`, `train dry_run=true` and `train`.
+"""Read, check and plan the job of a config, in the same way for `plan`, `train dry_run=true` and `train`.
 
-Nothing is started, and no GPU is needed. What is wrong is raised, whatever the job is prepared for. What can be planned
-and not run is listed in `Prepared.not_run`: a plan shows it, a run refuses it.
-
-Modules that need numpy or torch are imported inside functions: a plan is checked without them.
+Nothing is started, and no GPU is needed. Errors are raised for all three commands alike. A job that can be planned but
+not run has the reasons in `Prepared.not_run`: a plan shows them, a run raises them. Modules that need numpy or torch
+are imported inside functions, since a plan is checked without them.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
 from rlplace.workers.launch.machines import declared_topology
 
-# Codes of what can be planned and not run: for want of workers, or here, where the data set is not.
+# Codes of problems with which a job can be planned but not run: missing workers, or a data set that is not here.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
 _JOBS_FOLDERS = "working_dir_files"  # where Ray puts what a job is submitted with
-# Blocks that place nothing
+# Blocks that have no influence on the placement.
 _NOT_PLACING = (
     "env",
     "rollout",
@@ -62,7 +61,8 @@ _NOT_PLACING = (
     "memory",
 )
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
-# Codes of what this machine lacks and another may have: a dry run shows them, and refuses all else that a run refuses.
+# Codes of problems of this machine that another machine may not have. A dry run shows them as notes; all other problems
+# of a run are errors of a dry run too.
 _OF_MODELS = (
     "vllm-missing",
     "no-model-folder",
@@ -73,31 +73,31 @@ _OF_MODELS = (
 _LACKING = ("plan-only", "missing-library", "env-var-missing", *_OF_MODELS)
 
 
-# Of a job that comes with the engine, or of the user's own.
+# The config of a shipped job, or of a custom job.
 AnyConfig = Config | OpenConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A valid job; its view shows whether it fits."""
+    """A valid job with its plan. Its `view` shows whether the job fits into memory."""
 
-    config: Any  # with the keys of its models' config.json; the job's own type
+    config: Any  # of the job's own type, with the keys of its models' config.json
     plan: Plan
     case: MemoryCase
     view: PlanView
-    mapping: Mapping[str, Any]  # the config as it was composed
+    mapping: Mapping[str, Any]  # the composed config
     sources: Mapping[str, Source]
     words: Sequence[str]  # a command line that composes the config, if it came from one
-    not_run: tuple[Problem, ...]  # why it can be planned and not run
+    not_run: tuple[Problem, ...]  # reasons why it can be planned but not run
 
     @property
     def refused(self) -> bool:
-        """Whether it does not fit, and `memory.check` does not force it."""
+        """Whether the job is rejected: it does not fit, and `memory.check` does not force it."""
         return not self.view.fits and self.config.memory.check == "refuse"
 
     @property
     def shortages(self) -> str:
-        """What does not fit, and that it is forced where it is; empty for a job that fits."""
+        """The shortages as text, with a note if the job is forced; "" for a job that fits."""
         texts = [problem.render() for problem in self.view.shortages]
         if texts and not self.refused:
             texts.append(
@@ -116,11 +116,11 @@ def prepare(
     simulator: bool = False,
     topology: Topology | None = None,
 ) -> Prepared:
-    """Prepare the job of a config given as plain values, such as a YAML file holds.
+    """Prepare the job of a config that is given as plain values, such as those of a YAML file.
 
-    `topology`: the machines, instead of those that the config declares. `simulator`: build one to count the weights of
-    the policy that learns from it; else they are not counted. Raises ConfigError, PlacementError or ClusterError with
-    every problem.
+    `topology`: the machines; None: those that the config declares. `simulator`: build a simulator to count the weights
+    of the policy; otherwise they are not counted. Raises ConfigError, PlacementError or ClusterError with every
+    problem.
     """
     places = sources or {}
     config, wrong = try_job(mapping, places)
@@ -162,7 +162,7 @@ def prepare(
 def _misplaced(
     mapping: Mapping[str, Any], wrong: Sequence[Problem], sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Report wrong texts of the placement too, where what is wrong in the config has no say in it."""
+    """Report errors of the placement text too, unless other errors of the config can cause them."""
     left: dict[str, Any] = copy.deepcopy(dict(mapping))
     for problem in wrong:
         key = problem.key.partition("[")[0]
@@ -199,7 +199,7 @@ def _errors(problems: Sequence[Problem]) -> list[Problem]:
 def prepare_composed(
     composed: Composed, measured: Measurements | None = None, *, simulator: bool = False
 ) -> Prepared:
-    """Prepare what `compose.with_hydra` returns."""
+    """Prepare a job from a result of `compose.with_hydra`."""
     name = composed.name
     sources = composed.sources
     words = composed.words
@@ -223,7 +223,7 @@ def planned_only(problems: Sequence[Problem]) -> str:
 
 
 def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]:
-    """Report what is wrong with what the config names: a simulator, a task, classes of the user's own."""
+    """Report problems of things that the config names: a simulator, a task, custom classes."""
     problems = [
         *job_of(config).environment_problems(config),
         *check_sinks(name for name in config.runner.sinks if ":" in name),
@@ -235,7 +235,7 @@ def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]
 def check_plan(
     config: AnyConfig, plan: Plan, sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Report what a run of a planned job would stumble over, whatever the machine."""
+    """Report problems that a run of the plan would have on any machine."""
     problems = [
         *wrong_variables(config),
         *job_of(config).plan_problems(config, plan),
@@ -244,9 +244,9 @@ def check_plan(
 
 
 def missing_libraries(config: AnyConfig) -> list[Problem]:
-    """Report what a run needs and a plan does not, where it is not installed."""
+    """Report libraries that a run needs, a plan does not, and that are not installed."""
     needed = ["numpy", "torch", "safetensors"]
-    # Threads of one process do without
+    # The inline launcher runs threads of one process and needs none of these.
     if config.cluster.launcher == "ray":
         needed += ["ray", "psutil", "zmq"]
     absent = [name for name in needed if importlib.util.find_spec(name) is None]
@@ -267,7 +267,7 @@ def check_launch(
 ) -> list[Problem]:
     """Report what this machine lacks: libraries of sinks and engines, weights, a tokenizer.
 
-    Inside a job of `ray job submit` also a Ray to start, and folders that stay.
+    Inside `ray job submit`, also report a missing Ray and output folders that the job would delete.
     """
     problems = check_sinks(name for name in config.runner.sinks if ":" not in name)
     problems += missing_variables(config)
@@ -278,9 +278,9 @@ def check_launch(
 
 
 def check_run(job: Prepared) -> list[Problem]:
-    """Report all that refuses a run of a planned job before its workers start; of a dry run what it refuses too.
+    """Report every problem that stops a run of a planned job before its workers start.
 
-    A dry run makes what a run makes before it starts workers; simulators that Gymnasium ships are not tried.
+    A dry run makes everything that a run makes before its workers start. Simulators that Gymnasium ships are not built.
     """
     config = job.config
     lacking = [*job.not_run, *missing_libraries(config)] or check_launch(
@@ -293,14 +293,14 @@ def check_run(job: Prepared) -> list[Problem]:
 
 
 def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
-    """Return those that a dry run refuses too; the others are of what another machine may have."""
+    """Return the problems that also stop a dry run; the others may not exist on another machine."""
     return [problem for problem in problems if problem.code not in _LACKING]
 
 
 def _with_sources(
     problems: Iterable[Problem], sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Add the place in the config where a check did not know it; drop what components report that share a block."""
+    """Add source places to problems that lack them, and drop duplicates from components that share a block."""
     return list(
         dict.fromkeys(
             dataclasses.replace(p, source=p.source or source_of(p.key, sources))
@@ -310,7 +310,7 @@ def _with_sources(
 
 
 def _job_problems(config: AnyConfig) -> Iterator[Problem]:
-    """Report what fails in a process that Ray has started for a job, in a folder of its own if it has one."""
+    """Report problems of a process that Ray has started for a job, in a temporary folder if it has one."""
     code = "inside-a-ray-job"
     if config.cluster.ray.address is None:
         what = "a job of Ray starts no other Ray"

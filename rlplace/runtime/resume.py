@@ -30,7 +30,7 @@ from rlplace.placement.show.view import PlanView
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.units import clipped
 
-# Patterns of keys, the first list that has a key counts; a key in none changes the numbers of what follows.
+# Patterns of keys. The first list with a matching key counts; a key in no list changes the numbers of what follows.
 _SAFE = (
     *(
         "cluster.*",
@@ -85,7 +85,7 @@ _SAFE = (
         "algorithm.share_prompts",
     ),
 )
-# The saved state has no other shape: not to be allowed either
+# A changed key here changes the shape of the saved state, so the change cannot be allowed.
 _SHAPES = (
     *(
         "actor.model",
@@ -115,10 +115,12 @@ _EXPERIMENT = (
     ),
     *("*.lora_alpha", "*.ema_decay", "*.weights"),
 )
-_TASK = ("env.kind", "env.id", "env.task")  # a run of another is not what "auto" means
-_ABSENT = "(none)"  # instead of a value, where one of two configs does not have the key
-Differences = Mapping[str, tuple[object, object]]  # key -> value of then, value of now
-_LONGEST = 40  # characters of a value that is shown
+# keys of the task; resume=auto skips runs of other tasks
+_TASK = ("env.kind", "env.id", "env.task")
+_ABSENT = "(none)"  # shown instead of a value if one of the two configs lacks the key
+# key -> (value in the checkpoint, value now)
+Differences = Mapping[str, tuple[object, object]]
+_LONGEST = 40  # most characters of a value that are shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +128,13 @@ class Resumed:
     """A checkpoint that a job may go on with."""
 
     checkpoint: Checkpoint
-    text: str  # what it is, and what differs
+    text: str  # description of the checkpoint and of the differences
 
 
 def resumed(job: Prepared) -> Resumed | None:
-    """Find what `resume` names; None where it names nothing, or is auto and there is none yet.
+    """Find the checkpoint that `resume` names; None if it names none, or if it is "auto" and there is none yet.
 
-    Raises ConfigError where there is no whole checkpoint, or it is one of another experiment.
+    Raises ConfigError if there is no whole checkpoint, or if it belongs to another experiment.
     """
     config = job.config
     if config.resume is None:
@@ -140,7 +142,7 @@ def resumed(job: Prepared) -> Resumed | None:
     checkpoint = find(config.resume, Path(config.runner.output_dir) / job.view.name)
     if checkpoint is None:
         return None
-    # Which has compared them
+    # The search for "auto" has verified the files already.
     if config.resume != AUTO:
         verify(checkpoint)
     mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
@@ -170,7 +172,7 @@ def _differences(before: Any, now: Any) -> Differences:
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every key with its value; blocks of the placement language and lists are values."""
+    """Yield each key path with its value; placement blocks and lists count as values."""
     if isinstance(value, tuple):
         value = [
             dict(_flat(each)) if dataclasses.is_dataclass(each) else each
@@ -193,13 +195,13 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _safe(key: str, old: object, new: object) -> bool:
-    """Return whether the numbers stay as they are; an endpoint may move."""
+    """Return whether this change leaves all numbers unchanged. The URL of a reward endpoint may change too."""
     moved = _is(key, ("reward.*url",)) and None not in (old, new)
     return ".kwargs." not in key and (moved or _is(key, _SAFE))
 
 
 def _shapes(key: str, old: object, new: object) -> bool:
-    """Return whether the saved state cannot be loaded; weights of another folder can."""
+    """Return whether the saved state cannot be loaded with this change. Another folder of weights can be loaded."""
     averaged = key.endswith(".ema_decay") and None in (old, new)
     return averaged or (_is(key, _SHAPES) and not key.endswith(".model.path"))
 
@@ -238,11 +240,11 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
 def _other_task(
     job: Prepared, newest: Checkpoint, key: str, old: object, new: object
 ) -> Problem:
-    """Say that "auto" has found a run of another task; offer the newest run that the job could go on with."""
+    """Return the problem that "auto" found a run of another task; its fix names the newest run that can be resumed."""
     fix = ANEW
     seen = set[Path]()
     for checkpoint in whole_ones(newest.run.parent):
-        # `resume` takes the newest one of a run
+        # Only the newest checkpoint of each run counts.
         if checkpoint.run in seen:
             continue
         seen.add(checkpoint.run)
@@ -289,7 +291,7 @@ def _text(
     differences: Differences,
     mapping: Mapping[str, Any],
 ) -> str:
-    """Say what goes on, which keys differ, how the plans differ, and what that changes."""
+    """Describe the checkpoint, the keys and plans that differ, and the effect of each difference."""
     total = job.config.runner.total_iterations
     lines = [
         *checkpoint.notes,
@@ -310,7 +312,7 @@ def _text(
 
 
 def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
-    """Compare the plans; say what is cut anew."""
+    """Compare both plans; describe which state or data is divided anew."""
     try:
         old = prepare(mapping, name="saved")
     except ProblemsError as error:  # machines or folders of then are not those of now
@@ -323,7 +325,7 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
 
 
 def _cut_anew(old: Plan, new: Plan, divided: Mapping[str, str]) -> list[str]:
-    """Say what other numbers of ranks change. `divided`: component -> what its ranks have between them."""
+    """Describe the effects of other numbers of ranks. `divided`: component -> what its ranks divide between them."""
     lines = []
     for component, what in divided.items():
         if component not in old.placement.components:

@@ -1,4 +1,4 @@
-"""Execute the plan of a job: the run's folder, its workers and their arguments, iterations until done, the summary."""
+"""Execute the plan of a job: create the run's folder, launch workers, run iterations, write the summary."""
 
 from __future__ import annotations
 
@@ -79,28 +79,28 @@ from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
 from rlplace.workers.worker import Worker
 
-LOGS = "logs"  # of what workers print, in the run's folder
-ERROR = "error.txt"  # what ended the run, where that is an error
+LOGS = "logs"  # folder of worker output, in the run's folder
+ERROR = "error.txt"  # file with the error that ended the run, if one did
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Everything that `run` needs of a job; `job_spec` makes it."""
+    """Everything that `run` needs to know of a job; `job_spec` makes it."""
 
     job: Job
-    config: Any  # of the job's own type
+    config: Any  # config of the job's own type
     plan: Plan
     workers: Mapping[str, type[Worker]]  # by component
     arguments: Mapping[str, Any]  # the `config` of the workers, by component
     work: Work  # the calls of an iteration
     case: MemoryCase
     performance: Performance  # profiles and predictions of the run
-    given: Profile | None  # the profile to predict from, instead of the run's own
+    given: Profile | None  # profile to predict from; None: the run's own
     progress: Progress
 
 
 def job_spec(config: Any, plan: Plan) -> JobSpec:
-    """Ask the job of a config for workers, arguments and measures. The clock of the run starts here."""
+    """Collect workers, arguments and metrics of a job from its config. The clock of the run starts here."""
     job = job_of(config)
     progress = Progress(measures=job.measures(config), began=time.perf_counter())
     case = job.memory(config, plan, build=True)
@@ -132,12 +132,12 @@ def run(
     history: History | None = None,
     command: Typed | None = None,
 ) -> Path:
-    """Train until the goal or the end is reached, or a signal asks to end. Return the run's folder.
+    """Train until the last iteration, the goal, or a signal. Return the run's folder.
 
-    `resumed`: go on with this checkpoint, in the folder of its run. `history`: of the same run, which NodeLost ended.
-    `command`: what was typed, to be kept in the folder.
-    The last line that is printed says where the policy is; it is a note of what is raised. Raises ClusterError before
-    anything trains, WorkerError when a worker fails, NodeLost, Stopped; all processes are gone afterwards.
+    `resumed`: the checkpoint to continue from, in the folder of its run. `history`: faults of the same run before
+    NodeLost. `command`: the typed command, which is kept in the folder. The last printed line says where the policy is;
+    if an error is raised, the line is a note of the error. Raises ClusterError before anything trains, WorkerError if a
+    worker fails, NodeLost, Stopped. All processes are gone afterwards.
     """
     folder = (
         make_folder(Path(job.config.runner.output_dir) / report.name)
@@ -175,7 +175,7 @@ def run(
                     if isinstance(error, RlplaceError)
                     else "".join(traceback.format_exception(error))
                 )
-                # The error itself is told
+                # A second error while writing the file must not hide the first.
                 with contextlib.suppress(OutputError):
                     write_whole(folder / ERROR, f"{text.rstrip()}\n")
             if isinstance(error, Stopped) and error.by_scheduler and _can_go_on(folder):
@@ -187,7 +187,7 @@ def run(
 
 
 def _exported(job: JobSpec) -> contextlib.AbstractContextManager[None]:
-    """Set the variables of workers in this process, whose threads or children they may be."""
+    """Set the workers' environment variables in this process, since workers may be its threads or children."""
     if (said := not_given(job.config)) is not None:
         _tell(said)
     config = job.config
@@ -206,7 +206,7 @@ def _can_go_on(folder: Path) -> bool:
 
 
 def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
-    """Write what was typed and shown into the run's folder. Raises OutputError."""
+    """Write the typed command and the shown plan into the run's folder. Raises OutputError."""
     nodes = job.plan.topology.nodes
     accelerators = [
         f"{each.count} {each.product or node.kind}"
@@ -279,7 +279,7 @@ def _run(
             loop.recovery = recovery_of(job, cluster, groups, saving, history)
             if resumed is not None and (sizes := _loaded(loop, saving, resumed)):
                 curves = sinks(sizes)
-        # One that code of others has swallowed
+        # Raise a signal that library code may have swallowed.
         signals.check()
         progress.start_s += time.perf_counter() - began
         _tell(
@@ -294,7 +294,7 @@ def _run(
             for name, channel in group.channels.items()
         }
         display.watch(loop, channels, progress.iterations)
-        # Once they are saved
+        # Component -> saved model; None until the models are saved.
         policies: Mapping[str, Path] | None = None
         state = _not_ended(progress)
         observed = job.performance.observations(lambda: view(channels))
@@ -349,7 +349,7 @@ def _run(
 
 
 def _not_ended(progress: Progress) -> dict[str, Any]:
-    """Return what the summary says of a run that begins here, should it not come to its end."""
+    """Return the state for the summary as it would be if this run did not reach its end."""
     before = {"iterations": progress.iterations, "train_s": progress.train_s}
     return {"state": "failed"} | (
         {"before_resume": before} if progress.iterations else {}
@@ -366,7 +366,7 @@ def _monitor(job: JobSpec) -> MemoryMonitor:
 
 @contextlib.contextmanager
 def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
-    """Note in `state`, as summary.json has it, that the run has finished or was stopped."""
+    """Set `state`, for summary.json, when the run finishes or is stopped."""
     try:
         yield
         signals.check()
@@ -431,7 +431,7 @@ def _watched(
     groups: Mapping[str, WorkerGroup],
     channels: Mapping[str, Channel],
 ) -> Iterator[None]:
-    """Report stalls, and find workers that do not answer; threads of this process always can."""
+    """Report stalls and detect workers that do not answer. Threads of this process need no such check."""
     stall_s = job.config.runner.watchdog_s
     heartbeat_s = job.config.faults.heartbeat_s
     with ExitStack() as watching:
@@ -451,7 +451,10 @@ def _naming_lost_nodes(
     loop: Loop | None = None,
     groups: Collection[WorkerGroup] = (),
 ) -> Iterator[None]:
-    """Raise NodeLost for an error of a run that was ready before, if it has lost nodes. `newest`: as its folder."""
+    """Raise NodeLost instead of an error, if the run has lost nodes after it was ready.
+
+    `newest`: returns the folder of the newest checkpoint.
+    """
     try:
         yield
     except RlplaceError as error:
@@ -475,7 +478,10 @@ def _node_lost(
     under_way_s: float,
     folder: Path,
 ) -> NodeLost:
-    """Describe the loss of nodes, rank -> address, and note it in case that the run outlasts it."""
+    """Return the NodeLost error, and note the fault in case the run survives it.
+
+    `lost`: node rank -> address.
+    """
     placement = job.plan.placement
     workers = [
         slot.owner
@@ -512,7 +518,7 @@ def _node_lost(
 def _loaded(
     loop: Loop, saving: Saving, resumed: Checkpoint
 ) -> Mapping[str, int] | None:
-    """Have the workers take the state of a checkpoint; return as `_went_back` where that took more than one try."""
+    """Have the workers load a checkpoint. Return the result of `_went_back` if it took more than one try, else None."""
     try:
         print(
             f"goes on after iteration {resumed.iteration}{saving.load(resumed)}",
@@ -524,7 +530,7 @@ def _loaded(
 
 
 def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
-    """Take the run back to its newest checkpoint. Return the sizes that its metric files had then."""
+    """Return the run to its newest checkpoint. Return the sizes of its metric files at that time."""
     assert loop.recovery is not None, (
         "without it, no state is lost for the run to outlast"
     )
@@ -540,13 +546,13 @@ def recovery_of(
     saving: Saving,
     history: History,
 ) -> Recovery | None:
-    """Return what replaces lost workers; None where the first failure ends the run."""
+    """Return the Recovery that replaces lost workers; None if the first failure ends the run."""
     config = job.config
     plan = job.plan
     if not (config.faults.restarts and cluster.restarts_workers):
         return None
     kept = set(job.job.replaced_by_going_back(config, plan))
-    # No rank can leave a transfer between devices, or join it later.
+    # A rank can neither leave a GPU transfer group nor join it later.
     joined = set[str]()
     for delivery in plan.deliveries:
         if isinstance(delivery, DeviceDelivery):
@@ -566,12 +572,12 @@ def recovery_of(
 
 
 def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
-    """Return where the models of a run are saved, by component."""
+    """Return component -> path of its saved model."""
     return job.job.saved_models(job.config, job.plan, folder)
 
 
 def _policy(policies: Mapping[str, Path] | None) -> str | None:
-    """Return where the trained policy is: the actor's, else the first model that the job has saved."""
+    """Return the path of the trained policy: the actor's, else the first saved model."""
     if not policies:
         return None
     return str(policies.get("actor") or next(iter(policies.values())))
@@ -586,7 +592,7 @@ def _report(
     *,
     whole: bool,
 ) -> None:
-    """Write what was measured, and the summary, which is also printed. A run that is not `whole` is not predicted."""
+    """Write the measurements, and write and print the summary. `whole`: only then is the run predicted."""
     usage = loop.usage
     held = loop.memory.held
     placement = job.plan.placement
@@ -623,7 +629,7 @@ def _report(
         except (
             OutputError,
             ConfigError,
-        ) as error:  # a run is what it was without its pictures
+        ) as error:  # missing pictures do not make the run fail
             _tell(error)
 
 
@@ -636,7 +642,7 @@ def _train(
     signals: Signals,
     observed: Observations,
 ) -> None:
-    """Run iterations until the last one, the goal or a signal, with evaluations on held-out prompts in between."""
+    """Run iterations until the last one, the goal or a signal, with evaluations on held-out data in between."""
     config = job.config
     progress = job.progress
     runner = config.runner
@@ -647,7 +653,7 @@ def _train(
         at = progress.iterations
         evaluates = eval_every > 0 and at % eval_every == 0
         numbers = loop.iteration(at, evaluate=evaluates)
-        # An iteration with an evaluation is not what others are like.
+        # An iteration with an evaluation is not typical, so it is no observation.
         if "time/evaluate_s" not in numbers:
             observed.add(loop.log.iterations[-1], numbers)
         job.job.count(config, progress, numbers)
@@ -667,7 +673,7 @@ def _train(
 
 
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
-    """Channels and all worker groups of the plan, started together and verified against it."""
+    """Launch all worker groups of the plan together, with its channels, and verify them against the plan."""
     plan = job.plan
     slots = {
         component: tuple(plan.placement.slots(component))
@@ -685,7 +691,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
 
 
 def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:
-    """Make the channels of the plan, where it has them."""
+    """Make the channels of the plan; empty if it has none."""
     plan = job.plan
     return {
         c.name: cluster.channel(
@@ -716,7 +722,7 @@ def own_channels(
 
 
 def make_folder(parent: Path) -> Path:
-    """A new folder named by date and time below `parent`; two runs in one second get different ones."""
+    """Make a folder below `parent`, named by date and time; two runs in one second get different names."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -732,7 +738,7 @@ def make_folder(parent: Path) -> Path:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """The file with all of `text`, or not at all. Raises OutputError."""
+    """Write a file completely or not at all. Raises OutputError."""
     try:
         checkpoints.write_whole(file, text)
     except OSError as error:

@@ -38,11 +38,12 @@ _LIBRARIES = (
     "mujoco",
     "numpy",
 )
-_DEAD_S = 5.0  # for a checkpoint of which a rank was lost: it has written its part by now, or never will
+# seconds to wait for a checkpoint with a lost rank: the rank has written its part by now, or never will
+_DEAD_S = 5.0
 
 
 class Saving:
-    """Saves through the loop's workers, and has them go back. Owns the run's folder of checkpoints."""
+    """Saves and restores through the loop's workers. Owns the run's checkpoint folder."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Saving:
         texts: Mapping[str, str],
         progress: Progress,
     ) -> None:
-        """`texts`: what goes into each checkpoint, by file name."""
+        """`texts`: file name -> text that goes into each checkpoint."""
         self._config = config.checkpoint
         self._loop = loop
         self._folder = folder
@@ -64,21 +65,21 @@ class Saving:
         self._store = Store(
             folder, keep_last=self._config.keep_last, keep_best=self._config.keep_best
         )
-        # That files may take
+        # Longest time for writing files, in seconds.
         self._longest_s = config.runner.stage_timeout_s
         self._saver = Saver(self._store, timeout_s=self._longest_s)
-        # That were seen
+        # Number of faults seen so far.
         self._faults = 0
         self._progress = progress
         self._start = self._driver_state()
-        # The iteration after which the last one was begun
+        # Iteration after which the last checkpoint was started.
         self._saved = -1
         self._newest: Checkpoint | None = None
-        # In which the run stood still for it
+        # Seconds for which the run stood still to save.
         self._seconds = 0.0
 
     def load(self, checkpoint: Checkpoint) -> str:
-        """Have the workers take the state of a checkpoint. Say what begins anew, if anything does."""
+        """Have the workers load a checkpoint. Return a text about state that starts anew; "" if none does."""
         self._saved = checkpoint.iteration
         self._newest = checkpoint
         optional = self._job.optional_state()
@@ -91,7 +92,7 @@ class Saving:
         return ahead + self._job.loaded_text(numbers, kept)
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
-        """Tell the loop of `kept` groups that were generated ahead; say what becomes of them."""
+        """Pass `kept` groups that were generated ahead to the loop; return a text about their use."""
         generated = json.loads(checkpoint.text(RUN)).get("generated", {})
         if kept:
             self._loop.generated = {
@@ -105,45 +106,45 @@ class Saving:
 
     @property
     def newest(self) -> Path:
-        """Return the checkpoint that this run made last or was resumed from; the run's folder while there is none."""
+        """Return the folder of the newest checkpoint that this run made or resumed from; else the run's folder."""
         if self._newest is None:
             return self._folder
         return self._newest.folder
 
     def record(self) -> dict[str, Any]:
-        """Return what the summary says: where the newest one is, and the seconds that saving took."""
+        """Return the summary's entries: the newest checkpoint, and the seconds spent on saving."""
         newest = None if self._newest is None else str(self._newest.folder)
         return {"checkpoint": newest, "save_s": self._seconds}
 
     def after_iteration(self) -> None:
-        """Save if it is due; say which one has become whole."""
+        """Start a checkpoint if one is due, and report one that has been completed."""
         self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
         if self._config.every and self._progress.iterations % self._config.every == 0:
             self._begin(tuple(self._ranks))
 
     def last(self) -> None:
-        """Save after the last iteration and wait until it is whole."""
+        """Save after the last iteration, and wait until the checkpoint is complete."""
         self._begin(tuple(self._ranks))
         self._said(wait_s=self._longest_s)
 
     def rescue(self) -> None:
-        """Save all but simulators as it was after the last whole iteration, if it can be asked for."""
+        """Save all components except env, as they were after the last whole iteration, if that is possible."""
         if self._progress.iterations and self._saved != self._progress.iterations:
             self._rescue(tuple(c for c in self._ranks if role_of(c) != "env"))
         self._said(wait_s=self._config.grace_s / 2)
 
     def without_state(self, lost: Collection[str]) -> set[str]:
-        """Return the components whose state the newest checkpoint does not have; all without one.
+        """Return the components whose state the newest checkpoint lacks; all components without a checkpoint.
 
-        One that is being written is waited for, but not for long if components that write it have `lost` ranks.
+        A checkpoint being written is waited for, but only briefly if components that write it have `lost` ranks.
         """
         self._finish(lost)
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
 
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:
-        """Take the run back to its newest checkpoint, or its start. Return the sizes that its metric files had then.
+        """Return the run to its newest checkpoint or its start. Return the sizes of its metric files at that time.
 
-        Raises StateLost, to be called again.
+        Raises StateLost if it has to be called again.
         """
         state = self._start
         saved = self._newest
@@ -183,7 +184,7 @@ class Saving:
         iterations = self._progress.iterations
         if self._saved == iterations:
             return
-        # One at a time
+        # Only one checkpoint is written at a time.
         self._finish()
         began = time.perf_counter()
         try:
@@ -194,7 +195,7 @@ class Saving:
             )
             return
         self._loop.write_state(part, components)
-        # Unknown
+        # Metrics of samples generated ahead; None if not all components are saved.
         generated = (
             self._loop.generated if len(components) == len(self._ranks) else None
         )
@@ -218,7 +219,7 @@ class Saving:
         return {"progress": self._progress.state(), "files": metric_files(self._folder)}
 
     def _writer_was_replaced(self) -> bool:
-        """Whether a rank was replaced, since this was last asked, that may have been writing."""
+        """Return whether a rank that may have been writing was replaced since the last call."""
         faults = self._loop.recovery.faults if self._loop.recovery is not None else []
         recent = faults[self._faults :]
         self._faults = len(faults)
@@ -229,12 +230,12 @@ class Saving:
         )
 
     def _finish(self, lost: Collection[str] = ()) -> None:
-        """Wait for the one that is being written; not for long if a rank that writes it is lost or was replaced."""
+        """Wait for the checkpoint being written; only briefly if a rank that writes it is lost or was replaced."""
         in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
         self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
 
     def _said(self, wait_s: float = 0.0) -> None:
-        """Say what became of the one that is being written, after waiting so long for it."""
+        """Wait up to `wait_s` seconds for the checkpoint being written, and report its result."""
         saved = self._saver.finish(wait_s) if wait_s else self._saver.poll()
         if saved is not None and saved.checkpoint is not None:
             self._newest = saved.checkpoint

@@ -301,7 +301,7 @@ class Loop:
         self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Have the workers of `components` copy their state and write it to folders of these names in the background."""
+        """Have the workers of `components` copy their state and write it in background, to folders of these names."""
         # Component -> ranks that have not copied their state yet.
         left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
 

@@ -1,1 +1,1 @@
-"""What the engine asks of a job: its components, stages, channels, memory, and what it saves and shows."""
+"""The interface between engine and job: components, stages, channels, memory, saved state, shown metrics."""

@@ -1,4 +1,4 @@
-"""What can be said of a declared job before anything starts: names, methods, arguments, channels, state."""
+"""Checks of a declared job before anything starts: names, methods, arguments, channels, state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlplace.contract.job import Job
     from rlplace.placement.plan import Plan
 
-# Names of parameters that a stage fills in -> what with.
+# Name of a method parameter that a stage fills in -> the value it gets.
 FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
 
 
@@ -53,7 +53,7 @@ def _components(job: Job) -> Iterator[Problem]:
 
 
 def _state_in_pairs(name: str, worker: type) -> Iterator[Problem]:
-    """Report a class that saves state and cannot load it, or loads what it does not save."""
+    """Report a worker class that defines only one of `save_state` and `load_state`."""
     saves = _defines(worker, "save_state")
     loads = _defines(worker, "load_state") or _defines(worker, "load_states")
     if saves == loads:
@@ -139,7 +139,7 @@ def _stage(job: Job, stage: Stage) -> Iterator[Problem]:
 
 
 def _scales(key: str, part: Part) -> Iterator[Problem]:
-    """Check how the seconds of calls go with the number of ranks."""
+    """Check how the seconds of calls scale with the number of ranks."""
     for method, scales in part.scales:
         if scales in (RANKS, CONSTANT):
             continue
@@ -225,7 +225,7 @@ def _channels(job: Job) -> Iterator[Problem]:
 def undivided_problems(
     plan: Plan, components: Iterable[str], why: str
 ) -> Iterator[Problem]:
-    """Report parallel sizes of components whose ranks have nothing to divide; `why` they have not."""
+    """Report parallel sizes of components whose ranks have nothing to divide. `why`: the reason, for the error."""
     for component in components:
         spec = plan.placement.spec(component)
         for key in ("tensor_parallel_size", "context_parallel_size"):
@@ -244,7 +244,7 @@ def undivided_problems(
 def inline_problems(
     components: Mapping[str, Any], config: Any, plan: Plan
 ) -> Iterator[Problem]:
-    """Report groups whose ranks join a process group, and would be threads of one process."""
+    """Report components whose ranks join a process group but would be threads of one process (inline launcher)."""
     if config.cluster.launcher != "inline":
         return
     for component, worker in components.items():
@@ -264,7 +264,7 @@ def inline_problems(
 
 
 def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return what each method that a stage calls is called with, by component and method."""
+    """Return (component, method) -> the arguments with which a stage calls that method."""
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for stage in job.stages:
         for part in stage.parts:
@@ -286,9 +286,9 @@ def with_state(job: Job) -> tuple[str, ...]:
 
 
 def training_stages(job: Job) -> tuple[str, ...]:
-    """Return the stages that change what is saved: as declared, else those in which a component with state is full.
+    """Return the stages that change saved state: the declared ones, else those with a stateful component that is full.
 
-    Where no component has state, the last stage: an iteration ends with it.
+    If no component has state, the last stage counts, since an iteration ends with it.
     """
     state = set(with_state(job))
     found = []
@@ -304,14 +304,14 @@ def training_stages(job: Job) -> tuple[str, ...]:
 
 
 def sends_and_takes(job: Job) -> tuple[set[str], set[str]]:
-    """Return the components that send weights, and those that take them."""
+    """Return the components that send weights, and the components that receive them."""
     senders = {t.source for stage in job.stages for t in stage.transfers}
     takers = {c for stage in job.stages for t in stage.transfers for c in t.targets}
     return senders, takers
 
 
 def _defines(worker: type, method: str) -> bool:
-    """Return whether a class has a method of its own in place of the one that every worker has."""
+    """Return whether a class overrides a method of Worker."""
     from rlplace.workers.worker import Worker
 
     return getattr(worker, method, None) is not getattr(Worker, method, None)
@@ -319,12 +319,12 @@ def _defines(worker: type, method: str) -> bool:
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(function).parameters.values())
-    # Without self
+    # Skip self.
     return parameters[1:]
 
 
 def _filled(function: Any) -> tuple[str, ...]:
-    """Return what the first parameters of a method are filled with, up to one that has another name."""
+    """Return the values for the leading parameters of a method, up to the first name that a stage does not fill."""
     found = []
     for parameter in _parameters(function):
         if parameter.name not in FILLED or parameter.kind == parameter.KEYWORD_ONLY:
@@ -334,7 +334,7 @@ def _filled(function: Any) -> tuple[str, ...]:
 
 
 def _unfilled(function: Any) -> list[str]:
-    """Return the parameters without a default that a stage has nothing for."""
+    """Return the required parameters that a stage has no value for."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     filled = len(_filled(function))
     return [
@@ -345,7 +345,7 @@ def _unfilled(function: Any) -> list[str]:
 
 
 def _public(worker: type) -> list[str]:
-    """Return the methods that a class and its bases of the user's own define."""
+    """Return the methods that a custom class and its custom bases define."""
     from rlplace.workers.worker import Worker
 
     taken = {*dir(Worker), PUSH, PULL}
@@ -359,7 +359,7 @@ def _public(worker: type) -> list[str]:
 
 
 def _place(of: Any) -> Source | None:
-    """Return the file and line of a class or function; None where Python does not know them."""
+    """Return the file and line of a class or function; None if Python does not know them."""
     try:
         file = inspect.getsourcefile(of)
         _, line = inspect.getsourcelines(of)

@@ -59,10 +59,10 @@ _STAGE_COLUMNS = 6  # stages that the console has a column for
 
 
 class Job:
-    """A job: what runs where, when, and what it leaves.
+    """A job: which components run, in which stages, and what the job saves and shows.
 
-    `components`: name -> worker class. `stages`: in the order of an iteration. `channels`: between components.
-    `name`: of the folder of its runs. `score`: the metric that says how good an iteration was; "" where none does.
+    `components`: name -> worker class. `stages`: in the order of an iteration. `channels`: queues between components.
+    `name`: folder name of its runs. `score`: the metric that rates an iteration; "" for none.
     """
 
     def __init__(
@@ -85,33 +85,33 @@ class Job:
     def read(
         self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
     ) -> tuple[Any | None, list[Problem]]:
-        """Return the config, None where it cannot be read, and every problem of the mapping."""
+        """Return the config and every problem of the mapping; the config is None if it cannot be read."""
         config, problems = read_open_config(mapping, self, self.components, sources)
         return config, [*checks.of_job(self), *problems]
 
     def completed(self, config: Any, sources: Mapping[str, Source]) -> Any:
-        """Return the config with what stands in files that it names. Raises ConfigError."""
+        """Return the config completed with the content of files that it names. Raises ConfigError."""
         return config
 
     def key_of(self, config: Any, component: str) -> str:
-        """Return the key of a component's block."""
+        """Return the config key of a component's block."""
         return component
 
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def needs(self, config: Any) -> Needs:
-        """Return the stages, and what is resident in each at least."""
+        """Return the stages, and the least residency of each component in them."""
         return needs_of_stages(self.stages)
 
     def leaving(self, config: Any) -> Collection[str]:
-        """Return the components that leave accelerators which others need."""
+        """Return the components that release accelerators which other components need."""
         blocks: Mapping[str, Any] = config.components
         return [name for name, block in blocks.items() if block.enable_offload]
 
     def plan(
         self, config: Any, topology: Topology, sources: Mapping[str, Source]
     ) -> Plan:
-        """Return where components are, what is resident when, and what is sent. Raises PlacementError."""
+        """Return the plan: placement, residency by stage, and transfers. Raises PlacementError."""
         plan = plan_components(
             config.cluster,
             topology,
@@ -139,24 +139,25 @@ class Job:
         build: bool = False,
         known: Any = None,
     ) -> MemoryCase:
-        """Return what the components take of accelerators and hosts: declared, `measured`, or not known yet.
+        """Return the memory case of the components: declared, `measured`, or not known yet.
 
-        `build`: an object that the config names, such as a simulator, may be made to see more. `known`: seen of one.
+        `build`: whether an object that the config names, such as a simulator, may be created to learn its sizes.
+        `known`: information from such an object, if one exists already.
         """
         return memory_of(config, plan, measured or {})
 
     def counts(self, config: Any, plan: Plan) -> tuple[Count, ...]:
-        """Return the numbers of the plan that follow from its config, with the reason of each."""
+        """Return the numbers of the plan that follow from its config, each with its reason."""
         return ()
 
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: Any) -> Iterable[Problem]:
-        """Report what is wrong with what the config names, whatever the placement."""
+        """Report problems of things that the config names, independent of the placement."""
         return ()
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Report what a run of the plan would stumble over, whatever the machine."""
+        """Report problems that a run of the plan would have on any machine."""
         return checks.inline_problems(self.components, config, plan)
 
     def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
@@ -164,7 +165,7 @@ class Job:
         return ()
 
     def dry_run_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Report what only shows when what a run makes before its workers start is made."""
+        """Report problems that only appear when the objects that a run makes before its workers start are made."""
         return ()
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,16 +175,16 @@ class Job:
         return self.components
 
     def arguments(self, config: Any, plan: Plan, case: MemoryCase) -> Mapping[str, Any]:
-        """Return what the workers of each component get as their `config`."""
+        """Return component -> the `config` that its workers get."""
         open_config: OpenConfig = config
         return {name: open_config.settings.get(name, {}) for name in self.components}
 
     def variables(self, config: Any) -> Collection[str]:
-        """Return the environment variables of this process that workers need, beside `cluster.env_vars`."""
+        """Return the names of environment variables of this process that workers need, besides `cluster.env_vars`."""
         return ()
 
     def facts(self, config: Any, plan: Plan) -> JobFacts:
-        """Return what every worker is told of the job: sizes of groups, and how weights go between them."""
+        """Return the facts that every worker is told: group sizes, and pairs of components that sync weights."""
         return facts_of(
             plan.placement,
             weights=weight_pairs(self.stages),
@@ -201,12 +202,12 @@ class Job:
         )
 
     def measures(self, config: Any) -> Measures:
-        """Return the metrics that a run is summed up by."""
+        """Return the metrics that the summary of a run uses."""
         name = self.score.rpartition("/")[2]
         return Measures(score=self.score, score_name=name, steps="iterations")
 
     def console(self, config: Any, plan: Plan) -> Console:
-        """Return the columns that are shown while it runs."""
+        """Return the columns that the console shows during a run."""
         columns = []
         if self.score:
             columns.append(Column(self.score.rpartition("/")[2], self.score, ".3f", 10))
@@ -221,60 +222,63 @@ class Job:
         return 0
 
     def count(self, config: Any, progress: Progress, numbers: dict[str, float]) -> None:
-        """Add an iteration's metrics to the progress of the run; may add metrics that follow from it."""
+        """Add an iteration's metrics to the progress of the run. The method may add derived metrics to `numbers`."""
         progress.add(numbers, 1)
 
     def replaceable(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return the components without state: lost ranks are replaced, and the iteration is done again."""
+        """Return the components without state. Their lost ranks are replaced, and the iteration is repeated."""
         return [c for c in self.components if c not in self.stateful(config, plan)]
 
     def replaced_by_going_back(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return those of `replaceable` that are replaced only with all that trains, from a checkpoint."""
+        """Return those of `replaceable` whose ranks can only be replaced by returning the whole run to a checkpoint."""
         return ()
 
     def performance_model(self) -> Any | None:
-        """Return what the performance model asks of a job, a `foresight.model.PerformanceModel`; None: the default."""
+        """Return a `foresight.model.PerformanceModel` that predicts the job's seconds; None: the default model."""
         return None
 
     # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def stateful(self, config: Any, plan: Plan) -> tuple[str, ...]:
-        """Return the components whose state outlasts an iteration: they are saved and loaded."""
+        """Return the components whose state outlives an iteration, so that checkpoints save and load it."""
         return checks.with_state(self)
 
     def optional_state(self) -> Collection[str]:
-        """Return the components whose state a checkpoint may lack: they begin anew."""
+        """Return the components whose state a checkpoint may lack; they then start anew."""
         return ()
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
-        """Say what begins anew after a checkpoint was loaded, by the metrics of loading; "" for nothing."""
+        """Return a text about state that starts anew after a checkpoint was loaded; "" for none.
+
+        `numbers`: metrics of loading. `kept`: components whose state was loaded.
+        """
         return ""
 
     def divided(self) -> Mapping[str, str]:
-        """Return what the ranks of a component have between them, where another number of ranks changes that.
+        """Return component -> phrase for what its ranks divide, if another number of ranks changes that.
 
-        As in "state is sharded over", "prompts are dealt to".
+        Examples: "state is sharded over", "prompts are dealt to".
         """
         return dict.fromkeys(checks.with_state(self), "state is loaded by")
 
     def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
-        """Return lines about what changed keys mean for a run that is resumed."""
+        """Return lines about the effect of changed keys on a resumed run."""
         return []
 
     def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
-        """Return where the models of a run are saved at its end, by component."""
+        """Return component -> path of the model that is saved at the end of a run."""
         return {}
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
-        """Evaluate what was trained. Raises ConfigError where the job cannot, or not in this way."""
+        """Evaluate a trained job. Raises ConfigError if the job cannot be evaluated, or not in this way."""
         raise self._cannot("not-evaluated", request.key, trained, "evaluate")
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
-        """Write what was trained as other programs read it. Raises ConfigError where the job cannot; OutputError."""
+        """Export trained weights for other programs. Raises ConfigError if the job cannot, and OutputError."""
         raise self._cannot("not-exported", request.key, trained, "export")
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
-        """Return what was trained as an object that decides. Raises ConfigError, of `key`, where the job cannot."""
+        """Load a trained policy as an object that chooses actions. Raises ConfigError about `key` if the job cannot."""
         raise self._cannot("not-loaded", key, trained, "load_policy")
 
     def _cannot(

@@ -1,4 +1,4 @@
-"""Plan any job: what a config is planned and counted by is asked of the job that it is of."""
+"""Plan any job and count its memory; the job of the config gives the answers."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def memory_case(
     known: Any = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the plan with the demands of its components; `ledger()` of it is what a run holds.
+    """Return the memory case of a plan; its `ledger()` is what a run holds.
 
-    `known`: what only an object shows that the config names, such as the spaces of a simulator. Raises ConfigError,
-    PlacementError.
+    `known`: facts that only an object named by the config can show, such as the spaces of a simulator. Raises
+    ConfigError and PlacementError.
     """
     return job_of(config).memory(config, plan, measured, known=known)
 
@@ -56,7 +56,7 @@ def memory_case(
 def no_problems(
     placement: HybridComponentPlacement, active: Needs
 ) -> Iterator[Problem]:
-    """Report nothing: roles and rows are not known of components of a user's own."""
+    """Report nothing: the engine knows no roles or rows of custom components."""
     return iter(())
 
 
@@ -68,7 +68,7 @@ def waste_of(placement: HybridComponentPlacement, active: Needs) -> Iterator[Pro
 def channels_of(
     channels: Sequence[Channel], placement: HybridComponentPlacement
 ) -> tuple[ChannelPlan, ...]:
-    """Return the planned channels between components that are placed."""
+    """Return the planned channels between placed components."""
     placed = placement.components
     there = [c for c in channels if c.source in placed and c.target in placed]
     return tuple(_channel_of(channel, placement) for channel in there)
@@ -86,7 +86,7 @@ def _channel_of(channel: Channel, placement: HybridComponentPlacement) -> Channe
 
 
 def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
-    """Return the pairs of components between which weights go, source first, each once."""
+    """Return the pairs (source, target) of components that sync weights, each once."""
     pairs: dict[tuple[str, str], None] = {}
     for stage in stages:
         for transfer in stage.transfers:
@@ -96,7 +96,7 @@ def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
 
 
 def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
-    """Return the memory of a job whose components declare it, or were measured."""
+    """Return the memory case of a job whose components declare their memory, or were measured."""
     demands: dict[str, Demand] = {}
     working = plan.schedule.needs
     for component in plan.placement.components:
@@ -121,7 +121,7 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
 
 
 def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[str]:
-    """Say which components' memory is not known, and what makes it known."""
+    """Yield notes about components with unknown memory, and how to make it known."""
     for component in plan.placement.components:
         declared = config.components[component].memory
         known = declared.weights is not None or declared.full is not None

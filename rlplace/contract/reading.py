@@ -1,4 +1,4 @@
-"""Read a config by the job that it is of."""
+"""Read a config with the schema of its job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlplace.errors import ConfigError, Problem, Source, source_of
 def try_job(
     mapping: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[Any | None, list[Problem]]:
-    """Return the config, None where it cannot be read, and every problem of the mapping.
+    """Return the config and every problem of the mapping; the config is None if it cannot be read.
 
-    Raises ConfigError where the job itself is not found.
+    Raises ConfigError if the job itself is not found.
     """
     own = named_job(mapping, sources)
     if own is not None:

@@ -16,7 +16,7 @@ from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggest
 if TYPE_CHECKING:
     from rlplace.contract.job import Job
 
-# Name -> module and class. The only place that names them.
+# Name -> module and class of the shipped jobs. No other module names them.
 SHIPPED = {
     "simulator": "rlplace.jobs.simulator.job:SimulatorJob",
     "language_model": "rlplace.jobs.language_model.job:LanguageModelJob",
@@ -24,7 +24,7 @@ SHIPPED = {
 
 
 def job_of(config: Any) -> Job:
-    """Return the job that a config is of."""
+    """Return the job that a config belongs to."""
     if isinstance(config, OpenConfig):
         job: Job = config.job
         return job
@@ -39,14 +39,14 @@ def shipped_job(name: str) -> Job:
 
 
 def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job | None:
-    """Return the user's own job that a config names by `job`; None where it names none, or one that comes with us.
+    """Return the custom job that the key `job` of a config names; None if it names none, or a shipped one.
 
-    Raises ConfigError where it cannot be imported, or is no job.
+    Raises ConfigError if the job cannot be imported, or is not a Job.
     """
     from rlplace.contract.job import Job
 
     name = mapping.get(JOB)
-    # Given in Python
+    # The job was given as a Python object.
     if isinstance(name, Job):
         return name
     if name is None or name in SHIPPED:
@@ -78,7 +78,7 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
 
 
 def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config as a run keeps it: a job that was given in Python is named."""
+    """Return a config as a run saves it: a job given as a Python object is replaced by its name."""
     saved = dict(mapping)
     if JOB in saved and not isinstance(saved[JOB], str):
         job = saved[JOB]
@@ -87,7 +87,7 @@ def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config that a run has kept, with the job of the config at hand in place of its name."""
+    """Return a saved config, with the job object of the current config `now` in place of its name."""
     mapping = dict(saved)
     if JOB in now and not isinstance(now[JOB], str):
         mapping[JOB] = now[JOB]

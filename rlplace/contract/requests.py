@@ -1,4 +1,4 @@
-"""What a command asks of a trained job, and what it gets: an evaluation, an export."""
+"""Requests of a command to a trained job, and their results: evaluation and export."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """How a trained policy is evaluated. `key`: the word of the command line that names the policy."""
+    """Settings of an evaluation. `key`: the command-line word that names the policy."""
 
     key: str
-    episodes: int | None  # None: as many as the job usually plays
+    episodes: int | None  # number of episodes; None: the job's usual number
     seed: int
     deterministic: bool
-    longest: int  # steps of an episode
+    longest: int  # most steps of an episode
     video: Path | None
     transcripts: Path | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What an evaluation has found."""
+    """The result of an evaluation."""
 
-    report: Mapping[str, Any]  # as JSON shows it
-    rows: Sequence[tuple[str, str]]  # as lines show it: a head and a text
+    report: Mapping[str, Any]  # as values for JSON
+    rows: Sequence[tuple[str, str]]  # as text lines: (heading, text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """What is written where. `key`: the word of the command line that names the checkpoint."""
+    """Settings of an export. `key`: the command-line word that names the checkpoint."""
 
     key: str
     out: Path
     component: str
-    average: bool  # the moving average of the weights
+    average: bool  # whether to export the moving average (EMA) of the weights

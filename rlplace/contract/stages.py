@@ -1,13 +1,12 @@
-"""The calls of an iteration, as a job declares them and as the loop makes them.
+"""The calls of an iteration: as a job declares them, and as the loop executes them.
 
-A job declares stages. A stage names components, how much of each has to be resident, and the methods that start there
-together::
+A job declares stages. A stage names components, the residency of each, and the methods that start together there::
 
     Stage("sync", weights("actor", to="rollout"))
     Stage("rollout", full("env").calls("run"), full("rollout").calls("generate"))
     Stage("learn", full("actor").calls("learn"))
 
-From these follow `Needs`, which the schedule is made of, and `Work`, which the loop executes.
+The schedule is derived from `Needs`, and the loop executes `Work`; both follow from these stages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Call:
 
     component: str
     method: str
-    # What it is called with, in this order: the number of the iteration, the policy version.
+    # Arguments of the call, in this order: the iteration number, the policy version, or both.
     arguments: tuple[str, ...] = (ITERATION,)
 
 
@@ -40,23 +39,23 @@ class Step:
     """Calls that start together. The next step of a stage begins when all have ended."""
 
     calls: tuple[Call, ...]
-    # Its seconds are the metric time/<name>_s. Empty: those of the stage.
+    # The metric time/<name>_s counts its seconds. Empty: they count for the stage.
     name: str = ""
     # Only in the last sub-stage of its stage. Where all components of the stage began in an earlier one, at the end of
     # that one.
     last_turn: bool = False
-    # No accelerator is in use: neither residency nor utilisation is asked for.
+    # Uses no accelerator: residency does not matter, and no utilisation is recorded.
     on_host: bool = False
     # Components whose results are metrics of the iteration. None: all.
     metrics_of: tuple[str, ...] | None = None
 
     @property
     def sends_weights(self) -> bool:
-        """Whether a receiver may still read what a sender holds when the calls have ended."""
+        """Whether receivers may still read the sender's weights after the calls have ended."""
         return any(call.method == PUSH for call in self.calls)
 
     def within(self, components: Iterable[str]) -> Step:
-        """Return the step with the calls of these components alone."""
+        """Return the step with only the calls of these components."""
         there = set(components)
         calls = tuple(call for call in self.calls if call.component in there)
         return dataclasses.replace(self, calls=calls)
@@ -67,23 +66,24 @@ class Work:
     """All calls of an iteration, by stage."""
 
     stages: Mapping[str, tuple[Step, ...]]
-    # Stages that change what is saved. After the last of them there is a new policy version. A failure within them
+    # Stages that change saved state. After the last of them there is a new policy version. A failure in them returns
+    # the run to its newest checkpoint.
     # takes the run back to its newest checkpoint.
     trains: tuple[str, ...]
-    # Held-out data under the newest weights, in this stage, before its other steps.
+    # Step that evaluates the newest weights on held-out data; it runs first in stage `evaluated_in`.
     evaluation: Step | None = None
     evaluated_in: str = "rollout"
-    # Whether workers return results of any kind, and collect metrics beside them.
+    # Whether workers return results of any type and collect metrics separately.
     collects: bool = False
 
     def of(self, schedule: Schedule) -> dict[str, tuple[Step, ...]]:
-        """Return the steps of every stage and sub-stage, with the calls of the components that are active there."""
+        """Return the steps of every stage and sub-stage, each with the calls of the components active there."""
         last = {base_stage(stage): stage for stage in schedule.stages}
         steps: dict[str, list[Step]] = {stage: [] for stage in schedule.stages}
         before = schedule.stages[0]
         for base, declared in self.stages.items():
             if base not in last:
-                # All of its components began earlier.
+                # All components of this stage ran in an earlier stage, so its last-turn steps run there.
                 steps[before] += [step for step in declared if step.last_turn]
                 continue
             turns = [stage for stage in schedule.stages if base_stage(stage) == base]
@@ -104,12 +104,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """A component in a stage: how much of it is resident, and the methods that it runs."""
+    """A component in a stage: its residency, and the methods that it runs."""
 
     component: str
     residency: Residency
     methods: tuple[str, ...] = ()
-    # How the seconds of each method go with the number of ranks, as (method, "ranks" or "constant").
+    # (method, "ranks" or "constant"): how the seconds of the method scale with the number of ranks.
     scales: tuple[tuple[str, str], ...] = ()
 
     def calls(self, *methods: str, scales: str = RANKS) -> Part:
@@ -126,24 +126,24 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transfer:
-    """Weights of one component that others take."""
+    """A sync of weights from one component to others."""
 
     source: str
     targets: tuple[str, ...]
 
 
 def full(component: str) -> Part:
-    """Return a component that has all of its state on its accelerators in a stage."""
+    """Return the part of a component whose whole state is on its accelerators in the stage."""
     return Part(component, Residency.FULL)
 
 
 def loaded(component: str) -> Part:
-    """Return a component that has its weights on its accelerators in a stage, and not the rest of its state."""
+    """Return the part of a component whose weights, but no other state, are on its accelerators in the stage."""
     return Part(component, Residency.WEIGHTS)
 
 
 def on_host(component: str) -> Part:
-    """Return a component that needs none of its accelerators in a stage."""
+    """Return the part of a component that needs none of its accelerators in the stage."""
     return Part(component, Residency.OFF)
 
 
@@ -159,9 +159,9 @@ class Stage:
 
     name: str
     parts: tuple[Part | Transfer, ...]
-    # The components do not depend on each other: those that share accelerators may take turns.
+    # Components do not depend on each other, so those that share accelerators may take turns.
     turns: bool
-    # It changes what is saved. None: if a component with state of its own works in full here.
+    # Whether the stage changes saved state. None: it does if a component with state is full here.
     trains: bool | None
 
     def __init__(
@@ -196,11 +196,10 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Channel:
-    """A queue from the ranks of one component to those of another.
+    """A queue from the ranks of one component to the ranks of another.
 
-    `by_rank`: a queue for each target rank, whose key is its number; else one queue, from which any target rank takes.
-    `items`: most items that wait in it, for each queue; a `put` beyond them waits. They are in the shared memory of the
-    target's node.
+    `by_rank`: one queue per target rank, whose key is the rank; False: one queue for all target ranks. `items`: most
+    items that wait in one queue; a further `put` waits for room. Items are in the shared memory of the target's node.
     """
 
     name: str
@@ -211,7 +210,7 @@ class Channel:
 
 
 def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
-    """Return what the schedule is made of."""
+    """Return the needs that the schedule is derived from."""
     return Needs(
         stages=tuple(stage.name for stage in stages),
         residency={stage.name: stage.residency for stage in stages},
@@ -223,7 +222,7 @@ def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
 def steps_of_stage(
     stage: Stage, arguments: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> tuple[Step, ...]:
-    """Return the calls of a stage. `arguments`: of (component, method), where they are not the iteration alone."""
+    """Return the steps of a stage. `arguments`: (component, method) -> arguments; default: the iteration number."""
     sending: list[Call] = []
     for transfer in stage.transfers:
         sending.append(
@@ -231,7 +230,8 @@ def steps_of_stage(
         )
         for target in transfer.targets:
             sending.append(Call(component=target, method=PULL, arguments=(VERSION,)))
-    # The first method of each component starts with the first of the others; a second one follows its first.
+    # All methods are calls of one step. The first ones of all components start together, and each rank runs its next
+    # method after the one before.
     parts = [part for part in stage.parts if isinstance(part, Part)]
     working = [
         Call(

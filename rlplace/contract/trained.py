@@ -1,4 +1,4 @@
-"""Find what was trained by its path, read its config by the job that it is of, and load its policy."""
+"""Find a trained policy by its path, read its config with its job's schema, and load it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlplace.trained import POLICY, Trained
 def find_trained(
     named: str | Path, key: str = "RUN", *, verified: bool = True
 ) -> Trained:
-    """Find the policy that a path names: of a run its newest checkpoint, else the weights that it ended with.
+    """Find the policy at a path: the newest checkpoint of a run, else the weights saved at its end.
 
-    `verified`: its files are as they were written. Raises ConfigError about `key`: nothing there, no policy saved, a
-    damaged file, a config that cannot be read.
+    `verified`: whether to check that the files are unchanged since they were written. Raises ConfigError about `key` if
+    nothing is there, no policy was saved, a file is damaged, or the config cannot be read.
     """
     path = Path(os.path.abspath(Path(named).expanduser()))
     exported = _exported_policy(path, key)
@@ -42,16 +42,16 @@ def find_trained(
 
 
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
-    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of a folder that `rlplace.export` wrote.
+    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of an export folder of `rlplace.export`.
 
-    `seed`: of actions that are drawn. Raises ConfigError, of `key`.
+    `seed`: seed for sampled actions. Raises ConfigError about `key`.
     """
     trained = find_trained(path, key)
     return job_of(trained.config).load_policy(trained, seed=seed, key=key)
 
 
 def _exported_policy(path: Path, key: str) -> Trained | None:
-    """Return the policy of a folder that has weights and no checkpoint, as an export has; None where it is another."""
+    """Return the policy of an export folder, which has weights but no checkpoint; None for any other folder."""
     folder = path.parent if path.name == POLICY else path
     weights = folder / POLICY
     kept = folder / CONFIG
@@ -61,7 +61,7 @@ def _exported_policy(path: Path, key: str) -> Trained | None:
 
 
 def _config_of(file: Path, key: str) -> Any:
-    """Read the config that a run has kept, complete. Raises ConfigError."""
+    """Read the complete config that a run has saved. Raises ConfigError."""
     try:
         mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

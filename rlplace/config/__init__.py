@@ -1,1 +1,1 @@
-"""The config of a job: its schema, and how it is composed, read and checked."""
+"""The config of a job: its schema, and how a config is composed, read and checked."""

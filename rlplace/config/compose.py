@@ -67,9 +67,10 @@ from rlplace.errors import (
 # In a clone, this is a link to the folder beside the package
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()
 GOAL = "runner.stop_at_return"
-# Keys that choose a task, simulator, model or preset, and a pattern of the keys that belong to the chosen one. Another
+# Keys that choose a task, simulator, model or preset, and a pattern of the keys that belong to that choice. When
+# another choice replaces it, those keys are dropped.
 # choice starts without them.
-_PRESET = "cluster.component_placement.preset"  # in place of the lines of components
+_PRESET = "cluster.component_placement.preset"  # replaces the lines of components
 _CHOICES = (
     (
         ("env.kind", "env.id", "env.task"),
@@ -95,14 +96,14 @@ MODEL = "model"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """One composed config, with plain Python values only."""
+    """One composed config, in plain Python values."""
 
     name: str
     mapping: Mapping[str, Any]
     sources: Mapping[str, Source]  # key path -> where its value was written
     # A command line that composes this config
     words: Sequence[str] = dataclasses.field(default=(), compare=False)
-    # `runner.stop_at_return` of the file, if an override has replaced the environment that it was for
+    # `runner.stop_at_return` of the file, if an override has replaced the environment that this goal was for.
     goal: float | None = None
 
 
@@ -112,7 +113,7 @@ class CommandLine:
 
     flags: argparse.Namespace
     overrides: Sequence[str]
-    name: str | None  # of the config
+    name: str | None  # name of the config
     # Folders with configs, clusters and models: the user's, then the shipped one
     folders: Sequence[Path]
     root: Path  # the first of `folders` that has the config
@@ -196,7 +197,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
     """
     argv = [readable(word) for word in argv]
     line = CommandLine.of(argv)
-    # Folders and config must exist
+    # The folders and the config must exist.
     for folder in line.folders[:-1]:
         if not folder.is_dir():
             why = "configs are looked for there, then among the shipped ones"
@@ -213,7 +214,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
         raise _unknown_config(line)
     _check_is_block(line)
     try:
-        # The search path: that of the config, then the folders of the command line
+        # The search path: first that of the config, then the folders of the command line.
         in_file = None
         if line.text:
             in_file = OmegaConf.select(OmegaConf.load(line.file), "hydra.searchpath")
@@ -223,7 +224,7 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
                 places.append(f"file://{folder}")
         parsed = OverridesParser.create().parse_overrides([*line.overrides])
         overrides = [_for_hydra(override, line, places) for override in parsed]
-        # An override replaces the search path of the config, so it names both
+        # An override replaces the search path of the config, so it lists both.
         if places:
             overrides.append(f"hydra.searchpath={places}")
         with initialize_config_dir(

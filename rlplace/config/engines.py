@@ -1,4 +1,4 @@
-"""The block of what generates for a language model."""
+"""The config block of generation engines for language models."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ class TextRolloutConfig:
 
     @property
     def own(self) -> bool:
-        """Whether the engine is the user's, package.module:Class."""
+        """Whether the engine is a custom class, package.module:Class."""
         return ":" in self.engine
 
     @property
     def penalties(self) -> Mapping[str, float]:
-        """What changes the distribution and cuts nothing off but the end: by key, where it does something."""
+        """Penalties that change the sampling distribution: key -> value, without those that have no effect."""
         none = {
             "min_tokens": 0,
             "repetition_penalty": 1.0,
@@ -120,5 +120,5 @@ class TextRolloutConfig:
 
     @property
     def cache(self) -> Literal["bf16", "fp16", "fp8", "fp32"]:
-        """The dtype of keys and values."""
+        """The dtype of keys and values in the KV cache."""
         return self.cache_dtype or self.dtype

@@ -1,4 +1,4 @@
-"""The fields of config blocks: meaning, default and rules of each, which the reader and the JSON Schema use."""
+"""Fields of config blocks: the meaning, default and rules of each, for the reader and the JSON Schema."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any, Literal, TypedDict
 
 JobName = Literal["simulator", "language_model"]
 Dtype = Literal["fp32", "bf16", "fp16"]
-Field = tuple["dataclasses.Field[Any]", object]  # with its type
+Field = tuple["dataclasses.Field[Any]", object]  # (field, its type)
 
 
 def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
-    """Make a config field of a one-line meaning and rules. A `default` that is a type is called for each block.
+    """Make a config field with a one-line meaning and rules. A `default` that is a type is called once per block.
 
-    `minimum`, `above`, `maximum` and `below` bound a number; `unit="bytes"` reads `16GiB`,
-    `unit="share or bytes"` also `5 %`, and a `unit="share"` may have been meant in percent. `only` names the one job
-    that has this key; `simulator` is the default in a job on simulators, where it differs; `by_job` has the type by
-    job, where it differs.
+    `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"` reads `16GiB`; `unit="share or bytes"` also
+    reads `5 %`; a `unit="share"` that is too large may be meant in percent. `only`: the one job that has this key.
+    `simulator`: the default in a job on simulators, if it differs. `by_job`: job -> type, if the type differs.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):
@@ -28,22 +27,22 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 
 
 def block(kind: type, **rules: Any) -> Any:
-    """Make a field for a block with its own defaults."""
+    """Make a field for a block that is built from its own defaults."""
     return dataclasses.field(default_factory=kind, metadata=rules)
 
 
 def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Make a field of jobs on language models."""
+    """Make a field that only jobs on language models have."""
     return knob(doc, default, only="language_model", **rules)
 
 
 def simulator_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Make a field of jobs on simulators."""
+    """Make a field that only jobs on simulators have."""
     return knob(doc, default, only="simulator", **rules)
 
 
 class ByJob(TypedDict):
-    """The type of a key in each job, where it differs."""
+    """The type of a key in each job, if the jobs differ."""
 
     simulator: Any
     language_model: Any
@@ -55,18 +54,18 @@ def jobs() -> tuple[JobName, ...]:
 
 
 def other_job(job: JobName) -> JobName:
-    """Return the job that a block may have been meant for instead."""
+    """Return the other job, for errors about a block that may have been meant for it."""
     return next(name for name in jobs() if name != job)
 
 
 def subject_of(job: JobName) -> str:
-    """Return what a job is on, as in "a job on simulators"."""
+    """Return the subject of a job, such as "simulators" in "a job on simulators"."""
     return f"{job.replace('_', ' ')}s"
 
 
 @functools.cache
 def fields_of(of: type, job: JobName) -> dict[str, Field]:
-    """Return the fields of a block in a job of this name, by their own names, with their types."""
+    """Return field name -> (field, type) of a block in this job."""
     hints = typing.get_type_hints(of)
     return {
         f.name: (f, f.metadata.get("by_job", {}).get(job, hints[f.name]))
@@ -76,7 +75,7 @@ def fields_of(of: type, job: JobName) -> dict[str, Field]:
 
 
 def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
-    """Return the default of a field in a job of this name, as plain values; MISSING where it is required."""
+    """Return the default of a field in this job as plain values; MISSING for a required field."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         if dataclasses.is_dataclass(made) and not isinstance(made, type):
@@ -86,7 +85,7 @@ def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
 
 
 def blocks_in(hint: object) -> tuple[type, ...]:
-    """Return the dataclasses that a type is, or has among its alternatives."""
+    """Return the dataclasses in a type: the type itself, or its alternatives."""
     return tuple(
         k
         for k in (hint, *typing.get_args(hint))
@@ -95,17 +94,17 @@ def blocks_in(hint: object) -> tuple[type, ...]:
 
 
 def block_in(hint: object) -> type | None:
-    """Return the first of `blocks_in`; of alternatives, the one that is meant where nothing says which."""
+    """Return the first of `blocks_in`; of several alternatives, this is the default one."""
     return next(iter(blocks_in(hint)), None)
 
 
 def tag_of(block: type) -> str:
-    """Return the `kind` that tells a block from its alternatives."""
+    """Return the `kind` that distinguishes a block from its alternatives."""
     return str(next(f.default for f in dataclasses.fields(block) if f.name == "kind"))
 
 
 def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
-    """Return the block of a path of keys; behind a key of several blocks, "<kind>" says which it is."""
+    """Return the block at a path of keys. After a key with several alternatives, "<kind>" selects one."""
     others: tuple[type, ...] = ()
     for step in path:
         if str(step).startswith("<"):
@@ -125,7 +124,7 @@ def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
 
 
 def block_below(block: type, job: JobName, step: int | str) -> type:
-    """Return the block of a key; an index or a name of the user's own leads to a block of the same type."""
+    """Return the block at a key. An index, or a name chosen by the user, leads to a block of the same type."""
     fields = fields_of(block, job)
     if isinstance(step, str) and step in fields:
         return block_in(fields[step][1]) or block

@@ -1,4 +1,4 @@
-"""What reading a config finds wrong, and the values of a mapping at a path of keys."""
+"""Problems found while reading a config, and access to mappings by key paths."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source, source_of
 
-_NOTHING: Any = object()  # a value that is not there
+_NOTHING: Any = object()  # marks a missing value
 
 
 @dataclasses.dataclass(slots=True)
 class Found:
-    """Collects problems, each with the place of its key or of the nearest key above it."""
+    """Collects problems; each gets the source place of its key, or of the nearest key above it."""
 
     sources: Mapping[str, Source]
     problems: list[Problem] = dataclasses.field(default_factory=list)
@@ -48,7 +48,7 @@ class Found:
 
 
 def value_at(mapping: Mapping[str, object], path: str) -> object:
-    """Return the value at a path of keys; None where there is none."""
+    """Return the value at a path of keys; None if there is none."""
     value: object = mapping
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -56,7 +56,7 @@ def value_at(mapping: Mapping[str, object], path: str) -> object:
 
 
 def drop(mapping: Mapping[str, object], path: str) -> None:
-    """Take a key out of the block where it stands."""
+    """Remove the key at a path, if it is there."""
     block = value_at(mapping, path.rpartition(".")[0])
     if isinstance(block, dict):
         block.pop(path.rpartition(".")[2], None)

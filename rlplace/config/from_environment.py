@@ -1,4 +1,4 @@
-"""Values of a config that are variables of the environment, `${oc.env:N}`: which they are, and their fixes."""
+"""Config values from environment variables, `${oc.env:N}`: find them, and fix their errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 def of_environment(
     written: object, sources: Mapping[str, Source], key: str = ""
 ) -> dict[str, Source]:
-    """Return the source of each key whose value is a variable, `${oc.env:N}`, with that text."""
+    """Return key -> source, with the text `${oc.env:N}`, for each value that is an environment variable."""
     if isinstance(written, Mapping):
         below = [
             of_environment(value, sources, f"{key}.{name}".removeprefix("."))
@@ -36,9 +36,10 @@ def of_environment(
 
 
 def decoded(leaf: str, variable: str, fits: bool) -> str:
-    """Return the fix of a key that is no text and has the value of a variable; `fits`: the text reads as what it takes.
+    """Return the fix for a non-text key with the value of an environment variable.
 
-    Every variable is text: `oc.decode` reads it as YAML does.
+    Every variable is text; `oc.decode` reads the text as YAML does. `fits`: whether the text, read so, is a valid
+    value.
     """
     if fits:
         return f"{leaf}: ${{oc.decode:{variable}}}"
@@ -48,7 +49,7 @@ def decoded(leaf: str, variable: str, fits: bool) -> str:
 
 
 def without_variable(leaf: str, written: object, name: str) -> tuple[str, str, str]:
-    """Return what is wrong, why and the fix of a key whose variable is not set."""
+    """Return (what, why, fix) of the error of a key whose variable is not set."""
     what = f"the environment has no {name}"
     why = "${oc.env:...} stands for a variable of the environment"
     other = str(written).replace(

@@ -36,7 +36,7 @@ def places_of(name: str) -> list[str]:
 
 @functools.cache
 def takes_list(key: str) -> bool:
-    """Whether the value of a key may be a list; that of a component in the placement may."""
+    """Return whether the value of a key may be a list; in the placement, values of components may."""
     above, _, name = key.rpartition(".")
     if above == PLACEMENT:
         return True

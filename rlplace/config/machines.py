@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlplace.config.fields import block, knob
 
-# Larger numbers are typing mistakes; a plan of as many takes a second at most.
+# Larger numbers are typing mistakes. A plan with these numbers takes one second at most.
 MOST_NODES = 10_000
 MOST_PER_NODE = 1_024
 
@@ -55,7 +55,7 @@ class RayConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommConfig:
-    """Shared memory and network of channels and weights."""
+    """Shared memory and network, for channels and weights."""
 
     shm_folder: str | None = knob(
         "folder of shared memory, on every node; null: /dev/shm", None
@@ -72,7 +72,7 @@ class CommConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorRunConfig:
-    """Some of the accelerators of a node whose accelerators differ."""
+    """A run of equal accelerators on a node with mixed accelerators."""
 
     count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
@@ -83,7 +83,7 @@ class AcceleratorRunConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Machines that are all alike, as declared."""
+    """Declared nodes that are all equal."""
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob(

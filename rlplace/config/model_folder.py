@@ -1,4 +1,4 @@
-"""Where the model is that a config names: a folder, or a Hugging Face hub id whose files were downloaded before."""
+"""Find the model that a config names: a folder, or a Hugging Face hub id whose files were downloaded before."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 
 from rlplace.errors import Problem, Source, did_you_mean, one_of
 
-CLONE = Path(__file__).parents[2]  # where scripts/get_model puts models
+# scripts/get_model puts models into its folder `models`
+CLONE = Path(__file__).parents[2]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_OLD_HUB_ID = re.compile(r"\w[\w.-]*")  # without an owner, such as gpt2
+_OLD_HUB_ID = re.compile(r"\w[\w.-]*")  # an id without an owner, such as gpt2
 _OTHER = "        (or the folder of another Hugging Face model)"
 GET = f"scripts/get_model smollm2{_OTHER}"
-# What scripts/get_model makes
+# Models that scripts/get_model can download.
 _GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")
 
 
 def model_folder(written: str) -> Path:
-    """Return the folder of a model: the first of its `places` that is one, else the first."""
+    """Return the first of a model's possible folders that exists, else the first one."""
     places = [folder for folder, _ in _places(written)]
     return next((folder for folder in places if os.path.isdir(folder)), places[0])
 
 
 def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the keys of what reads text, which a model that sees images may have in a block of their own."""
+    """Return the keys of the text model; a vision-language model may have them in `text_config`."""
     text = model.get("text_config")
     if isinstance(text, Mapping):
         return {**model, **text, "model_type": model.get("model_type")}
@@ -34,7 +35,7 @@ def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
-    """Report that none of the places is a folder."""
+    """Return the problem that none of the possible places is a folder."""
     fix = (
         GET
         if key == "actor.model.path"
@@ -60,7 +61,7 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
 
 
 def to_get(folder: Path) -> str:
-    """Return the fix of a folder that is no whole model: the download of one of the hub, such as one cut short."""
+    """Return the fix for an incomplete model folder, such as a download that was interrupted."""
     _, found, name = folder.parent.parent.name.partition("models--")
     if found and folder.parent.name == "snapshots":
         return f"hf download {name.replace('--', '/')}{_OTHER}"
@@ -68,7 +69,7 @@ def to_get(folder: Path) -> str:
 
 
 def instead_of(folder: Path) -> str:
-    """Return the fix of a folder that is no model: the models in it, or a download."""
+    """Return the fix for a folder without a model: models in its subfolders, or a download."""
     below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
     if len(below) > 1:
         return one_of(below)
@@ -78,7 +79,7 @@ def instead_of(folder: Path) -> str:
 
 
 def _near(written: str) -> str | None:
-    """Return what is written nearly so: a folder beside it, or an id whose files were downloaded."""
+    """Return a similar name: a folder beside it, or a hub id whose files were downloaded; None if there is none."""
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (
         near := did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
@@ -94,7 +95,7 @@ def _near(written: str) -> str | None:
 
 
 def _places(written: str) -> Iterator[tuple[Path, str]]:
-    """Yield where a model may be, in order, and what that place is."""
+    """Yield (folder, description) of the places where a model may be, in order."""
     path = Path(os.path.expanduser(written))
     yield path.resolve(), ""
     if not path.is_absolute() and (CLONE / path).resolve() != path.resolve():
@@ -107,7 +108,7 @@ def _places(written: str) -> Iterator[tuple[Path, str]]:
 
 
 def _is_hub_id(written: str) -> bool:
-    """Return whether it is `owner/name`, and the owner is no folder in which a model was meant to be."""
+    """Return whether a text is a hub id `owner/name`, and `owner` is not a local folder."""
     owner = written.partition("/")[0]
     return (
         bool(_HUB_ID.fullmatch(written))
@@ -117,10 +118,10 @@ def _is_hub_id(written: str) -> bool:
 
 
 def _hub_cache() -> Path:
-    """Return the folder of downloads, as huggingface_hub finds it, which a planner need not have."""
+    """Return the download folder of huggingface_hub, which need not be installed here."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    # Its name in older versions
+    # Name of this variable in older versions.
     hub = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{home}/hub")
     return Path(
         os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", hub)))
@@ -128,7 +129,7 @@ def _hub_cache() -> Path:
 
 
 def _revision(folder: Path) -> str:
-    """Return the commit that `main` was when it was downloaded last; of one that was named there, the only one."""
+    """Return the commit that `main` had at its last download; without one, the only downloaded commit."""
     try:
         return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:

@@ -32,7 +32,7 @@ JOB = "job"  # the key that names a job
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredMemory:
-    """What a rank of a component takes of each of its accelerators, and of its host, in bytes."""
+    """Bytes that a rank of a component needs on each of its accelerators, and on its host."""
 
     weights: int | None = knob(
         "with its weights alone; null: not known yet", None, minimum=0, unit="bytes"
@@ -46,7 +46,7 @@ class DeclaredMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentConfig:
-    """What the engine reads of a component's block; all other keys are the worker's."""
+    """The engine's keys in a component's block; all other keys belong to the worker."""
 
     enable_offload: bool = knob("leave accelerators that other components need", False)
     memory: DeclaredMemory = block(DeclaredMemory)
@@ -54,7 +54,7 @@ class ComponentConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The blocks of the engine, in a job of the user's own."""
+    """The engine's blocks in the config of a custom job."""
 
     cluster: ClusterConfig
     memory: MemoryConfig = block(MemoryConfig)
@@ -74,12 +74,12 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenConfig:
-    """Everything that a job of the user's own is made from. Immutable."""
+    """The whole config of a custom job. Immutable."""
 
-    job: Any  # the Job that it is of
+    job: Any  # the Job of this config
     engine: EngineConfig
     components: Mapping[str, ComponentConfig]
-    # Of each component, the keys that its worker gets; and blocks that belong to none.
+    # Component -> keys that its worker gets; also the blocks that belong to no component.
     settings: Mapping[str, Any]
 
     @property
@@ -125,7 +125,7 @@ def read_open_config(
     components: Iterable[str],
     sources: Mapping[str, Source],
 ) -> tuple[OpenConfig | None, list[Problem]]:
-    """Return the config, None where it cannot be read, and every problem of the mapping."""
+    """Return the config and every problem of the mapping; the config is None if it cannot be read."""
     written = with_homes(mapping)
     names = tuple(components)
     engine_keys = {field.name for field in dataclasses.fields(EngineConfig)}

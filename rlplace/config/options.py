@@ -1,4 +1,4 @@
-"""Options of a command line whose mistakes are told in the standard error format."""
+"""Command-line options whose errors have the standard error form."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 from rlplace.config.paths import at_home
 from rlplace.errors import ConfigError, did_you_mean, suggestion
 
-DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # that word processors and chats write for hyphens
+# dashes that word processors and chats write instead of a hyphen
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _NUMBERS = {"int": "is no whole number", "float": "is no number"}
 
 
 def _at_home(word: str) -> str:
-    """Expand `--option=~/path`, of which a shell leaves the `~` alone."""
+    """Expand the `~` in `--option=~/path`, which a shell does not expand."""
     option, equals, value = word.partition("=")
     if equals and word.startswith("-"):
         return f"{option}={at_home(value)}"
@@ -24,9 +25,9 @@ def _at_home(word: str) -> str:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Raises ConfigError [bad-option] instead of leaving the program."""
+    """An argument parser that raises ConfigError [bad-option] instead of ending the program."""
 
-    words: Sequence[str] = ()  # of the command line that is parsed
+    words: Sequence[str] = ()  # words of the parsed command line
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class OptionParser(argparse.ArgumentParser):
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
         **options: Any,
     ) -> None:
-        """`command`: as the user has typed it. `word_of`: the key=value that is meant by an unknown option."""
+        """`command`: the command as typed. `word_of`: returns the key=value that an unknown option probably means."""
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
 
@@ -48,13 +49,13 @@ class OptionParser(argparse.ArgumentParser):
         return super().parse_known_args([_at_home(word) for word in words], namespace)
 
     def refuse_unknown(self, rest: Sequence[str], others: Collection[str]) -> None:
-        """Raise ConfigError for an option in the rest, which others read, that is none of theirs either."""
+        """Raise ConfigError for an option in `rest` that no other parser knows either."""
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:
                 raise self._unknown(word)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError for what argparse says."""
+        """Raise ConfigError for an error of argparse."""
         if unknown := re.match(r"unrecognized arguments: (\S*)", message):
             raise self._unknown(unknown[1])
         if missing := re.match(r"the following arguments are required: (.*)", message):

@@ -1,6 +1,6 @@
-"""Names and words that users of other libraries write, and ours that mean exactly the same.
+"""Names and words of other libraries, and ours with exactly the same meaning.
 
-Here stands only what keeps its value. Whatever needs another number, or two of our keys, is left to the importers.
+Only names that keep their value are here. Names that need another value, or two of our keys, are left to the importers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
 
-# Ours -> theirs; a dot in front: below the block of the component where theirs stands
+# Our key -> their names. A name with a leading dot is looked up below the component's block.
 _KEYS = {
     "cluster.accelerators_per_node": "n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.num_nodes": "nnodes n_nodes node_num",
@@ -55,7 +55,7 @@ _KEYS = {
 KEYS: Mapping[str, str] = {
     theirs: ours for ours, names in _KEYS.items() for theirs in names.split()
 }
-# Names that mean this in one block only
+# Names that have this meaning in one block only.
 BELOW: Mapping[str, Mapping[str, str]] = {
     "rollout": {"name": "rollout.engine"},
     "env": {"name": "env.id"},
@@ -75,7 +75,7 @@ _CONTEXT = (
     "cp",
 )
 PARALLEL = dict.fromkeys(_TENSOR, _TENSOR[0]) | dict.fromkeys(_CONTEXT, _CONTEXT[0])
-# Of a line of component_placement.
+# Other names of keys in a line of component_placement.
 PLACEMENT_KEYS = {
     **dict.fromkeys((*_TENSOR[1:], "num_gpus_per_engine"), _TENSOR[0]),
     **dict.fromkeys((*_CONTEXT[1:], "cp_size", "sp_size"), _CONTEXT[0]),
@@ -91,9 +91,9 @@ COMPONENTS = {
     **dict.fromkeys(("actor_infer", "vllm", "generator", "generation"), "rollout"),
     **dict.fromkeys(("value", "value_model"), "critic"),
     **dict.fromkeys(("simulator", "environment", "enviroment"), "env"),
-    "inference": "",  # in RLinf, what computes log-probabilities again: here the actor does
+    "inference": "",  # RLinf's component that recomputes log-probabilities; here the actor does that
 }
-# Ours -> theirs
+# Our word -> their words.
 _WORDS = {
     "bf16": "bfloat16 torch.bfloat16",
     "fp16": "float16 half torch.float16",
@@ -107,7 +107,7 @@ _WORDS = {
     "colocate_all": "collocated colocated colocate collocate_all",
 }
 _OURS = {theirs: ours for ours, words in _WORDS.items() for theirs in words.split()}
-# Algorithms for simulators: one that is a setting of ours, and a kind that is not there.
+# Algorithms for simulators that are only a setting here, or do not exist here.
 _A2C = {
     "name": "ppo",
     "epochs": 1,
@@ -139,7 +139,7 @@ LIBRARIES = {
     "gconfig": "areal",
     "trainer": "verl",
 }
-# Whole kinds of parallelism that no key here stands for.
+# Kinds of parallelism for which there is no key here.
 NO_SUCH = (
     "there is no pipeline or expert parallelism; tensor_parallel_size "
     "splits a model, context_parallel_size tokens"
@@ -148,7 +148,10 @@ SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 
 def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
-    """Say what an algorithm for simulators is here, why, and what to write, on the command line where it is `typed`."""
+    """Return (what, why, fix) of the error of an unknown algorithm for simulators.
+
+    `typed`: whether the name came from the command line. None if nothing is known about the name.
+    """
     if str(name).lower() in _OFF_POLICY:
         return (
             "is not there",
@@ -170,7 +173,7 @@ def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:
-    """Return the word that is meant: another name of it, or a misspelling; None where that is not known."""
+    """Return the word that is meant, by another name or a misspelling; None if that is unknown."""
     known = list(words)
     if str(value).strip() in known:
         return str(value).strip()

@@ -1,4 +1,4 @@
-"""Blocks that name what users bring."""
+"""Config blocks that name classes or functions of the user."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 class OwnName(str):
-    """package.module:Name, of something that the user brings."""
+    """The name package.module:Name of a custom class or function."""
 
 
 def block_of_name(block: type, value: object) -> str:
-    """Return the text of a block whose first key has a value, where that may be a name of the user's own."""
+    """Return the text of a block whose first key is `value`, if `value` may be a custom name; else `...`."""
     first = dataclasses.fields(block)[0].name
     named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)
     if named:
@@ -39,7 +39,7 @@ class WrapperConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VariantConfig:
-    """Advantages, losses and metrics of your own, in place of those of `algorithm.name`."""
+    """Custom advantages, losses and metrics, in place of those of `algorithm.name`."""
 
     name: OwnName | None = knob(
         "package.module:Class, whose methods replace the shipped formulas; null: none",
@@ -52,7 +52,7 @@ class VariantConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackConfig:
-    """What of your own is called between iterations and when a run ends."""
+    """A custom class that is called between iterations and when a run ends."""
 
     name: OwnName = knob("package.module:Class with on_iteration, on_end or both")
     kwargs: Mapping[str, object] = knob(

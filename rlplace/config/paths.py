@@ -1,4 +1,4 @@
-"""Paths in configs and on command lines: `~` is the user's home, and a path may have `=` in it."""
+"""Paths in configs and on command lines: `~` is the home folder, and a path may contain `=`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_HOME = re.compile(r"~[\w.-]*/|~$")  # how a path in a home begins
-# Keys whose values are texts, and no paths
+_HOME = re.compile(r"~[\w.-]*/|~$")  # beginning of a path in a home folder
+# Keys whose values are texts and never paths.
 _TEXTS = (
     "env.system",
     "env.template",
     "rollout.stop",
 )
-_LISTED = "profile"  # the key whose value has several paths, with commas between
-# A path in a home, without quotes: the value of a key, or an entry of a list or block.
+_LISTED = "profile"  # the key whose value is a list of paths, separated by commas
+# An unquoted path in a home folder: the value of a key, or an entry of a list or block.
 _BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")
-_WHOLE_HOME = re.compile(r"~[\w.-]*/[^,:\[\]{}'\"\\$]*")  # with blanks in it
+# the same, with blanks allowed
+_WHOLE_HOME = re.compile(r"~[\w.-]*/[^,:\[\]{}'\"\\$]*")
 _BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 
 
 def at_home(path: str) -> str:
-    """Return a path with the home that its `~` stands for, which a shell leaves alone behind `key=`."""
+    """Return a path with `~` expanded, which a shell does not do behind `key=`."""
     if _HOME.match(path):
         return os.path.expanduser(path)
     return path
 
 
 def with_homes(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a config, with absolute paths in place of those that begin with `~/` or `~name/`, in whichever key."""
+    """Copy a config with absolute paths in place of all values that begin with `~/` or `~name/`."""
     return {key: _expanded(value, str(key)) for key, value in mapping.items()}
 
 
@@ -51,12 +52,12 @@ def _expanded(value: Any, key: str) -> Any:
 
 
 def names_file(word: str) -> bool:
-    """Whether a word with `=` in it is no override but the path of a config, such as `runs/lr=0.1/config.yaml`."""
+    """Return whether a word with `=` is no override but the path of a config, such as `runs/lr=0.1/config.yaml`."""
     return word.endswith(".yaml") and Path(at_home(word)).is_file()
 
 
 def names_config(word: str) -> bool:
-    """Whether a word without dashes in front is no override, of which `~key` removes a key."""
+    """Return whether a word without leading dashes names a config and is no override; `~key` is an override."""
     return names_file(word) or ("=" not in word and not word.startswith("~"))
 
 
@@ -83,6 +84,6 @@ def readable(word: str) -> str:
 
 
 def unquoted(value: str) -> str:
-    """Return the path of an override's value as it is typed or as Hydra reads it."""
+    """Return the path in an override's value, without quotes and with `~` expanded."""
     quoted = re.fullmatch(r"""(['"])(.*)\1""", value)
     return at_home(quoted[2] if quoted else value)

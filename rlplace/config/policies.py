@@ -1,4 +1,4 @@
-"""Blocks of `actor.model` in jobs with simulators: one for each kind of network."""
+"""Config blocks of `actor.model` in jobs on simulators: one for each kind of policy network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlplace.config.fields import knob
 
-# A recurrent layer remembers so many numbers for each of its size
+# Kind of recurrent layer -> remembered numbers per unit of its size.
 _CELLS = {
     "none": 0,
     "gru": 1,
@@ -22,7 +22,7 @@ class _WithMemory:
 
     @property
     def remembered(self) -> int:
-        """The float32 numbers that it remembers of each environment from one step to the next."""
+        """The float32 numbers of recurrent state that the network keeps for each environment."""
         return _CELLS[self.memory] * self.memory_size
 
 
@@ -39,7 +39,7 @@ def _memory_size() -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig(_WithMemory):
-    """Policy and value network of a simulator's observations; with a memory, one network of both."""
+    """MLPs for policy and value; with a memory, one recurrent network for both."""
 
     kind: Literal["mlp"] = knob("policy and value network, fully connected", "mlp")
     hidden: tuple[int, ...] = knob("widths of the hidden layers", (64, 64), minimum=1)
@@ -53,7 +53,7 @@ class MlpConfig(_WithMemory):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CnnConfig(_WithMemory):
-    """Network of observations with images; numbers beside them go through a layer of their own."""
+    """A CNN for image observations; other numbers of the observation go through a layer of their own."""
 
     kind: Literal["cnn"] = knob("convolutions for images", "cnn")
     network: Literal["nature", "impala"] = knob(
@@ -76,7 +76,7 @@ class CnnConfig(_WithMemory):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
-    """A small transformer over entries of observations and patches of images, which decides each action of a chunk."""
+    """A small transformer over observation entries and image patches; it decides each action of a chunk."""
 
     kind: Literal["transformer"] = knob(
         "a transformer, made for chunks of actions", "transformer"
@@ -96,7 +96,7 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
-    """Network of your own."""
+    """A custom network."""
 
     kind: Literal["module"] = knob("a torch.nn.Module of your own", "module")
     name: str = knob("package.module:Class")

@@ -74,18 +74,18 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
-MOST_WHOLE = (1 << 63) - 1  # bound of whole numbers that have no other
-# Once keys
+MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
+# Removed keys, with the reason.
 _GONE = {
     "cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"
 }
-# A policy of simulators is trained whole
+# Keys for partial training; a simulator policy is always trained as a whole.
 _CHANGES_TRAINING = (
     "lora_rank",
     "lora_alpha",
     "lora_targets",
 )
-# Last parts of keys for the length of a run
+# Last parts of keys that other libraries use for the length of a run, in environment steps.
 _ENV_STEPS = (
     "total_env_steps",
     "total_timesteps",
@@ -94,7 +94,7 @@ _ENV_STEPS = (
 
 @functools.cache
 def moved() -> Mapping[str, tuple[str, str]]:
-    """Return the rows of moved.toml: old key -> the key that has its value now, and why."""
+    """Return the rows of moved.toml: old key -> (new key with the same value, reason)."""
     rows = tomllib.loads(
         Path(__file__).with_name("moved.toml").read_text(encoding="utf-8")
     )
@@ -104,7 +104,10 @@ def moved() -> Mapping[str, tuple[str, str]]:
 def read_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> Config:
-    """Read the config from plain values; `sources`: where each key was written. ConfigError has all problems."""
+    """Read the config from plain values. Raises ConfigError with all problems.
+
+    `sources`: key -> place where it was written.
+    """
     config, problems = try_config(mapping, sources)
     if config is None or problems:
         raise ConfigError(problems)
@@ -114,7 +117,7 @@ def read_config(
 def try_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> tuple[Config | None, list[Problem]]:
-    """Return the config, None where it cannot be read, and every problem of the mapping."""
+    """Return the config and every problem of the mapping; the config is None if it cannot be read."""
     places = sources or {}
     found = Found(sources=sources or {})
     written = with_homes(mapping)
@@ -129,13 +132,13 @@ def try_config(
     config, problems = read_block(Config, written, job, places)
     if config is not None and config.runs:
         for key, (why, fix) in config.missing.items():
-            # The plan reports it with all else that is wrong there
+            # Problems of the cluster block are reported by the plan, with all others of that block.
             if not key.startswith("cluster."):
                 found.reject(
                     "missing-key", key, "is required in a run", why=why, fix=fix
                 )
     new = {problem.key: problem for problem in problems}
-    # A value that the new key refuses: take the fix of that
+    # If the new key rejects the value as well, use the fix of that problem.
     for i, problem in enumerate(found.problems):
         if (
             problem.key in moved()
@@ -157,7 +160,7 @@ def try_config(
 
 
 def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig:
-    """Read the `cluster` block alone; a mapping may be a DictConfig. Raises ConfigError with every problem."""
+    """Read only the `cluster` block; a mapping may be a DictConfig. Raises ConfigError with every problem."""
     if isinstance(cluster, ClusterConfig):
         return cluster
     config, problems = read_block(
@@ -188,8 +191,8 @@ def read_block(
     job: JobName = USUAL,
     sources: Mapping[str, Source] | None = None,
 ) -> tuple[_T | None, list[Problem]]:
-    """Return a config dataclass, None where it cannot be read, and every problem of the mapping."""
-    # Here: workers read no configs
+    """Return the config dataclass and every problem of the mapping; the dataclass is None if it cannot be read."""
+    # Imported here, since workers read no configs.
     import pydantic
 
     from rlplace.config.validate import model_of, plain
@@ -214,9 +217,9 @@ def _of_job(
     above: str,
     found: Found,
 ) -> object:
-    """Drop keys that only the other job has; they are problems unless they change nothing.
+    """Drop keys that only the other job has; each is a problem unless its value changes nothing.
 
-    `ours` and `theirs` are the block in this job and in the other one.
+    `ours` and `theirs`: the block in this job and in the other job.
     """
     if not isinstance(mapping, Mapping) or ours is None:
         return mapping
@@ -246,7 +249,7 @@ def _of_job(
             )
             fix = f"remove {key}"
             if name in _CHANGES_TRAINING:
-                # What was meant is another job, or nothing.
+                # Either the other job was meant, or the key can be removed.
                 fix = one_of(
                     [
                         fix,
@@ -271,7 +274,7 @@ def _of_alternative(
     above: str,
     found: Found,
 ) -> Mapping[Any, object]:
-    """Drop keys that only other alternatives of a block have; they are problems unless they change nothing."""
+    """Drop keys that only other alternatives of a block have; each is a problem unless its value changes nothing."""
     block = next(
         (option for option in options if tag_of(option) == mapping.get("kind")),
         options[0],
@@ -306,7 +309,7 @@ def _of_alternative(
 def _report(
     block: type, job: JobName, wrong: ErrorDetails, written: Any, found: Found
 ) -> None:
-    # Without the alternatives of a type
+    # The path without the steps that name alternatives of a type.
     path = [step for step in wrong["loc"] if not str(step).startswith("<")]
     key = (
         "".join(
@@ -360,7 +363,7 @@ def _report(
             found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
     else:
         context = wrong["ctx"]
-        # The line has the whole list
+        # The fix shows the whole list.
         item = isinstance(path[-1], int)
         text = context["fix"] or _such_as(above, job, wrong["loc"], context)
         fits = text and (
@@ -381,7 +384,7 @@ def _report(
 def _such_as(
     block: type, job: JobName, path: Sequence[int | str], wrong: Mapping[str, Any]
 ) -> str | None:
-    """Say in <...> what a key takes, with its usual value where it has one: nobody knows which is meant."""
+    """Return the kind of value that a key takes, as <...>, with its usual value if it has one."""
     name = str(
         next(
             step
@@ -416,7 +419,7 @@ def _such_as(
 
 
 def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
-    """Return the line of a list, with `text` in place of the item that the path leads to."""
+    """Return the line of a list, with `text` in place of the item at the path."""
     items = functools.reduce(lambda of, step: of[step], path[:-1], written)
     return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
 
@@ -430,7 +433,7 @@ def _unknown(
     written: Any,
     found: Found,
 ) -> None:
-    """Report an unknown key. `place`: the path of the key that is meant, None where that is not known."""
+    """Report an unknown key. `place`: path of the key that is probably meant; None if unknown."""
     above = key.rpartition(".")[0]
     why = "known keys here: " + ", ".join(fields)
     meant = None
@@ -479,14 +482,14 @@ def _unknown(
 
 
 def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
-    """Return the path of the key that is meant by an unknown one: of the same meaning, nearly or elsewhere its name."""
+    """Return the path of the key that an unknown key means: by another name, a misspelling, or its name elsewhere."""
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
     ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
     if ours is not None:
         places = [ours]
         if ours.startswith("."):
-            # Below the component where it stands; or where it is, if only one component has it.
+            # Look below the component first; if only one component has the key, take that one.
             places = [role + ours]
             having = [place for place in all_places(job) if place.endswith(ours)]
             if len(having) == 1:
@@ -524,7 +527,7 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
 
 @functools.cache
 def word_meant(name: str, value: str) -> str | None:
-    """Return key=value for a name that may be a key's whole path, its last part or another name of it."""
+    """Return key=value for a word that may be a key's path, its last part, or another name of it; None if unknown."""
     for job in jobs():
         places = all_places(job)
         found = name if name in places else _place_of(name, fields_of(Config, job), job)
@@ -539,7 +542,7 @@ def word_meant(name: str, value: str) -> str | None:
 
 
 def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
-    """Return the line that places a component with this parallel size."""
+    """Return the placement line of a component, with this parallel size."""
     placed = value_at(written, f"{PLACEMENT}.{component}")
     if placed is None or not isinstance(size, int):
         return None
@@ -551,7 +554,7 @@ def _placed_with(component: str, key: str, size: object, written: Any) -> str | 
 
 
 def _spread(mapping: dict[str, Any]) -> None:
-    """Give `actor.micro_batch: 4` at the top its place in the blocks; it counts as an override does."""
+    """Move top-level keys with dots, such as `actor.micro_batch: 4`, into their blocks. They count as overrides."""
     for path in [
         path
         for path in mapping
@@ -576,7 +579,7 @@ def _spread(mapping: dict[str, Any]) -> None:
 
 
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
-    """Report a file of another library, as one problem."""
+    """Report a config file of another library as one problem."""
     theirs = [key for key in written if key in LIBRARIES]
     why = f"{', '.join(theirs)} {'is a block' if len(theirs) == 1 else 'are blocks'} of {library}; here are other keys"
     fix = f"python -m rlplace.plan import {library} <the file> --out imported.yaml"
@@ -586,7 +589,7 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
 
 
 def _stands(mapping: Mapping[str, object], path: str) -> bool:
-    """Whether a key is written, be it with null."""
+    """Return whether a key is written, even with the value null."""
     above, _, name = path.rpartition(".")
     block = value_at(mapping, above) if above else mapping
     return isinstance(block, Mapping) and name in block
@@ -596,7 +599,7 @@ def _stands(mapping: Mapping[str, object], path: str) -> bool:
 
 
 def _replace_renamed(new: dict[str, Any], found: Found) -> None:
-    """Write new keys for old ones; each is a problem."""
+    """Replace renamed keys by their new names; each is a problem."""
     written: dict[str, object] = {}
     meant: dict[str, object] = {}
     doubled: dict[str, str] = {}
@@ -622,7 +625,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                 )
             meant[old] = value
             if ".optimizer." in path:
-                # The line of the fix has the whole block, with this value
+                # The fix shows the whole block with this value.
                 drop(new, path)
             elif not isinstance(value_at(new, path), (dict, NoneType)):
                 doubled[old] = (
@@ -635,7 +638,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
             _put(new, path, value)
     for old, value in written.items():
         path, why = moved()[old]
-        # The optimizer is replaced as a whole
+        # The block of the optimizer is replaced as a whole.
         key = ".".join(path.split(".")[:2])
         name = (
             key.rpartition(".")[2]
@@ -649,7 +652,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         if (
             source := source_of(old, found.sources)
         ) is not None and source.file.startswith(COMMAND_LINE):
-            # A block joins the one of the file
+            # The block is merged into the one of the file.
             fix = f"{path}: {show(meant[old])}"
         found.reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
     algorithm = new.get("algorithm")
@@ -682,7 +685,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
 
 
 def _switched(old: str, fix: str | None) -> str:
-    """Return the line of the new key for a value that is no switch; both where what was meant is not known."""
+    """Return the line of the new key for a value that is not a switch; both lines if the meaning is unknown."""
     lines = [
         f"{moved()[old][0]}: {meant}"
         for meant in (fix.partition(": ")[2:] if fix else ("true", "false"))
@@ -693,7 +696,7 @@ def _switched(old: str, fix: str | None) -> str:
 
 
 def _put(keys: Any, path: str, value: object) -> None:
-    """Write the value of a new key that is not there; join its block, an old optimizer before the new."""
+    """Write the value of a new key unless it is there; merge blocks."""
     name, _, below = path.partition(".")
     if not isinstance(keys, dict):
         return
@@ -728,8 +731,8 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
 def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
     """Give every model of the config an absolute path and the keys of its folder's config.json.
 
-    Those of the folder win. No folder is needed where keys of a config.json are written in the config. Raises
-    ConfigError.
+    Keys of the folder override keys of the config. No folder is needed if the config has the keys of a config.json
+    itself. Raises ConfigError.
     """
     reward = config.reward
     if isinstance(reward, RewardConfig):
@@ -762,7 +765,7 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
     folder = model_folder(written)
     if os.path.isdir(folder) or "model_type" not in model:
         read = _config_json(folder, written, key, source_of(key, sources))
-        # Such as a shipped one: its keys say nothing
+        # A shipped model, for example, where the written keys say nothing about the model.
         other = model.get("model_type") not in (
             None,
             read["model_type"],
@@ -781,7 +784,7 @@ def _with_model(block: _Block, component: str, sources: Mapping[str, Source]) ->
 def _config_json(
     folder: Path, written: str, key: str, source: Source | None
 ) -> Mapping[str, object]:
-    # Whatever the text: a name too long is none
+    # Whatever the text is; a name that is too long is no folder either.
     if not os.path.isdir(folder):
         raise ConfigError([no_folder(written, key, source)])
     file = folder / "config.json"

@@ -1,6 +1,6 @@
-"""The config of a job as frozen dataclasses, made once from a mapping; below this nothing reads a raw config.
+"""The config of a job as frozen dataclasses, built once from a mapping; all other modules use these dataclasses.
 
-Every field carries its meaning in `doc`; the same text is the comment in the shipped YAML files.
+Every field has its meaning in `doc`; the same text is the comment in the shipped YAML files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from rlplace.config.policies import PolicyConfig
 AlgorithmName = Literal[
     "ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo"
 ]
-Mean = Literal["token", "sequence", "constant"]  # of algo.losses.token_weights
+# loss aggregation: see algo.losses.token_weights
+Mean = Literal["token", "sequence", "constant"]
 OnPoison = Literal["stop", "skip"]
 OnError = Literal["stop", "skip", "retry"]
 SinkName = Literal[
@@ -39,11 +40,11 @@ SinkName = Literal[
 ]
 
 
-# Of a language model: path and keys of its config.json
+# Path of a language model, and keys of its config.json.
 ModelKeys = Mapping[str, object]
 
-# Larger numbers are typing mistakes; a plan of as many takes a second at most.
-MOMENT_BLOCK = 256  # numbers of 8-bit moments that share a scale
+# Larger numbers are typing mistakes. A plan with these numbers takes one second at most.
+MOMENT_BLOCK = 256  # 8-bit moments per block that shares one scale
 MOST_GROUPS = 1_024
 MOST_PROMPTS = 10**8
 MOST_SAMPLES = 10**4
@@ -56,7 +57,7 @@ _ACTOR_MODEL = "of simulators kind: mlp | cnn | module; else path: a Hugging Fac
 
 
 def _paired(block: object, kind: type[_Block]) -> _Block:
-    """Return a block of the kind that the job has: the reader pairs it with the kind of the actor's model."""
+    """Return `block`, checked to be of type `kind`; the reader pairs it with the kind of the actor's model."""
     assert isinstance(block, kind), block
     return block
 
@@ -66,7 +67,7 @@ def _paired(block: object, kind: type[_Block]) -> _Block:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorEnvConfig:
-    """Simulators of gymnasium or EnvPool, or of an adapter of your own."""
+    """Simulators of Gymnasium or EnvPool, or of a custom adapter."""
 
     kind: str = knob(
         "gymnasium, envpool, or package.module:Class of your own adapter", "gymnasium"
@@ -94,7 +95,7 @@ class SimulatorEnvConfig:
     )
 
     def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
-        """Return the keys that a run on simulators needs and the config lacks -> why, what to write."""
+        """Return missing key -> (why, fix), for keys that a run on simulators needs."""
         if self.id:
             return {}
         return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
@@ -102,7 +103,7 @@ class SimulatorEnvConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Agents beside the models: what they hold."""
+    """Agents or environments beside the models: the memory that they use."""
 
     accelerator_memory: int = knob(
         "bytes a rank holds on each of its accelerators", 0, unit="bytes"
@@ -118,7 +119,7 @@ class AgentConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunctionConfig:
-    """One reward function of the environment."""
+    """One reward function of the text environment."""
 
     name: str = knob("a shipped one, or package.module:function")
     weight: float = knob("weight of this reward in the sum that is learned", 1.0)
@@ -127,7 +128,7 @@ class RewardFunctionConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextEnvConfig(AgentConfig):
-    """A text task: prompts and the rewards of answers."""
+    """A text task: prompts, and rewards for answers."""
 
     kind: Literal["text"] = knob("prompts and answers", "text")
     task: str | None = knob(
@@ -179,7 +180,7 @@ class TextEnvConfig(AgentConfig):
     )
 
     def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
-        """Return the keys that a run on a language model needs and the config lacks -> why, what to write."""
+        """Return missing key -> (why, fix), for keys that a run on a language model needs."""
         missing: dict[str, tuple[str, str]] = {}
         if config.algorithm.prompts is None:
             missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
@@ -197,7 +198,7 @@ class TextEnvConfig(AgentConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRolloutConfig:
-    """Actions of an MLP, computed by torch."""
+    """The rollout of a simulator policy, computed by torch."""
 
     engine: Literal["torch"] = knob("generates actions", "torch")
     pipeline_stage_num: int = knob(
@@ -228,7 +229,7 @@ class TorchRolloutConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW."""
+    """The AdamW optimizer."""
 
     kind: Literal["adamw", "adamw_master", "adamw_8bit"] = lm_knob(
         "adamw | adamw_master: float32 copies of the weights | adamw_8bit: moments of 8 bits",
@@ -258,7 +259,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncConfig:
-    """How the rollout ranks get the actor's weights."""
+    """How rollout ranks get the actor's weights."""
 
     mode: Literal["all", "trainable", "lora", "delta"] = knob(
         "what is sent: all | trainable, not what is frozen | lora, the factors alone | delta, what changed",
@@ -279,7 +280,7 @@ class SyncConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedConfig:
-    """A trained model: the actor, a critic."""
+    """A trained model: the actor or a critic."""
 
     model: PolicyConfig | ModelKeys | None = knob(
         _ACTOR_MODEL,
@@ -324,13 +325,13 @@ class TrainedConfig:
 
     @property
     def policy(self) -> PolicyConfig:
-        # The reader pairs it with the kind of the job
+        # The reader pairs the block with the kind of the job.
         assert isinstance(self.model, PolicyConfig), self.model
         return self.model
 
     @property
     def language_model(self) -> ModelKeys | None:
-        """Path and keys of its language model; None where none is declared."""
+        """Path and keys of the component's language model; None if none is declared."""
         if isinstance(self.model, Mapping):
             return self.model
         return None
@@ -342,7 +343,7 @@ class TrainedConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig(TrainedConfig):
-    """The policy."""
+    """The trained policy."""
 
     ema_decay: float | None = lm_knob(
         "decay of an average of the weights; null: none is kept", None, above=0, below=1
@@ -352,7 +353,7 @@ class ActorConfig(TrainedConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CriticConfig(TrainedConfig):
-    """The value of each token's state."""
+    """The critic, which estimates the value at each token."""
 
     model: ModelKeys | None = knob(_MODEL, None)
     on_actor: bool = knob(
@@ -367,7 +368,7 @@ class CriticConfig(TrainedConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenConfig:
-    """A model that is not trained: a reference, a reward."""
+    """A model that is not trained: a reference or a reward."""
 
     model: ModelKeys | None = knob(_MODEL, None)
     micro_batch: int = knob(
@@ -392,7 +393,7 @@ class FrozenConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceConfig(FrozenConfig):
-    """The policy that the actor stays near."""
+    """The reference policy of the KL penalty."""
 
     share_actor: bool = knob(
         "no component of its own: the actor without its low-rank factors", False
@@ -404,7 +405,7 @@ class ReferenceConfig(FrozenConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig(FrozenConfig):
-    """The scorer of whole episodes: a model unless a function or an endpoint is named."""
+    """The scorer of whole episodes: a model, unless a function or an endpoint is named."""
 
     weight: float = knob("weight of its score beside the others", 1.0)
     head: str = knob(
@@ -445,7 +446,7 @@ class RewardConfig(FrozenConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """How samples are made and learned from. Keys of one kind of actor model are refused with the other."""
+    """How samples are made and learned from. Keys for one kind of job are rejected in the other."""
 
     name: AlgorithmName = knob(
         "ppo: with a critic | the others, of language models: without", "ppo"
@@ -598,12 +599,12 @@ class AlgorithmConfig:
 
     @property
     def unrolled(self) -> int:
-        """Steps of the sequences that a policy with memory learns from."""
+        """Steps per sequence that a policy with memory learns from."""
         return self.unroll_steps or self.rollout_steps
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt and answer together."""
+        """The most tokens of a prompt and its answer together."""
         return self.sequence_length or self.max_prompt_length + self.max_new_tokens
 
     @property
@@ -614,7 +615,7 @@ class AlgorithmConfig:
 
     @property
     def mean(self) -> Mean:
-        """Of token losses. As the papers have it: algo/losses.py cites them."""
+        """The loss aggregation, by default as in the algorithm's paper (see algo/losses.py)."""
         means: Mapping[str, Mean] = {
             "grpo": "sequence",
             "rloo": "sequence",
@@ -624,7 +625,7 @@ class AlgorithmConfig:
 
     @property
     def only_with_signal(self) -> bool:
-        """Whether groups whose rewards are all equal are left out."""
+        """Whether groups with equal rewards are left out, since they give no learning signal."""
         if self.dynamic_sampling is None:
             return self.name == "dapo"
         return self.dynamic_sampling
@@ -638,7 +639,7 @@ class AlgorithmConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """What follows from the memory proof."""
+    """Settings of the memory proof."""
 
     check: Literal["refuse", "warn"] = knob(
         "a job that does not fit: refuse it, or run it all the same", "refuse"
@@ -656,7 +657,7 @@ class MemoryConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """When a run ends, where its files go, how long anything may take."""
+    """When a run ends, where its files go, and the longest time of each operation."""
 
     total_iterations: int = knob("end of training", 100, minimum=1)
     stop_at_return: float | None = knob(
@@ -722,7 +723,7 @@ class RunnerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """What a run keeps, so that `resume` can go on with it."""
+    """What checkpoints contain and when they are written, for `resume`."""
 
     every: int = knob(
         "iterations between two checkpoints; 0: none but the last", 10, minimum=0
@@ -743,7 +744,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsConfig:
-    """What a run does about what fails."""
+    """How a run reacts to failures."""
 
     on_poison: OnPoison = knob(
         "observation, reward, loss or gradient that is not finite: stop the run; or skip it, and learn nothing from it",
@@ -789,7 +790,7 @@ BlockConfig = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything a job is made from. A block counts where `component_placement` places its component."""
+    """The whole config of a job. A block is used if `component_placement` places its component."""
 
     cluster: ClusterConfig
     env: EnvConfig = knob(
@@ -851,7 +852,7 @@ class Config:
 
     @property
     def model(self) -> ModelKeys | None:
-        """Path and keys of the language model that the actor trains; None where none is declared."""
+        """Path and keys of the actor's language model; None if none is declared."""
         return self.actor.language_model
 
     @property
@@ -862,12 +863,12 @@ class Config:
 
     @property
     def missing(self) -> Mapping[str, tuple[str, str]]:
-        """Keys that a run needs and this config lacks -> why, what to write. A plan can do without."""
+        """Missing key -> (why, fix), for keys that a run needs. A plan works without them."""
         return self.env.missing(self)
 
     @property
     def actor_infers(self) -> bool:
-        """Whether the actor computes log-probabilities of samples before it learns, in a stage of its own."""
+        """Whether the actor computes log-probabilities of samples before it learns, in a separate stage."""
         algorithm = self.algorithm
         penalised = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
         return (
@@ -883,12 +884,16 @@ class Config:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether samples may be missing in their groups."""
+        """Whether groups may lack samples."""
         return self.skips_poison or self.faults.on_error != "stop"
 
     @property
     def runs(self) -> bool:
-        """Whether this is a run: nothing that it needs is missing, or more than a model; else it is planned only."""
+        """Whether this config can run. It is plan-only if it lacks keys that a run needs.
+
+        A config that trains language models on prompts, and lacks more than the model, counts as a run too, so that the
+        missing keys are reported.
+        """
         asks = self.algorithm.name != "ppo" and (
             "env" in self.placed or self.text_env.task is not None
         )
@@ -896,13 +901,13 @@ class Config:
 
     @property
     def model_path(self) -> str:
-        """The model's folder; a run has one."""
+        """The path of the model's folder, which every run has."""
         path = (self.model or {}).get("path")
         assert isinstance(path, str), "checked before a run"
         return path
 
     def block_of(self, component: str) -> BlockConfig:
-        """The block of a component's role, or under its own name where rewards have one block each."""
+        """Return the config block of a component: of its role, or of its own name if rewards have one block each."""
         role, _, name = component.partition(".")
         found: BlockConfig | Mapping[str, RewardConfig] = getattr(self, role)
         if isinstance(found, Mapping):
@@ -910,11 +915,11 @@ class Config:
         return found
 
     def reward_of(self, component: str) -> RewardConfig:
-        """The block of `reward` or `reward.<name>`."""
+        """Return the config block of `reward` or `reward.<name>`."""
         return _paired(self.block_of(component), RewardConfig)
 
     def key_of(self, component: str) -> str:
-        """The key of its block."""
+        """Return the key of a component's config block."""
         role = component.partition(".")[0]
         if isinstance(getattr(self, role), Mapping):
             return component

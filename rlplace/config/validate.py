@@ -1,4 +1,4 @@
-"""The blocks of the config as pydantic models: they validate a mapping, explain wrong values and give a JSON Schema."""
+"""The config blocks as pydantic models: they validate a mapping, explain wrong values, and give a JSON Schema."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import suggestion
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-# Values that Hydra fills in while it composes, such as ${algorithm.gamma}; a schema cannot know what they become.
+# Values such as ${algorithm.gamma}, which Hydra replaces while composing; a schema cannot check them.
 _FILLED_IN: dict[str, Any] = {"type": "string", "pattern": r"^\$\{.+\}$"}
-# What Hydra takes out of the file before the config is read.
+# Keys that Hydra removes from the file before the config is read.
 _HYDRA: dict[str, Any] = {
     "defaults": {
         "type": "array",
@@ -47,9 +47,9 @@ SWITCHES = {
 _PERCENT_TEXT = r"\s*([0-9]{1,2}(?:\.[0-9]+)?)\s*%\s*"
 _RESERVE_TEXT = rf"^auto$|^{_PERCENT_TEXT}$|{SIZE_TEXT}"
 SHARE_OR_BYTES = "share or bytes"
-MOST_SIZE = 1 << 60  # of anything here; a larger one is a mistake
-LEAST_SIZE = 1024  # a smaller number without a unit is one of GiB or MiB, whose unit was forgotten
-# Rule of a field -> its annotation, its sign, the error of pydantic
+MOST_SIZE = 1 << 60  # upper bound of every size in bytes; a larger one is a mistake
+LEAST_SIZE = 1024  # a smaller number without a unit is probably meant in GiB or MiB
+# Rule of a field -> its annotation, its sign, and pydantic's error type.
 _BOUNDS = {
     "minimum": (annotated_types.Ge, ">=", "greater_than_equal"),
     "above": (annotated_types.Gt, ">", "greater_than"),
@@ -62,12 +62,12 @@ class Block(pydantic.BaseModel):
     """A block of the config, in strict mode: no value is converted to another type."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-    of: ClassVar[type]  # the dataclass
+    of: ClassVar[type]  # the config dataclass
 
 
 @functools.cache
 def model_of(block: type, job: JobName) -> type[Block]:
-    """Return the model of a config dataclass in a job of this name."""
+    """Return the pydantic model of a config dataclass in this job."""
     fields: dict[str, Any] = {}
     for name, (field, hint) in fields_of(block, job).items():
         default = default_of(field, job)
@@ -94,7 +94,7 @@ def model_of(block: type, job: JobName) -> type[Block]:
 
 
 def plain(value: object) -> Any:
-    """Turn a validated block into its dataclass."""
+    """Convert a validated block to its dataclass."""
     if isinstance(value, Block):
         return type(value).of(
             **{name: plain(getattr(value, name)) for name in type(value).model_fields}
@@ -145,14 +145,14 @@ def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
 
 
 def _tagged(hint: Any) -> bool:
-    """Tell whether a type is one of several blocks, each with a `kind`."""
+    """Return whether a type has several alternative blocks, each with a `kind`."""
     return len(typing.get_args(hint)) > 1 and all(
         dataclasses.is_dataclass(o) for o in typing.get_args(hint)
     )
 
 
 def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
-    """Take the block whose `kind` is written; the first where none is."""
+    """Return the type that selects a block by its `kind`; the first block if there is no `kind`."""
     tags = {tag_of(block): block for block in blocks}
 
     def which(value: object) -> str:
@@ -169,7 +169,7 @@ def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
 
 
 def _one_or_named(args: Sequence[Any], job: JobName) -> Any:
-    """Take one block, one block under each of several names, or null."""
+    """Return the type of one block, of one block per name, or of null."""
     (block,) = (
         arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg)
     )
@@ -249,7 +249,7 @@ def _is_union(hint: Any) -> bool:
 
 
 def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rules with a bound for whole numbers that have none: what is counted with them stays finite."""
+    """Return the rules, with an upper bound for whole numbers without one, so that all arithmetic stays finite."""
     if hint is int:
         return {"maximum": MOST_WHOLE, **rules}
     return rules
@@ -308,7 +308,7 @@ def _listed(item: Any, value: object) -> object:
 
 
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
-    """Return the items that a block in place of a list means: its names, each with what is below; None for one item."""
+    """Return the list items that a block probably means: its names, each with its settings; None for a single item."""
     if not dataclasses.is_dataclass(item):
         if item is str and value:
             return list(value)
@@ -358,7 +358,7 @@ def _bytes(value: object) -> object:
 
 
 def _share_or_bytes(value: object) -> object:
-    """Return a share below 1 as a float, bytes as a whole number."""
+    """Convert a share below 1 to a float, and bytes to a whole number."""
     if value == "auto":
         return value
     percent = re.fullmatch(_PERCENT_TEXT, value) if isinstance(value, str) else None
@@ -376,14 +376,14 @@ def _share_or_bytes(value: object) -> object:
 def _error(
     code: str, what: str, fix: str | None = None, why: str | None = None
 ) -> PydanticCustomError:
-    """`fix`: a value that the key takes."""
+    """Return a pydantic error. `fix`: a valid value of the key."""
     return PydanticCustomError(code, "wrong", {"what": what, "fix": fix, "why": why})
 
 
 def _wrong(
     hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
-    """Explain why a type and its bounds do not allow a value; `errors` as pydantic calls them."""
+    """Explain why a value is invalid for a type and its bounds. `errors`: error types of pydantic."""
     union = _is_union(hint)
     options = (
         [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
@@ -459,7 +459,7 @@ def _wrong(
 def _wrong_word(
     words: Sequence[object], value: object, *, number: object
 ) -> PydanticCustomError:
-    """Explain a value that is none of a few words or numbers; `number`: the type of numbers that the key takes too."""
+    """Explain a value that is not among a few words or numbers. `number`: the type of numbers that are valid too."""
     near = meant_word(value, [str(word) for word in words])
     if near is None and number is not None and isinstance(value, str):
         near = _as_number(value, number)
@@ -475,7 +475,7 @@ def _wrong_word(
 
 
 def _wrong_placement(value: object) -> PydanticCustomError:
-    """Explain a placement that is a text or a list; only blocks in a list, or all, have one meaning."""
+    """Explain a placement that is a text or a list of texts: only blocks in a list, or `all`, are unambiguous."""
     fix = "{preset: colocate_all}" if value == "all" else None
     if (
         isinstance(value, list)
@@ -488,7 +488,7 @@ def _wrong_placement(value: object) -> PydanticCustomError:
 
 
 def _wrong_size(value: object) -> PydanticCustomError:
-    """Keep the number in the fix, with the unit that was written; without one it is of GiB."""
+    """Explain a wrong size. The fix keeps the number, with its unit, or with GiB if it has none."""
     why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
     written = re.fullmatch(
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
@@ -512,7 +512,7 @@ def _wrong_size(value: object) -> PydanticCustomError:
 def _wrong_number(
     of: object, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
-    # Beyond the range of a float
+    # A whole number that is too large for a float.
     too_long = "float_type" in errors and type(value) is int
     if "finite_number" in errors or too_long:
         return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
@@ -530,7 +530,7 @@ def _wrong_number(
         if bound in rules
     )
     meant = None
-    # In percent
+    # A share that was given in percent.
     if (
         rules.get("unit") == "share"
         and isinstance(value, int | float)
@@ -550,7 +550,7 @@ def _wrong_number(
 
 
 def _as_number(text: str, of: object) -> str | None:
-    """Read a text as a number that YAML reads as one: 3e-4 without a point is text in YAML 1.1."""
+    """Return the number that a text means; for example 3e-4, which YAML 1.1 reads as text."""
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return str(int(text))
     if of is float and (percent := re.fullmatch(r"\s*([0-9]{1,2})\s*%\s*", text)):
@@ -571,7 +571,7 @@ def _as_number(text: str, of: object) -> str | None:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the schema of a config file. Nothing is required: other files or the command line may have it."""
+    """Return the JSON Schema of a config file. No key is required, since other files or overrides may have it."""
     _, schema = pydantic.json_schema.models_json_schema(
         [(model_of(Config, job), "validation") for job in jobs()]
     )

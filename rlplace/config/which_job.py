@@ -1,6 +1,6 @@
-"""Which job the blocks of a config are of: the only module that decides by the words of its blocks.
+"""Find the job that a config's blocks belong to. Only this module decides the job by words in its blocks.
 
-Everything behind it takes the name of the job as a value, or asks the job itself.
+All other modules get the name of the job as a value, or ask the job.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rlplace.config.other_names import meant_word
 from rlplace.config.schema import AlgorithmName
 from rlplace.errors import suggestion
 
-# The job of a config that has no mark of one, and the job that has marks.
+# The job of a config without marks, and the job that has marks (keys or values that only it uses).
 USUAL: JobName = "simulator"
 MARKED: JobName = "language_model"
-# Tag -> its values and the job that each goes with.
+# Tag (a key that selects a kind) -> its value -> the job that has it.
 TAGS: Mapping[str, Mapping[str, JobName]] = {
     "actor.model.kind": {
         **dict.fromkeys(("cnn", "transformer", "module", "mlp"), USUAL),
@@ -28,23 +28,24 @@ TAGS: Mapping[str, Mapping[str, JobName]] = {
     "env.kind": {"gymnasium": USUAL, "envpool": USUAL, "text": MARKED},
     "rollout.engine": {"torch": USUAL, "transformers": MARKED, "vllm": MARKED},
 }
-MODEL_KEYS = ("path", "model_type")  # either is in every language model
-_OWN = "package.module:Class"  # an adapter or engine of the user's
-# Tags whose values may be such, and the job that those go with.
+MODEL_KEYS = ("path", "model_type")  # every language model has one of these keys
+_OWN = "package.module:Class"  # a custom adapter or engine
+# Tags whose values may be custom names -> the job of such a value.
 _OWN_TAGS: Mapping[str, JobName] = {"env.kind": USUAL, "rollout.engine": MARKED}
-_USUAL_ALGORITHM = "ppo"  # trains in either job; all others compare answers
+# the algorithm of either job; all others compare answers of language models
+_USUAL_ALGORITHM = "ppo"
 
 
 def find_job(mapping: dict[str, Any], found: Found) -> JobName:
-    """Return the job that the blocks are of; tags that are rejected, and those of language models, are dropped.
+    """Return the job of the blocks; drop invalid tags, and tags of language models.
 
-    The first tag that is written decides, and keys of a language model count as its tag. Without one, an algorithm
-    that only language models have decides; else it is a job on simulators.
+    The first written tag decides; keys of a language model count as its tag. Without tags, an algorithm that only
+    language models have decides. Otherwise the job is one on simulators.
     """
     written = _written_tags(mapping, found)
     name = value_at(mapping, "algorithm.name")
     deciding = next(iter(written), None)
-    # An algorithm that compares answers: by its name, or unknown and beside keys of language models.
+    # The algorithm compares answers: known by its name, or an unknown name beside keys of language models.
     names = typing.get_args(AlgorithmName)
     compares = (meant_word(name, names) or name) in _comparing()
     if deciding is None and isinstance(name, str) and name not in names:
@@ -55,7 +56,7 @@ def find_job(mapping: dict[str, Any], found: Found) -> JobName:
         job = MARKED
     else:
         job = USUAL
-    # Tags of another job than the deciding one's.
+    # Reject tags that belong to another job than the first tag.
     for tag, of in written.items():
         if of != job and tag in TAGS:
             fits = [value for value, goes in TAGS[tag].items() if goes == job][-1]
@@ -84,7 +85,7 @@ def find_job(mapping: dict[str, Any], found: Found) -> JobName:
 
 
 def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
-    """Return the tags that are written and the job that each goes with; what is no choice is rejected."""
+    """Return the written tags, each with its job; invalid values are rejected."""
     written: dict[str, JobName] = {}
     for tag, values in TAGS.items():
         value = value_at(mapping, tag)
@@ -117,7 +118,7 @@ def _comparing() -> tuple[str, ...]:
 
 
 def marks() -> dict[str, list[str]]:
-    """Return the values, by key, each of which marks a config as one of the marked job."""
+    """Return key -> values that each mark a config as one on language models."""
     found = {
         tag: [value for value, job in values.items() if job == MARKED]
         for tag, values in TAGS.items()
@@ -127,7 +128,7 @@ def marks() -> dict[str, list[str]]:
 
 
 def has_marked_keys(mapping: Mapping[str, object]) -> bool:
-    """Whether a block has keys that only the marked job has."""
+    """Return whether a block has keys that only the job on language models has."""
     only = {*all_places(MARKED)} - {*all_places(USUAL)}
     blocks = {
         name: block for name, block in mapping.items() if isinstance(block, Mapping)
@@ -138,7 +139,7 @@ def has_marked_keys(mapping: Mapping[str, object]) -> bool:
 
 
 def _drop_tag(block: object, key: str, found: Found) -> None:
-    """Leave keys alone of a component's language model; a tag alone is no model."""
+    """Drop the tag of a component's language model, which is no key of the model; a tag without keys is no model."""
     if not isinstance(block, dict):
         return
     model = block.get("model")

@@ -1,10 +1,10 @@
-"""`cluster.env_vars`: environment variables of all workers, wherever they run, and what is wrong with them.
+"""`cluster.env_vars`: environment variables for all workers, wherever they run, and checks of them.
 
 ::
 
     cluster.env_vars: {HF_HOME: /data/hf, HF_TOKEN: null}
 
-null is the value that the shell has which starts the run; it is never written down.
+null stands for the variable's value in the shell that starts the run. That value is never written to a file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SECRET = re.compile(
     r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWD|PWD|PAT|AUTH|CREDENTIALS?)$|(APIKEY|PASSWORD|PASSPHRASE)S?$",
     re.IGNORECASE,
 )
-_LOGIN = re.compile(r"://[^/@]+@")  # in an address, such as that of a proxy
-# Set for each worker by the placement
+_LOGIN = re.compile(r"://[^/@]+@")  # login in an address, such as that of a proxy
+# Variables that the placement sets for each worker.
 _PLACED = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
 )
-# Of libraries in workers; Ray and its machines have some of their own.
+# Variables that libraries in workers read. Ray and its nodes have some of their own.
 _OF_WORKERS = re.compile(
     r"(HF|TRANSFORMERS|VLLM|NCCL|GLOO|TORCH|PYTORCH|MUJOCO)_.*|(https?|no)_proxy",
     re.IGNORECASE,
@@ -42,9 +42,9 @@ _OF_WORKERS = re.compile(
 
 
 def wrong_variables(config: Any) -> list[Problem]:
-    """Report names and values that no variable can have, and secrets, without showing them."""
+    """Report invalid names and values of variables, and secrets, without showing the secrets."""
     problems = list(_wrong(config))
-    # The word of the command line would show it
+    # The word of the command line would show the secret.
     if any(problem.code == _WRITTEN for problem in problems):
         problems = [
             dataclasses.replace(problem, source=Source(file=KEY))
@@ -99,7 +99,7 @@ def _wrong(config: Config) -> Iterator[Problem]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value is to stay out of files, by the name of its variable. Credentials may be the path of a file."""
+    """Return whether a variable's value is a secret, by its name. A path in a CREDENTIALS variable is no secret."""
     if _LOGIN.search(value):
         return True
     is_path = name.upper().endswith("CREDENTIALS") and value.startswith("/")
@@ -107,7 +107,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def missing_variables(config: Any) -> Iterator[Problem]:
-    """Report variables that are to be taken from this process, and are not there."""
+    """Report variables whose values should come from this process, but are not set."""
     for name, value in config.cluster.env_vars.items():
         if value is None and name not in os.environ:
             yield Problem(
@@ -121,21 +121,21 @@ def missing_variables(config: Any) -> Iterator[Problem]:
 
 
 def _or_written(name: str) -> str:
-    """Return the other way to give a variable; none for a secret, which is refused in a config."""
+    """Return the other way to give a variable; "" for a secret, which a config must not contain."""
     if _SECRET.search(name):
         return ""
     return f"; or write the value: {name}: ..."
 
 
 def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
-    """Return what the workers are given by name: `cluster.env_vars`, and variables of this process by their `names`."""
+    """Return the workers' variables by name: `cluster.env_vars`, and variables `names` of this process."""
     return named_variables(config.cluster, names)
 
 
 def named_variables(
     cluster: ClusterConfig, names: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Do as `variables_of`, with the cluster block of a config."""
+    """Do the same as `variables_of`, from a config's cluster block."""
     given = dict.fromkeys(names) | dict(cluster.env_vars)
     taken: dict[str, str] = {}
     for name, value in given.items():
@@ -146,7 +146,7 @@ def named_variables(
 
 
 def not_given(config: Any) -> str | None:
-    """Name variables of this process that workers may need and do not get; None if they get all."""
+    """Name variables of this process that workers may need but do not get; None if there are none."""
     given = config.cluster.env_vars
     joined = config.cluster.ray.address is not None
     names = {THREADS} if os.environ.get(THREADS, "1") != "1" else set[str]()
@@ -161,7 +161,7 @@ def not_given(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def exported(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, which workers that are its threads share, and put back what was before."""
+    """Set variables in this process, which worker threads share, and restore the old values at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -105,7 +105,10 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 
 
 def _delivered(plan: Plan, source: str, target: str) -> Transfer:
-    """Each source rank gives its part to each copy: in memory of a node, or on the accelerator of a rank."""
+    """Return the transfer of weights: each source rank sends its part to each copy.
+
+    A copy is in the shared memory of a node, or on the accelerator of a rank.
+    """
     deliveries = [
         delivery
         for delivery in plan.deliveries
@@ -134,7 +137,10 @@ def _delivered(plan: Plan, source: str, target: str) -> Transfer:
 
 
 def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
-    """Pairs of ranks: a source rank and a copy on a node, an owner and a consumer, the group and each other reader."""
+    """Count pairs of ranks that exchange weights in a delivery, by transport.
+
+    Pairs are a source rank and a copy on a node, an owner and a consumer, or the broadcast group and each other reader.
+    """
     actors = plan.placement.world_size(delivery.source)
     if not isinstance(delivery, DeviceDelivery):
         return Counter(

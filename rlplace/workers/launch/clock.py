@@ -1,4 +1,7 @@
-"""How the driver tells the time and waits for calls: by the clock of its machine, or by another that a caller has."""
+"""The clock that the driver uses to measure time and to wait for calls.
+
+The default is the machine's clock; a simulation passes a logical clock instead.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from rlplace.workers.launch.group import Call, Pending, wait_all, wait_until
 
 
 class Clock:
-    """The machine's clock, and waits that take the time they take."""
+    """Real time of this machine; waits block for as long as they last."""
 
     def now(self) -> float:
-        """Return seconds, of which differences count."""
+        """Return seconds from an arbitrary start; only differences are meaningful."""
         return time.perf_counter()
 
     def epoch(self) -> float:
@@ -22,11 +25,11 @@ class Clock:
         return time.time()
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        """Do as `group.wait_all`."""
+        """Wait for several calls, as `group.wait_all` does."""
         return wait_all(pending, timeout_s)
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
-        """Return once any of `calls` has ended, False after `timeout_s` without."""
+        """Return True once any of `calls` has ended, False if none ended within `timeout_s`."""
         wait_until(calls, timeout_s, concurrent.futures.FIRST_COMPLETED)
         return any(call.done() for call in calls)
 

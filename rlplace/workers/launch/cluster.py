@@ -1,4 +1,7 @@
-"""The machines a job runs on and the launcher there; the inline one, whose workers are threads, is for small jobs."""
+"""The machines of a job and the launcher that starts workers there.
+
+The inline launcher runs workers as threads of this process; it is meant for small jobs.
+"""
 
 from __future__ import annotations
 
@@ -64,16 +67,19 @@ from rlplace.workers.worker import Rendezvous, Worker
 if TYPE_CHECKING:
     from rlplace.workers.ray_launch.launcher import RayLauncher
 
-# What to start, where (slots of a plan, or a strategy that makes them), and the channels it uses.
+# What to start, its slots (or a strategy that computes them), and the channels that it uses.
 Launch = tuple[GroupBuilder, PlacementStrategy | Sequence[Slot], Mapping[str, Channel]]
 Lost = Mapping[str, Collection[int]]  # ranks by component
 _DRIVER = "the driver"  # in errors and statistics of channels
-_MAIL = "messages to "  # begins the names of mailboxes
-_MEET_S = 30.0  # for the workers of all groups to know of new ones
+_MAIL = "messages to "  # prefix of the names of mailboxes
+_MEET_S = 30.0  # deadline for the workers of all groups to learn of new groups
 
 
 class Cluster:
-    """Nodes and their accelerators. Starts on first use or with `start`; owns what is launched on it until `close`."""
+    """Nodes and their accelerators.
+
+    The cluster starts with `start` or at the first use. It owns everything that is launched on it until `close`.
+    """
 
     def __init__(
         self,
@@ -94,19 +100,19 @@ class Cluster:
         num_gpus_per_node: int | None = None,
         distributed_log_dir: Path | str | None = None,
     ) -> None:
-        """One node with all of its accelerators on Ray, unless the arguments say otherwise.
+        """Use one node with all of its accelerators on Ray, unless the arguments say otherwise.
 
-        `cluster_cfg`: the `cluster` block of a config, also as a mapping or a DictConfig; arguments that are given
-        beside it count instead of its keys. `topology` overrides the counts, for unlike machines; no start without
-        `shared_bytes` free on each node.
+        `cluster_cfg`: the `cluster` block of a config; a mapping or a DictConfig works too. Arguments that are given
+        beside it override its keys. `topology` overrides the counts, for machines that differ. The start fails unless
+        each node has `shared_bytes` of shared memory free.
 
-        `tell` is called with a line for each step of the start, also by other threads. `workers`: classes that will be
-        launched, whose imports can be made from now on. `output`: folder of what workers print and log, a file per
-        rank, `<output>/<component>-<rank>.txt`, on each node; None: where Ray, or this process, puts it.
-        `variables`: of the environment of all workers that are processes. `num_gpus_per_node` and
-        `distributed_log_dir` are RLinf's names of `accelerators_per_node` and `output`. Raises ConfigError.
+        `tell` is called with one line for each step of the start, also from other threads. `workers`: classes that will
+        be launched; their modules are imported early. `output`: folder for what workers print and log, one file per
+        rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files, or the output of this process.
+        `variables`: environment variables for all worker processes. `num_gpus_per_node` and `distributed_log_dir` are
+        RLinf's names of `accelerators_per_node` and `output`. Raises ConfigError.
         """
-        # Also of workers, which get the environment
+        # The environment of this process also becomes the workers' environment.
         keep_local()
         if accelerators_per_node is None:
             accelerators_per_node = num_gpus_per_node
@@ -126,7 +132,7 @@ class Cluster:
             if variables is None:
                 variables = named_variables(config)
         self.launcher = launcher or "ray"
-        # Of shipped workers that are launched one group by one
+        # Set when workers are sent over and their groups are launched one by one.
         self.job: Any = None
         self._ray = ray or RayConfig()
         local = self._ray.address is None
@@ -136,7 +142,7 @@ class Cluster:
             accelerator or AcceleratorConfig(),
             local=local,
         )
-        # Seconds, by phase
+        # Start-up seconds, by phase
         self.start_s: dict[str, float] = {}
         self._began = time.perf_counter()
         self._tell_line = tell
@@ -148,16 +154,16 @@ class Cluster:
                 comm or CommConfig(), shared_bytes or {}, workers, variables or {}
             )
         self._groups: dict[str, WorkerGroup] = {}
-        # Of the groups
+        # Specs of the launched groups, by name
         self._specs: dict[str, GroupSpec] = {}
         self._channels: dict[str, Channel] = {}
-        # Names of channels of planned weight syncs
+        # Names of the channels that planned weight syncs use
         self._of_weights = set[str]()
-        # Of groups whose workers get messages
+        # By the name of the group that receives the messages
         self._mailboxes: dict[str, Mailbox] = {}
         self._mailboxes_made = 0
         self._output = None if output is None else Path(output).expanduser()
-        # Node, and the number there of an accelerator
+        # (node, accelerator number on that node)
         self._given_up = set[tuple[int, int]]()
         self._started = self._reserved = self._closed = False
 
@@ -184,7 +190,7 @@ class Cluster:
                     and self._ray.address is None
                     and self._ray.start == "fork"
                 ):
-                    # Before Ray is imported
+                    # The template process must exist before Ray is imported.
                     template = Template(modules, variables)
                     stopped.callback(template.stop)
                 with ray_environment(self._ray.address):
@@ -227,7 +233,10 @@ class Cluster:
         )
 
     def start(self) -> None:
-        """Reach the machines; the first `channel` or launch does it otherwise. Idempotent. Raises ClusterError."""
+        """Connect to the machines.
+
+        Without `start`, the first `channel` or launch connects. Idempotent. Raises ClusterError.
+        """
         if self._closed:
             raise ClusterError.about(
                 "cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)"
@@ -238,7 +247,10 @@ class Cluster:
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
-        """Take what `slots` use, or all; once: what was taken before stays. ClusterError names what is missing."""
+        """Reserve the accelerators that `slots` use, or all of them.
+
+        Only the first call reserves; later calls change nothing. Raises ClusterError that names what is missing.
+        """
         self.start()
         if self._reserved:
             return
@@ -249,7 +261,10 @@ class Cluster:
     def channel(
         self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()
     ) -> Channel:
-        """Make a channel at the planned `locations`, else on the driver's node; return its end. A name is used once."""
+        """Create a channel and return the driver's end.
+
+        The channel lives at the planned `locations`; without them, on the driver's node. Each name can be used once.
+        """
         self.start()
         if spec.name in self._channels:
             raise ClusterError.about(
@@ -274,7 +289,10 @@ class Cluster:
         }
 
     def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
-        """Start, verify, set up all or none. ClusterError, WorkerError; WorkerTimeout after `ray.start_timeout_s`."""
+        """Start, verify and set up all groups, or none of them.
+
+        Raises ClusterError, WorkerError, and WorkerTimeout after `ray.start_timeout_s`.
+        """
         began = time.monotonic()
         specs = [self._spec(name, *launch) for name, launch in launches.items()]
         self.reserve([slot for spec in specs for slot in spec.slots])
@@ -314,7 +332,7 @@ class Cluster:
         handles: Sequence[WorkerHandle],
         kind: type[WorkerGroup],
     ) -> WorkerGroup:
-        """Make the group of launched workers. Its mailboxes break with it."""
+        """Make the group of launched workers. Its mailboxes break when the group ends."""
         group = kind(spec, handles)
         if spec.name in self._mailboxes:
             ends = self._mailboxes[spec.name].channels
@@ -333,7 +351,7 @@ class Cluster:
             name = f"{_MAIL}{spec.name}"
             if len(nodes) > 1:
                 name += f" on node {node}"
-            # Of a group before it
+            # A mailbox of an earlier group with the same name
             if name in self._channels:
                 name += f" ({self._mailboxes_made})"
             ranks = [slot.rank for slot in spec.slots if slot.node == node]
@@ -345,12 +363,15 @@ class Cluster:
         return Mailbox(group=spec.name, channels=tuple(ends), of_rank=of_rank)
 
     def _forget_mailboxes(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Take the groups of a launch that failed out of what later groups know."""
+        """Remove the mailboxes of a failed launch, so that later groups do not learn of them."""
         for mailbox in mailboxes:
             self._mailboxes.pop(mailbox.group, None)
 
     def _introduce(self, mailboxes: Sequence[Mailbox]) -> None:
-        """Tell the workers of all running groups of others; return when they know."""
+        """Tell the workers of all running groups about the mailboxes of other groups.
+
+        Return when all have been told.
+        """
         told = [
             handle.meet(mailboxes)
             for group in self._with_messages()
@@ -359,7 +380,7 @@ class Cluster:
         concurrent.futures.wait(told, _MEET_S)
 
     def _part(self, name: str, why: str) -> None:
-        """Tell the workers of all other running groups that a group has ended. Does not wait."""
+        """Tell the workers of all other running groups that a group has ended. Does not wait for them."""
         if self._closed:
             return
         for group in self._with_messages():
@@ -383,9 +404,10 @@ class Cluster:
         *,
         tell: bool = False,
     ) -> None:
-        """Set all up: those that share accelerators one after the other. Adds to `setups`, which are done afterwards.
+        """Call `setup` on all groups; groups that share accelerators are set up one after the other.
 
-        Raises WorkerError of the first failure, WorkerTimeout after `timeout_s`.
+        The started calls are added to `setups`; all have ended when this returns. Raises the first WorkerError, or
+        WorkerTimeout after `timeout_s`.
         """
         end_s = time.monotonic() + timeout_s
         before = setup_order(
@@ -437,11 +459,17 @@ class Cluster:
         return self._launcher.restarts_workers
 
     def lost_nodes(self) -> dict[int, str]:
-        """Return the nodes in use that are gone, rank -> address; may take a minute where one does not answer."""
+        """Return the nodes in use that are gone, as rank -> address.
+
+        May take a minute if a node does not answer.
+        """
         return self._launcher.lost_nodes()
 
     def with_peers(self, lost: Lost) -> dict[str, set[int]]:
-        """Add to lost ranks those that end with them: of the same process, or of a group that can only join anew."""
+        """Return the lost ranks together with the ranks that must end with them.
+
+        These are ranks of the same process, and all ranks of a group that can only join `torch.distributed` as a whole.
+        """
         found = {name: set(ranks) for name, ranks in lost.items() if ranks}
         while True:
             for name in found:
@@ -471,12 +499,12 @@ class Cluster:
     def restart(
         self, lost: Lost, make_room: Callable[[Lost], None] = lambda lost: None
     ) -> None:
-        """Start lost ranks again on their slots, empty all channels, and have all groups take calls again.
+        """Restart lost ranks on their slots, empty all channels, and let all groups take calls again.
 
-        For groups that outlast failures and have wound down, or are idle. `lost`: with their peers. New workers are
-        set up, after `make_room` has had others leave their accelerators. Raises ClusterError; WorkerError;
-        WorkerTimeout where workers are not ready after `ray.start_timeout_s` and it cannot be said on which
-        accelerators the cause is.
+        For groups that outlast failures and are wound down or idle. `lost` includes the ranks from `with_peers`.
+        `make_room` makes other workers leave their accelerators before the new workers are set up. Raises ClusterError,
+        WorkerError, or WorkerTimeout if workers are not ready after `ray.start_timeout_s` and the accelerators at fault
+        cannot be determined.
         """
         known = tuple(self._mailboxes.values())
         specs = [
@@ -508,17 +536,17 @@ class Cluster:
             }
             for pending in setups:
                 pending.fail_late(Failure(what=str(late), cause=late))
-            # Most of them wait for another
+            # Most of these ranks only wait for another one, so the fault cannot be located.
             if len(places) > 1:
                 raise
             wait_all(setups)
         self._launcher.empty(self._channels.values())
 
     def move(self, component: str, rank: int) -> list[Slot]:
-        """Give up the accelerators of a rank: all ranks there get others of their node, which no slot has.
+        """Move a rank, and all ranks on the same accelerators, to unused accelerators of their node.
 
-        These are of the same kind and memory and get all that was on the ones given up, so what the plan proves of
-        those holds for these. Return the new slots, whose ranks are to be restarted; none where too few are free.
+        The new accelerators have the same kind and memory, and everything moves together, so the plan's memory proof
+        still holds. Returns the new slots, whose ranks must be restarted; empty if too few accelerators are free.
         """
         bad = self._specs[component].slots[rank]
         node = self.topology.nodes[bad.node]
@@ -583,9 +611,9 @@ class Cluster:
         )
 
     def _with_weights(self, spec: GroupSpec) -> GroupSpec:
-        """Add the channels of the weight syncs that a group takes part in, unless it was given them.
+        """Add the channels of the weight syncs that a group takes part in, unless the caller has passed them.
 
-        The first group of a sync has its channel made. Raises ClusterError where the group is not as the facts say.
+        The first group of a sync creates its channel. Raises ClusterError if the group differs from the declared facts.
         """
         facts = spec.facts
         if facts is None:
@@ -623,11 +651,11 @@ class Cluster:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
 
     def _tell_ready(self, setup: Pending) -> None:
-        """Tell once all ranks of a group are set up."""
+        """Report once all ranks of a group are set up."""
         left = list(setup.calls)
 
         def ended(call: Future[Any]) -> None:
-            # Whichever ends: the first is taken last
+            # Each call that ends removes one entry; the entry that is removed last is `setup.calls[0]`.
             last = left.pop() is setup.calls[0]
             if last and all(call.exception() is None for call in setup.calls):
                 self._tell(f"{setup.group.name}: ready")
@@ -646,7 +674,9 @@ class Cluster:
             )
 
     def describe(self) -> str:
-        """Describe in one line the accelerators, whether emulated, the workers, and where start-up time went."""
+        """Describe in one line the accelerators (real or emulated), the workers, and the seconds of each start-up
+        phase.
+        """
         on_cpu = all(node.kind == "emulated" for node in self.topology.nodes)
         emulated = " emulated (computing on the CPU)" if on_cpu else ""
         workers = ", ".join(
@@ -661,7 +691,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """End all groups and whatever was started for them. Idempotent; bounded in time."""
+        """End all groups and everything that was started for them. Idempotent; takes a bounded time."""
         if self._closed:
             return
         self._closed = True
@@ -678,13 +708,16 @@ class Cluster:
 
 
 def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
-    """Return the config with the arguments that are given in place of its keys."""
+    """Return the config, with the given arguments in place of its keys."""
     changed = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(config, **changed)
 
 
 def _turns(before: Mapping[str, Sequence[str]]) -> str:
-    """Tell an order of set-up: "rollout, then actor"; components of one turn may have been ready at different times."""
+    """Write the order of set-up, such as "rollout, then actor".
+
+    Components of one turn may have become ready at different times.
+    """
     turn = dict[str, int]()
     for name, others in before.items():
         turn[name] = 1 + max((turn[other] for other in others), default=-1)
@@ -695,7 +728,7 @@ def _turns(before: Mapping[str, Sequence[str]]) -> str:
 
 
 def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
-    """Renumber the accelerators of a slot; `first` is the global number of the first one of its node."""
+    """Return the slot with other accelerators. `first` is the global number of the first accelerator of its node."""
     own, seen = (
         tuple(sorted(instead.get(n, n) for n in numbers))
         for numbers in (slot.local_accelerators, slot.visible_accelerators)
@@ -713,10 +746,10 @@ def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
 
 
 class InlineLauncher:
-    """One thread per worker in this process.
+    """Runs each worker as a thread of this process.
 
-    Cancelling is cooperative: a worker that neither looks at `context.cancelled` nor waits on a channel goes on until
-    its method returns, but no caller waits for it.
+    Cancelling is cooperative. A worker that neither checks `context.cancelled` nor waits on a channel runs until its
+    method returns, but no caller waits for it.
     """
 
     restarts_workers = False
@@ -728,13 +761,13 @@ class InlineLauncher:
         self._channels: list[Channel] = []
         self._lending = Lending()
         self._outputs: Outputs | None = None
-        # That were set in this process
+        # Variables that this launcher has set in `os.environ`
         self._variables: dict[str, str] = {}
-        # Keeps MASTER_PORT from others
+        # An open socket that reserves the port of MASTER_PORT
         self._master: socket.socket | None = None
 
     def start(self) -> None:
-        """Do nothing: this process runs already."""
+        """Do nothing: this process is already running."""
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Do nothing: threads are always free."""
@@ -795,7 +828,10 @@ class InlineLauncher:
         )
 
     def _set_variables(self, spec: GroupSpec, slot: Slot, device: Device) -> None:
-        """Set what torch.distributed reads, for the one group that may join; not over what is set already."""
+        """Set the variables that torch.distributed reads, for the single group that may join.
+
+        Variables that are already set are kept.
+        """
         if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
             return
         self._master = reserve_port("127.0.0.1")
@@ -833,7 +869,7 @@ class InlineLauncher:
 
 
 class InlineWorker(WorkerHandle):
-    """A worker in a thread with a mailbox."""
+    """A worker in a thread, which takes its calls from a queue."""
 
     def __init__(
         self,
@@ -889,7 +925,7 @@ class InlineWorker(WorkerHandle):
 
     def end(self) -> None:
         self._host.cancel()
-        # Once it gives up
+        # Runs once the current call has ended.
         self._mailbox.put(lambda: self._host.call("close", (), {}))
         self._mailbox.put(None)
         self._device.worker_ended()

@@ -1,4 +1,4 @@
-"""Constructors of worker classes: which arguments they take, known before anything starts.
+"""Check the constructors of worker classes before anything starts, and call them.
 
 A class has one of three: `__init__(self)`, `__init__(self, config)`, `__init__(self, config, context)`. Whichever it
 is, `self.config` and `self.context` are there before it runs.
@@ -22,7 +22,7 @@ _POSITIONAL = (
 
 
 def check_constructor(worker: type[Worker]) -> None:
-    """Raise WorkerMisuse for a constructor that wants what the launcher does not have."""
+    """Raise WorkerMisuse if a constructor needs arguments that the launcher cannot give."""
     wanted = _parameters(worker)
     required = [p for p in wanted if p.kind in _POSITIONAL and p.default is p.empty]
     keywords = [
@@ -46,7 +46,7 @@ def check_constructor(worker: type[Worker]) -> None:
 
 
 def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Worker:
-    """Make a worker, with `config` and `context` in place before its constructor runs."""
+    """Create a worker; `config` and `context` are set before its constructor runs."""
     made = worker.__new__(worker)
     made.config = config
     made.context = context
@@ -57,7 +57,7 @@ def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Work
 def _arguments(
     worker: type[Worker], config: Any, context: WorkerContext
 ) -> tuple[Any, ...]:
-    """Return what the constructor takes: the config, then the context if it is wanted."""
+    """Return the arguments of the constructor: none, the config, or the config and the context."""
     wanted = _parameters(worker)
     if any(p.kind is p.VAR_POSITIONAL for p in wanted):
         return config, context

@@ -1,4 +1,4 @@
-"""The memory of accelerators: a Device per worker, a MemoryAccount for the emulated accelerators of a machine."""
+"""Memory of accelerators: one Device per worker, one MemoryAccount for the emulated accelerators of a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rlplace.placement.language.slots import Slot, component_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.units import exact_bytes
 
-_ACCOUNT_S = 60.0  # for others to let go of an account, which they hold for less than a millisecond
+# longest wait for the lock of an account; a lock is normally held for less than a millisecond
+_ACCOUNT_S = 60.0
 _LOOK_S = 0.0002
 _OPENED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _HEAD = struct.Struct("<QQ")
@@ -29,58 +30,73 @@ Held = dict[int, dict[tuple[str, str], int]]  # accelerator -> (owner, label) ->
 
 
 class Device:
-    """The accelerators of one slot, as its worker sees them. This one has none: host memory is not accounted."""
+    """The accelerators of one slot, as its worker sees them.
 
-    torch_name = "cpu"  # what `torch.device` takes
+    This base class has no accelerators; it does not account for host memory.
+    """
+
+    torch_name = "cpu"  # argument for `torch.device`
 
     def verify(self) -> None:
-        """Raise ClusterError unless the worker has the accelerators that were planned."""
+        """Raise ClusterError if the worker does not have the planned accelerators."""
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Account bytes for `what` on each accelerator, anew. AcceleratorOutOfMemory changes nothing."""
+        """Account for bytes under the label `what` on each accelerator, in place of the label's earlier bytes.
+
+        AcceleratorOutOfMemory leaves the account unchanged.
+        """
 
     def release(self, what: str) -> None:
-        """Give back what was acquired under `what`, if anything."""
+        """Release the bytes that were acquired under `what`, if any."""
 
     def held_bytes(self) -> int:
-        """Return what this worker holds on each of its accelerators."""
+        """Return the accounted bytes of this worker on each of its accelerators."""
         return 0
 
     def measured_bytes(self, counted: int) -> int:
-        """Return what this worker holds on each of its accelerators, whose tensors there take `counted`."""
+        """Return the measured bytes of this worker on each of its accelerators.
+
+        `counted`: bytes of its tensors there, for devices that cannot measure.
+        """
         return counted
 
     def share_process(self, claims: ProcessClaims) -> None:
-        """Be told that other workers live in the same process; before anything is acquired."""
+        """Register that other workers live in the same process. Call it before anything is acquired."""
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Let no other worker into such a block that has one of these accelerators. `folder`: of the job, if any."""
+        """Hold a lock that excludes other workers with one of these accelerators from such a block.
+
+        `folder`: folder of the job, if there is one.
+        """
         yield
 
     def worker_ended(self) -> None:
-        """Take everything out of the account, also what an earlier worker of that name has left in it."""
+        """Remove everything of this worker from the account, also leftovers of an earlier worker with the same name."""
 
 
 class MemoryAccount:
-    """Bytes per resident and label on each emulated accelerator. Thread-safe; owned by the launcher of the job."""
+    """Bytes by owner and label on each emulated accelerator. Thread-safe; the job's launcher owns it."""
 
     def __init__(self, capacity_bytes: Sequence[int]) -> None:
-        """`capacity_bytes[n]` is what global accelerator n has."""
+        """`capacity_bytes[n]` is the capacity of global accelerator n."""
         self.capacity_bytes = tuple(capacity_bytes)
         self._held: Held = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
-        """Give what is held on some accelerators, None: on all, to be read or changed by no one else meanwhile."""
+        """Yield the entries of some accelerators (None: of all) under a lock, to be read or changed."""
         with self._lock:
             yield self._held
 
     def acquire(
         self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str
     ) -> None:
-        """Account memory of a worker, on accelerators by their global numbers. Raises AcceleratorOutOfMemory."""
+        """Account for memory of a worker.
+
+        `accelerators` are global numbers. Raises AcceleratorOutOfMemory.
+        """
         assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
         with self._opened(accelerators) as held:
@@ -119,7 +135,7 @@ class MemoryAccount:
                 sum(b for (o, _), b in residents.items() if o == owner)
                 for residents in held.values()
             ]
-        # Equal on all accelerators of a worker
+        # All accelerators of a worker hold the same sum.
         return max(sums, default=0)
 
 
@@ -134,7 +150,7 @@ class SharedAccount(MemoryAccount):
     """
 
     def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
-        """`folder`: in that of the job, which only its user can open; it need not be there yet."""
+        """`folder`: a subfolder of the job's folder, which only the user can open; it need not exist yet."""
         self.capacity_bytes = tuple(capacity_bytes)
         self._folder = folder
 
@@ -147,7 +163,7 @@ class SharedAccount(MemoryAccount):
                 else []
             )
         with contextlib.ExitStack() as locked:
-            # In this order, so that no two wait for each other.
+            # Files are locked in ascending order, so that two processes cannot deadlock.
             files = {
                 number: locked.enter_context(self._locked(number))
                 for number in sorted(accelerators)
@@ -167,7 +183,7 @@ class SharedAccount(MemoryAccount):
 
     @contextlib.contextmanager
     def _locked(self, number: int) -> Iterator[int]:
-        """Give the descriptor of an accelerator's file, locked."""
+        """Yield the locked descriptor of an accelerator's file."""
         path = self._folder / str(number)
         try:
             file = os.open(path, _OPENED, 0o600)
@@ -177,7 +193,7 @@ class SharedAccount(MemoryAccount):
         try:
             _lock(file, path)
             yield file
-            # A fork of another thread may keep it open
+            # Unlock explicitly: a process forked by another thread may keep the descriptor open.
             fcntl.flock(file, fcntl.LOCK_UN)
         finally:
             os.close(file)
@@ -223,7 +239,7 @@ def out_of_memory(
     capacity_bytes: int,
     held: dict[tuple[str, str], int],
 ) -> AcceleratorOutOfMemory:
-    """Describe what does not fit, with all that is resident on that accelerator, the largest first."""
+    """Build the out-of-memory error, with everything that is resident on that accelerator, largest first."""
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     lines = [
         f"{resident}: {label} {exact_bytes(size)}"
@@ -259,15 +275,15 @@ def out_of_memory(
 def cuda_out_of_memory(
     error: BaseException, slot: Slot
 ) -> AcceleratorOutOfMemory | None:
-    """Turn torch's error of a full GPU into ours; None for any other error."""
-    # Not imported: most workers never need it
+    """Convert torch's error of a full GPU into AcceleratorOutOfMemory; return None for any other error."""
+    # torch is not imported here: most workers never need it.
     torch = sys.modules.get("torch")
-    # Another thread may be importing it: then it lacks names, and has raised nothing.
+    # Another thread may still be importing torch: then names are missing, and torch cannot have raised this error.
     if not isinstance(error, getattr(torch, "OutOfMemoryError", ())):
         return None
     text = str(error)
     sizes = []
-    # "20.00 MiB"
+    # torch writes sizes such as "20.00 MiB".
     for words in ("Tried to allocate", "of which"):
         found = re.search(words + r" ([\d.]+) (bytes|[KMGT]iB)", text)
         power = (
@@ -296,12 +312,15 @@ def cuda_out_of_memory(
 
 
 class EmulatedDevice(Device):
-    """Accelerators that are only an account: the worker computes on the CPU. Picklable when its account is."""
+    """Accelerators that exist only in the account; the worker computes on the CPU.
+
+    Picklable if its account is.
+    """
 
     def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
         self._slot = slot
-        # Labels that are in the account; to look there takes a file
+        # Labels that are in the account; a local copy saves opening the file.
         self._acquired: set[str] = set()
 
     def acquire(self, size_bytes: int, what: str) -> None:
@@ -325,10 +344,10 @@ class EmulatedDevice(Device):
 
 
 class ProcessClaims:
-    """Bytes that the workers of one process have asked for on each GPU. Thread-safe; owned by the process's host.
+    """Bytes that the workers of one process have requested on each GPU. Thread-safe; the process's host owns it.
 
-    CUDA and torch count the memory of a process, not of its threads: where several workers are threads of one process,
-    these claims alone tell them apart.
+    CUDA and torch measure the memory of a process, not of a thread. Where several workers are threads of one process,
+    only these claims tell them apart.
     """
 
     def __init__(self) -> None:
@@ -337,11 +356,11 @@ class ProcessClaims:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[ProcessClaims], tuple[()]]:
-        # In another process nothing is claimed yet
+        # Nothing is claimed yet in another process, so a copy starts empty.
         return ProcessClaims, ()
 
     def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
-        """Return what is claimed there by anything but `resident`, an owner and a label."""
+        """Return the claims on a GPU, without that of `resident`, which is (owner, label)."""
         with self._lock:
             return {
                 each: size
@@ -358,7 +377,7 @@ class ProcessClaims:
             self._claimed.get(gpu, {}).pop(resident, None)
 
     def drop_owner(self, owner: str) -> None:
-        """Drop all that a worker has claimed, on every GPU."""
+        """Remove all claims of a worker, on every GPU."""
         with self._lock:
             for claimed in self._claimed.values():
                 for resident in [
@@ -367,7 +386,7 @@ class ProcessClaims:
                     del claimed[resident]
 
     def of_owner(self, gpu: int, owner: str) -> int:
-        """Return the bytes that a worker has asked for there."""
+        """Return the bytes that a worker has requested on a GPU."""
         with self._lock:
             return sum(
                 size
@@ -377,7 +396,7 @@ class ProcessClaims:
 
 
 class Room(NamedTuple):
-    """Bytes on the fullest GPU of a worker, measured."""
+    """Measured bytes of the fullest GPU of a worker."""
 
     free: int
     capacity: int
@@ -385,14 +404,17 @@ class Room(NamedTuple):
 
 
 class CudaDevice(Device):
-    """Real GPUs. Allocating takes memory; this measures, and raises beforehand for what is not free."""
+    """Real GPUs.
+
+    `acquire` allocates nothing: it checks that the memory is free, and raises if it is not.
+    """
 
     def __init__(
         self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()
     ) -> None:
-        """`index` counts visible GPUs, as many as the slot has follow it; `uuids`: of these, then of the node's others.
+        """`index`: number of the worker's first visible GPU; its other GPUs follow.
 
-        `slot` is for errors.
+        `uuids`: UUIDs of the worker's GPUs, then of the node's other GPUs. `slot` is for errors.
         """
         self.torch_name = f"cuda:{index}"
         self._index = index
@@ -401,21 +423,21 @@ class CudaDevice(Device):
             slot.accelerators if slot is not None and slot.accelerators else (index,)
         )
         self._uuids = tuple(uuid.removeprefix("GPU-") for uuid in uuids)
-        # What was there before it was asked for counts as well
+        # Starts with the bytes that were in use before the first request.
         self._claims = ProcessClaims()
         self._shares_process = False
-        # Replaced by an engine of whose memory torch here knows less.
+        # An engine that manages GPU memory outside of torch replaces this function.
         self.measure: Callable[[], Room] = self.measure_here
 
     def share_process(self, claims: ProcessClaims) -> None:
-        """Have other workers in the same process, whose claims stand in `claims` too."""
+        """Use the claims of a process that also runs other workers."""
         self._claims = claims
         self._shares_process = True
 
     def verify(self) -> None:
-        """Raise ClusterError where CUDA shows another GPU of the node than a planned one.
+        """Raise ClusterError if CUDA shows another GPU of the node than the planned one.
 
-        A MIG slice has a UUID of its own, which is in no list.
+        A MIG slice has its own UUID, which no list contains, so it is not compared.
         """
         import torch
 
@@ -434,9 +456,9 @@ class CudaDevice(Device):
                 )
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Raise for what neither the GPU nor torch's cache in this process has free; allocating takes it."""
+        """Raise AcceleratorOutOfMemory if neither the GPU nor torch's cache in this process has the bytes free."""
         if not size_bytes and self._untouched():
-            # To measure takes half a GiB of the GPU
+            # Measuring would create a CUDA context, which takes half a GiB of the GPU.
             return
         resident = (self._owner, what)
         room = self.measure()
@@ -451,7 +473,7 @@ class CudaDevice(Device):
         self._claims.claim(self._index, resident, size_bytes)
 
     def release(self, what: str) -> None:
-        """Hand cached blocks back to CUDA, so that other processes of this GPU can have them."""
+        """Return cached blocks to CUDA, so that other processes on this GPU can use them."""
         self._claims.drop(self._index, (self._owner, what))
         if not self._untouched():
             import torch
@@ -469,21 +491,24 @@ class CudaDevice(Device):
         return self.measure().own
 
     def _untouched(self) -> bool:
-        """Whether this worker has no memory there, nor a context of CUDA."""
+        """Return whether this worker has neither memory nor a CUDA context on the GPU."""
         torch = sys.modules.get("torch")
         return self.measure == self.measure_here and (
             torch is None or not torch.cuda.is_initialized()
         )
 
     def measured_bytes(self, counted: int) -> int:
-        """Return what the process holds, with what torch's allocator keeps; of several in one process, `counted`."""
+        """Return the bytes of this process, including the cache of torch's allocator.
+
+        If several workers share the process, return `counted`.
+        """
         if self._shares_process:
             return counted
         return max(counted, self.held_bytes())
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Wait as long as the others take: the driver ends a start that takes too long."""
+        """Hold the lock without a deadline of its own: the driver ends a start that takes too long."""
         with contextlib.ExitStack() as locked:
             places = (
                 []
@@ -497,7 +522,7 @@ class CudaDevice(Device):
             yield
 
     def measure_here(self) -> Room:
-        """Measure as torch of this process knows it."""
+        """Measure with torch in this process."""
         import torch
 
         free, capacity = torch.cuda.mem_get_info(self._index)
@@ -512,7 +537,7 @@ def make_device(
     index: int,
     uuids: Sequence[str] = (),
 ) -> Device:
-    """Make the device of a slot; `index` and `uuids` (empty where they are not known) are those of CudaDevice."""
+    """Make the device of a slot. `index` and `uuids` (empty if unknown) are those of CudaDevice."""
     if not slot.accelerators:
         return Device()
     if topology.nodes[slot.node].kind == "cuda":

@@ -1,6 +1,7 @@
-"""Find values of a type inside the arguments of a call, and put others in their place.
+"""Replace values of a type inside the arguments of a call.
 
-Channels are handed over this way: the driver's end becomes an address on the way, and the worker's own end at its goal.
+Channels are passed this way: the driver's end is replaced by an address for the transfer, and the address by the
+worker's own end on arrival.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-_DEPTH = 4  # of lists, tuples, dictionaries and dataclasses inside each other
+_DEPTH = 4  # nesting of lists, tuples, dictionaries and dataclasses
 T = TypeVar("T")
 
 
 def exchanged(
     value: Any, kinds: tuple[type, ...], by: Callable[[Any], Any], depth: int = _DEPTH
 ) -> Any:
-    """Return `value` with each of `kinds` put through `by`, also inside containers; `value` itself where none is.
+    """Return `value` with `by` applied to each instance of `kinds`, also inside containers.
 
-    Containers are lists, tuples, dictionaries and dataclasses, `depth` of them inside each other at most.
+    Returns `value` itself if nothing is replaced. Containers are lists, tuples, dictionaries and dataclasses, nested at
+    most `depth` levels.
     """
     if isinstance(value, kinds):
         return by(value)
@@ -43,7 +45,7 @@ def exchanged(
 def _kept_or(
     value: T, items: list[Any], before: Any, make: Callable[[list[Any]], T]
 ) -> T:
-    """Return a new container only where an item has changed."""
+    """Return a new container if an item has changed, else the old one."""
     if all(new is old for new, old in zip(items, before, strict=True)):
         return value
     return make(items)

@@ -1,9 +1,9 @@
-"""Find out whether two processes of this machine can share memory of a GPU, as a weight sync past the host does.
+"""Find out whether two processes of this machine can share GPU memory, as a weight sync that bypasses the host does.
 
     python -m rlplace.workers.launch.gpu_sharing cuda:0        shares a tensor with a process that it starts
 
-Some containers, sandboxes and drivers refuse it, and nothing but a try tells. The driver process imports no torch, so
-the try is a process of its own.
+Some containers, sandboxes and drivers refuse sharing, and only a try can tell. The driver process does not import
+torch, so the try runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-PROBE_S = 120.0  # torch is imported twice, and CUDA begins twice
+PROBE_S = 120.0  # two processes import torch and initialize CUDA
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _MODULE = "rlplace.workers.launch.gpu_sharing"
 _VALUE = 3.0
@@ -24,7 +24,7 @@ _VALUE = 3.0
 def known_obstacle(
     environment: Mapping[str, str] = os.environ, release: str = platform.release()
 ) -> str | None:
-    """Return why memory of a GPU cannot be shared, where that is known without a try."""
+    """Return why GPU memory cannot be shared, if that is known without a try."""
     for name in _ALLOCATOR:
         if "expandable_segments:true" in environment.get(name, "").lower():
             return f"{name} has expandable_segments, whose memory is shared by a call that many containers refuse"
@@ -38,7 +38,7 @@ def known_obstacle(
 
 
 def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
-    """Return why two processes cannot share memory of `device`, in the words of a try that takes seconds; or None."""
+    """Try to share memory of `device` between two processes; return why it failed, or None. Takes seconds."""
     if device.startswith("cuda") and (why := known_obstacle()):
         return why
     tried = subprocess.Popen(
@@ -51,7 +51,7 @@ def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
     try:
         told, _ = tried.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
-        # With the process that it started
+        # Kills the process that it started as well.
         os.killpg(tried.pid, signal.SIGKILL)
         tried.communicate()
         return (

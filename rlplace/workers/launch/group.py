@@ -57,23 +57,23 @@ if TYPE_CHECKING:
     from rlplace.workers.launch.cluster import Cluster
 
 WAIT_S = 600.0  # deadline of a wait that names none
-GRACE_S = 2.0  # how long cancelled ranks may take to give up before they are stopped
-GIVE_UP_S = 5.0  # the same where only those are stopped that do not: to start one again takes as long
-CLOSE_S = 5.0  # how long ranks may take to close by themselves
+GRACE_S = 2.0  # time for cancelled ranks to give up before they are stopped
+GIVE_UP_S = 5.0  # the same if ranks that give up are kept: restarting a rank takes about as long
+CLOSE_S = 5.0  # time for ranks to close by themselves
 SETTLE_S = 30.0  # longest wait for a group to wind down; its parts have shorter limits
-_ASK_S = 1.0  # how long a rank may take to answer where it is
-_WAKE_S = 0.5  # the longest wait that does not look for signals
+_ASK_S = 1.0  # time for a rank to answer where it is
+_WAKE_S = 0.5  # longest wait between two checks for signals
 _STOPPED = Failure(what="the worker was stopped")
 
 
 class Call(concurrent.futures.Future[Any]):
-    """The result to come of one method call on one worker. Ends with a value or a WorkerError."""
+    """The future result of one method call on one worker. Ends with a value or a WorkerError."""
 
-    # Of the worker's side, when the call has ended well
+    # The worker's record of the call, set once the call has succeeded
     record: CallRecord | None = None
     failed_at_s = 0.0  # monotonic clock of the driver
     stopped = False  # it failed because its worker was stopped, or a call before it in its message failed
-    # Of its message, the call that is named for what happens to the worker; None: itself
+    # The call of the same message that stands for the worker's death in errors; None: this call
     work: Call | None = None
 
     def __init__(self, slot: Slot, method: str) -> None:
@@ -82,23 +82,26 @@ class Call(concurrent.futures.Future[Any]):
         self.method = method
 
 
-# Takes the outcomes of the calls of one message up to the first failure, or why there are none: a death.
+# Takes the outcomes of a message's calls up to the first failure, or one Failure if the worker died.
 Settle = Callable[[Sequence[Outcome] | Failure], None]
 
 
 class WorkerHandle(abc.ABC):
-    """The driver's way to one started worker. No method waits."""
+    """The driver's handle of one started worker. No method blocks."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
 
     @abc.abstractmethod
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Have WorkerHost run methods after those sent before. `settle` is called once it has answered, or died."""
+        """Run methods in WorkerHost, after the methods that were sent before.
+
+        `settle` is called once the worker has answered or died.
+        """
 
     @abc.abstractmethod
     def where(self) -> concurrent.futures.Future[str]:
-        """Ask what the worker is doing right now; answered beside a running call."""
+        """Ask what the worker is doing now. The answer comes even while a call runs."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
@@ -106,26 +109,26 @@ class WorkerHandle(abc.ABC):
 
     @abc.abstractmethod
     def proceed(self) -> concurrent.futures.Future[None]:
-        """Take `cancel` back. The future ends when the worker knows."""
+        """Undo `cancel`. The future ends when the worker has been told."""
 
     def meet(self, mailboxes: Sequence[Mailbox]) -> concurrent.futures.Future[None]:
-        """Tell the worker of groups that were launched. The future ends when the worker knows."""
+        """Tell the worker about launched groups. The future ends when the worker has been told."""
         told: concurrent.futures.Future[None] = concurrent.futures.Future()
         told.set_result(None)
         return told
 
     def part(self, group: str, why: str) -> None:  # noqa: B027 -- one that gets no messages need not know
-        """Tell the worker that a group has ended, beside a running call."""
+        """Tell the worker that a group has ended, even while a call runs."""
 
     @abc.abstractmethod
     def end(self) -> None:
-        """End the worker, whatever it is doing, and release what it held on its accelerators. Idempotent."""
+        """Stop the worker at once and release what it held on its accelerators. Idempotent."""
 
 
 def failed(
     slot: Slot, method: str, failure: Failure, output: Path | None
 ) -> WorkerError:
-    """Return the error of a worker. `output`: folder of what it printed."""
+    """Build the error of a worker. `output`: folder of what the worker printed."""
     file = output_file(output, slot)
     error = WorkerError(
         component=slot.component,
@@ -143,26 +146,32 @@ def failed(
 
 
 class Pending:
-    """The results to come of one call on several ranks. Waiting twice gives the same."""
+    """The future results of one call on several ranks. Waiting twice gives the same results."""
 
     def __init__(self, group: WorkerGroup, calls: Sequence[Call]) -> None:
         self.group = group
-        # In the order the ranks were named
+        # In the order in which the ranks were named
         self.calls = calls
 
     def done(self) -> bool:
         return all(call.done() for call in self.calls)
 
     def seconds(self) -> list[float]:
-        """Return what each rank spent inside the method, by its own clock, in the order of `wait`; once all ended."""
+        """Return the seconds that each rank spent inside the method, by its own clock, in the order of `wait`.
+
+        Valid once all calls have ended.
+        """
         return [call.record.seconds if call.record else 0.0 for call in self.calls]
 
     def wait(self, timeout_s: float = WAIT_S) -> list[Any]:
-        """Return one result per rank. Raises WorkerError; WorkerTimeout, after which one may wait again."""
+        """Return one result per rank. Raises WorkerError, or WorkerTimeout, after which `wait` may be called again."""
         return wait_all([self], timeout_s)[0]
 
     def fail_late(self, failure: Failure) -> None:
-        """Take the workers that have not answered for lost; all, though the first failure has the others give up."""
+        """Treat the workers that have not answered as lost.
+
+        All of them are failed, although the first failure already cancels the others.
+        """
         with self.group._lock:
             for call in self.calls:
                 if not call.done():
@@ -170,10 +179,10 @@ class Pending:
 
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
-    """Return the results of all, in order. The first failure fails all of them: their groups wind down, it is raised.
+    """Wait for several calls and return the results of all, in order.
 
-    A group that failed raises the same error from then on. Raises WorkerTimeout when the deadline passes; nothing is
-    cancelled then.
+    The first failure cancels all of their groups and is raised. A group that failed raises the same error from then on.
+    Raises WorkerTimeout at the deadline; nothing is cancelled then.
     """
     calls = [call for p in pending for call in p.calls]
     wait_until(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
@@ -186,9 +195,9 @@ def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list
 
 
 def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
-    """Wait as `concurrent.futures.wait`, but wake often.
+    """Wait as `concurrent.futures.wait` does, but wake often.
 
-    A signal that another thread gets, or that comes just before a wait, is handled only when the main thread wakes.
+    The main thread handles signals only when it wakes, also signals that came just before the wait.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -207,7 +216,7 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
 def _fail_together(
     groups: Sequence[WorkerGroup], calls: Sequence[Call]
 ) -> BaseException:
-    """Wind all groups down and choose the failure that explains the others."""
+    """Wind all groups down and return the failure that explains the others."""
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
     for group in groups:
@@ -216,7 +225,7 @@ def _fail_together(
     first = _blamed(
         [*failed, *(call for group in groups for call in group.failed_calls)]
     )
-    # The groups were closed while we waited
+    # The groups were closed during the wait.
     if first is None:
         return failed[0].exception() or AssertionError(
             "a call that failed has an exception"
@@ -228,9 +237,10 @@ def _fail_together(
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
-    """Choose the failure that is likeliest the root cause, of those that are not due to stopping.
+    """Return the failure that is most likely the root cause, ignoring calls that were stopped.
 
-    A death explains the errors of its peers; a broken channel is explained by others'; else the first counts.
+    A death explains the errors of its peers. Any other error explains a broken channel. Otherwise the first failure
+    counts.
     """
     found: list[tuple[int, float, WorkerError]] = []
     for call in calls:
@@ -250,14 +260,14 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
 
 
 def gave_up(error: BaseException | None) -> bool:
-    """Return whether a failure says of its worker only that it waited for others: it is as sound as before."""
+    """Return whether the worker only gave up waiting for others, so that the worker itself is sound."""
     return isinstance(error, WorkerError) and isinstance(
         error.cause, (ChannelBroken, ChannelTimeout)
     )
 
 
 def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
-    """Return when the first call of these groups failed, by the monotonic clock; now where none has."""
+    """Return when the first call of these groups failed (monotonic clock), or the time now if none has."""
     return min(
         [
             time.monotonic(),
@@ -267,9 +277,12 @@ def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
 
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
-    """Describe which ranks still work, where, and the channels they wait on; blocks about a second without answers."""
+    """Build the error of a wait that timed out: the ranks that still work, where, and the channels they wait on.
+
+    Blocks about a second if ranks do not answer.
+    """
     late: dict[Pending, list[int]] = {}
-    # Of each worker, the call that it is at; those behind it have not begun
+    # The running call of each worker; its later calls have not begun.
     first = dict[Slot, Call]()
     left = dict.fromkeys(call for p in pending for call in p.calls if not call.done())
     for call in left:
@@ -315,17 +328,17 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
 class WorkerGroup:
     """All ranks of a component. Any public method of the worker class can be called on it: `group.method(args)`.
 
-    Owns the calls that have not ended, the group's failure and its end, which comes once: by `close`, or by winding
-    down after a failure, unless its ranks `outlast` failures. Thread-safe.
+    The group owns its open calls, its failure and its end. It ends once: by `close`, or by winding down after a
+    failure, unless its ranks `outlast` failures. Thread-safe.
     """
 
-    # What the sound ranks do when a rank of any group has failed: stop with all others; give up, and be there for
-    # `go_on`; or end what they are at, as far as it does not need the others, and be there.
+    # What sound ranks do when a rank of any group has failed: stop with all others; give up their call and stay for
+    # `go_on`; or end their call, unless it needs a failed rank, and stay.
     outlast: Literal["stop", "give up", "end the call"] = "stop"
-    patience_s = WAIT_S  # for a call to end
-    # Whether there is nothing to be patient for
+    patience_s = WAIT_S  # how long a running call may take to end
+    # Returns True if waiting for running calls is useless.
     in_vain: Callable[[], bool] = staticmethod(lambda: False)
-    # Told why the group takes no more messages: its ranks were closed, or one has failed. Must not wait.
+    # Called with the reason when the group takes no more messages (closed or failed). Must not block.
     on_end: Callable[[str], None] = staticmethod(lambda why: None)
 
     def __init__(
@@ -333,22 +346,22 @@ class WorkerGroup:
     ) -> None:
         self.name = spec.name
         self.worker = spec.worker
-        # Those that break with the group: of its launch, and what a call handed over.
+        # Channels that break with the group: those of its launch, and those that a call passed.
         self.channels: dict[str, Channel] = dict(spec.channels)
         self.output = spec.output
-        # What every later call raises
+        # Raised by every later call
         self.failure: WorkerError | None = None
-        # While the group was not closed
+        # Failed calls, recorded until the group is closed
         self.failed_calls: list[Call] = []
-        # Of ranks that did not give up
+        # Calls of ranks that did not give up in time
         self.late_calls: list[Call] = []
         self.handles = tuple(handles)
         self.grace_s = grace_s
-        # In the order in which they were sent
+        # Open calls, in the order in which they were sent
         self._open: dict[Call, None] = {}
-        # By rank; used by the thread that holds
+        # Held calls by rank; None unless `hold` is active. Only the holding thread uses it.
         self._held: dict[int, list[tuple[Call, Request]]] | None = None
-        # For what follows, and the calls above
+        # Guards the attributes below and the open calls above.
         self._lock = threading.RLock()
         self._winding_down: threading.Thread | None = None
         self._closed = self._stopped = False
@@ -359,7 +372,7 @@ class WorkerGroup:
 
     @property
     def closed(self) -> bool:
-        """Whether its ranks have ended, by `close` or by a failure."""
+        """Return whether the ranks have ended, by `close` or by a failure."""
         return self._closed or self._winding_down is not None
 
     @property
@@ -368,7 +381,7 @@ class WorkerGroup:
 
     @property
     def accelerators(self) -> set[int]:
-        """Those that all ranks use when they are set up, by their global numbers."""
+        """Return the global numbers of the accelerators that the ranks use when they are set up."""
         return self.used_by(range(self.world_size))
 
     def used_by(self, ranks: Iterable[int]) -> set[int]:
@@ -399,7 +412,10 @@ class WorkerGroup:
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
-        """Bind a method of the worker class. Raises AttributeError for one that it does not have."""
+        """Return a function that calls a method of the worker class.
+
+        Raises AttributeError if there is no such method.
+        """
         if method.startswith("_") or not inspect.isfunction(
             getattr(self.worker, method, None)
         ):
@@ -430,7 +446,7 @@ class WorkerGroup:
         return Pending(self, self._send(ranks, method, args, kwargs))
 
     def _keep_channel(self, channel: Channel) -> Channel:
-        """Have a channel that is an argument of a call break with the group."""
+        """Register a channel that was passed to a call, so that it breaks with the group."""
         with self._lock:
             self.channels = {**self.channels, channel.spec.name: channel}
         return channel
@@ -442,7 +458,7 @@ class WorkerGroup:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Call]:
-        """Start a method, or hold it. The calls of a rank run one after the other in the order given."""
+        """Start a method, or hold it. A rank runs its calls one after the other, in the order given."""
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
         made = {
             rank: (call, (method, args, kwargs or {}))
@@ -456,20 +472,21 @@ class WorkerGroup:
         return calls
 
     def hold(self) -> None:
-        """Hold back the calls that are made from now on, until `flush` or `drop`. Idempotent."""
+        """Hold back all further calls until `flush` or `drop`. Idempotent."""
         self._held = {} if self._held is None else self._held
 
     def flush(self) -> None:
-        """Send what was held: to each rank one message, whose results come together. Calls behind a failure stop.
+        """Send the held calls, as one message to each rank.
 
-        Raises what the call that cannot be pickled would have: then nothing that was held is there to be waited for.
+        The results of a message come together. Calls behind a failure do not run. If a call cannot be pickled, its
+        error is raised and all held calls are discarded.
         """
         held = self._held
         self._held = None
         self._start(held or {})
 
     def drop(self) -> None:
-        """Forget calls that are held, which nobody waits for, and hold none from now on."""
+        """Discard held calls and stop holding."""
         self._held = None
 
     def _start(self, messages: Mapping[int, Sequence[tuple[Call, Request]]]) -> None:
@@ -483,7 +500,7 @@ class WorkerGroup:
                 call.work = None if call is work else work
         with self._lock:
             self._open.update(dict.fromkeys(itertools.chain(*calls.values())))
-            # Of a call before this that is not awaited yet
+            # An earlier failure that no caller has awaited yet
             stopped = self._stopped or self._winding_down is not None
         try:
             for rank, message in messages.items():
@@ -494,9 +511,7 @@ class WorkerGroup:
                     self.handles[rank].send(
                         answered, [request for _, request in message]
                     )
-        except (
-            BaseException
-        ):  # an argument that cannot be pickled: no call is there to be waited for
+        except BaseException:  # an argument that cannot be pickled: no call was sent
             with self._lock:
                 for call in itertools.chain(*calls.values()):
                     self._open.pop(call, None)
@@ -505,7 +520,10 @@ class WorkerGroup:
     def _answered(
         self, calls: Sequence[Call], answer: Sequence[Outcome] | Failure
     ) -> None:
-        """End the calls of a message. Those that were not begun are stopped, as are all but the work after a death."""
+        """End the calls of a message.
+
+        Calls that did not begin are marked as stopped. After a death, only the running call is not marked.
+        """
         if isinstance(answer, Failure):
             self._settle(calls[0].work or calls[0], answer)
             answer = ()
@@ -513,9 +531,10 @@ class WorkerGroup:
             self._settle(call, answer[at] if at < len(answer) else _STOPPED)
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
-        """End a call. Only the first outcome counts. Runs in the thread that has it, so it must not wait.
+        """End a call with its outcome.
 
-        A death is told for all calls of a worker in any order; it was at the first of them.
+        Only the first outcome of a call counts. This runs in the thread that received the outcome, so it must not
+        block. A death is reported for all calls of a worker, in any order; the first of them was running.
         """
         with self._lock:
             if call not in self._open:
@@ -555,7 +574,10 @@ class WorkerGroup:
         return bool(self._open)
 
     def busy(self) -> dict[int, Call]:
-        """Return the call that runs on each busy rank; none of ranks that are being set up, or of a closed group."""
+        """Return the running call of each busy rank.
+
+        Empty for a group that is being set up or is closed.
+        """
         with self._lock:
             left = [] if self.closed else list(self._open)
         setting_up = {call.slot.rank for call in left if call.method == "setup"}
@@ -566,11 +588,14 @@ class WorkerGroup:
         }
 
     def fail(self, call: Call, failure: Failure) -> None:
-        """Take the worker of an open call for lost."""
+        """Fail an open call as if its worker had died."""
         self._settle(call, failure)
 
     def cancel(self, why: str, patience_s: float | None = None) -> None:
-        """Start to wind the group down, in a thread of its own. Idempotent. `patience_s`: instead of the group's."""
+        """Start to wind the group down, in a thread of its own. Idempotent.
+
+        `patience_s` replaces the group's patience.
+        """
         with self._lock:
             if self.closed:
                 return
@@ -599,7 +624,7 @@ class WorkerGroup:
                     self._settle(call, _STOPPED)
 
     def _let_end(self, patience_s: float) -> None:
-        """Wait for running calls until one fails, or another group's failure makes it vain."""
+        """Wait for running calls until one fails, or until another group's failure makes waiting useless."""
         until = time.monotonic() + patience_s
         while (
             not (self.failed_calls or self.in_vain())
@@ -615,12 +640,15 @@ class WorkerGroup:
             return list(self._open)
 
     def lost(self) -> dict[int, Call]:
-        """Return the ranks that a failure ended, or that cannot go on, by the call that says so; once wound down."""
+        """Return the ranks that a failure has ended, or that cannot continue, each with its failed call.
+
+        Valid once the group is wound down.
+        """
         ended = [call for call in self.failed_calls if not gave_up(call.exception())]
         return {call.slot.rank: call for call in (*self.late_calls, *ended)}
 
     def go_on(self, handles: Mapping[int, WorkerHandle]) -> None:
-        """Take calls again after a failure that was outlasted, with new handles in place of those of lost ranks."""
+        """Take calls again after an outlasted failure. `handles` replace those of the lost ranks."""
         self.handles = tuple(
             handles.get(rank, handle) for rank, handle in enumerate(self.handles)
         )
@@ -636,7 +664,7 @@ class WorkerGroup:
         for handle in self.handles:
             handle.cancel()
         for channel in self.channels.values():
-            # Gone with the node that held it: as broken as can be
+            # The node that held the channel is gone, so the channel is broken already.
             with contextlib.suppress(ChannelError):
                 channel.break_(why)
 
@@ -668,10 +696,10 @@ class WorkerGroup:
         close_all([self], grace_s)
 
     def _begin_close(self) -> list[Call]:
-        """Ask all ranks to close. Nothing is left to ask after an end."""
+        """Ask all ranks to close. Return no calls if the ranks have ended already."""
         with self._lock:
             ended = self.closed
-            # What fails from here on fails because of the end
+            # A failure from here on is a consequence of closing.
             self._closed = True
             busy = bool(self._open)
         if ended:
@@ -691,7 +719,7 @@ class WorkerGroup:
 
 
 def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
-    """Close several groups at once; they share one grace. A `close` that raises is logged, not raised."""
+    """Close several groups at once; all share one `grace_s`. An error in `close` is logged, not raised."""
     closing = {group: group._begin_close() for group in groups}
     done, _ = concurrent.futures.wait(
         [call for calls in closing.values() for call in calls], grace_s
@@ -705,7 +733,7 @@ def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
 
 
 def check_methods(worker: type[Worker]) -> None:
-    """Raise WorkerMisuse for a method that cannot be called on a group: the group has something of that name."""
+    """Raise WorkerMisuse for a worker method whose name WorkerGroup itself uses."""
     taken = set(dir(WorkerGroup)) - set(dir(Worker))
     for kind in worker.__mro__:
         if kind is Worker:
@@ -722,7 +750,7 @@ def check_methods(worker: type[Worker]) -> None:
 
 
 class Ranks:
-    """Some ranks of a group, to call methods on."""
+    """A selection of a group's ranks, on which methods can be called."""
 
     def __init__(self, group: WorkerGroup, ranks: tuple[int, ...]) -> None:
         self._group = group
@@ -743,7 +771,7 @@ class GroupBuilder:
     worker: type[Worker]
     config: Any = None
     facts: JobFacts | None = None
-    kind: type[WorkerGroup] = WorkerGroup  # of the group that is made
+    kind: type[WorkerGroup] = WorkerGroup  # class of the group to make
 
     def launch(
         self,
@@ -753,12 +781,12 @@ class GroupBuilder:
         placement_strategy: PlacementStrategy,
         channels: Mapping[str, Channel] | None = None,
     ) -> WorkerGroup:
-        """Start one process per slot; return when all are set up. Errors as of `launch_all`; `name` stands in them.
+        """Start one process per slot; return when all are set up.
 
-        `channels`: those that the group uses, by the names that its workers know them by; they break when the group
-        fails. None: all that the cluster has made so far.
+        Errors are those of `launch_all`; they contain `name`. `channels`: the channels of the group, by the names that
+        its workers use; they break when the group fails. None: all channels that the cluster has made so far.
         """
-        # Which groups will follow is not known
+        # Later groups are not known yet, so everything is reserved.
         cluster.reserve()
         used = cluster.channels if channels is None else channels
         launch = {name: (self, placement_strategy, used)}

@@ -16,32 +16,32 @@ from concurrent.futures import Future
 from rlplace.workers.launch.group import WorkerGroup, WorkerHandle
 from rlplace.workers.launch.host import Failure
 
-LOOKS = 6  # within heartbeat_s
-_END_S = 5.0  # for the thread to end; none of its looks waits
+LOOKS = 6  # looks within heartbeat_s
+_END_S = 5.0  # longest wait for the thread to end; no look blocks
 
 
 class _Question:
-    """One that a worker was asked and has not answered."""
+    """A question that a worker has not answered yet."""
 
     def __init__(self, answer: Future[str]) -> None:
         self.answer = answer
-        # That found no answer: a driver that stood still itself has not looked
+        # Looks without an answer. Looks are counted instead of seconds: a driver that was stopped has not looked.
         self.looks = 0
         self.asked = time.strftime("%H:%M:%S")
 
 
 class Heartbeat:
-    """Ask the busy workers of all groups what they are doing, one question at a time for each, from one thread.
+    """One thread that asks the busy workers of all groups what they are doing; one open question for each worker.
 
-    A worker that is being set up is not asked: imports and engines hold the interpreter for long, and
-    `ray.start_timeout_s` limits them.
+    Workers in set-up are not asked, because imports and engines block the interpreter for long. `ray.start_timeout_s`
+    limits set-up.
     """
 
     def __init__(self, groups: Sequence[WorkerGroup], heartbeat_s: float) -> None:
         self._groups = groups
         self._heartbeat_s = heartbeat_s
         self._open: dict[WorkerHandle, _Question] = {}
-        # Last answers
+        # The last answer of each worker
         self._places: dict[WorkerHandle, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(
@@ -61,13 +61,13 @@ class Heartbeat:
             self.look()
 
     def look(self) -> None:
-        """Take answers, fail the calls of workers whose answer is overdue, ask the others that are busy."""
+        """Take answers, fail the calls of workers whose answer is overdue, and ask the other busy workers."""
         busy = {
             group.handles[rank]: (group, call)
             for group in self._groups
             for rank, call in group.busy().items()
         }
-        # Not asked any more: idle, ended or replaced.
+        # Drop questions to workers that are idle, ended or replaced.
         self._open = {
             handle: question
             for handle, question in self._open.items()

@@ -1,4 +1,4 @@
-"""The worker's side of a call: make the workers of a process, run their methods, turn errors into values."""
+"""The worker's side of a call: create the workers of a process, run their methods, convert errors into values."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """What the workers of a group are made from."""
+    """Everything that a group's workers are created from."""
 
     name: str
     worker: type[Worker]
     config: Any
     slots: tuple[Slot, ...]  # by rank
     channels: Mapping[str, Channel]
-    # Folder of what the ranks print; None: where their processes do
+    # Folder for what the ranks print; None: the output of their processes
     output: Path | None = None
     facts: JobFacts | None = None
-    mailboxes: tuple[Mailbox, ...] = ()  # of the groups that are launched so far
+    mailboxes: tuple[Mailbox, ...] = ()  # of the groups launched so far
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A method returned `value`. `record`: what that took; None of one that was not called."""
+    """A method returned `value`. `record`: its measurements; None for a method that did not run."""
 
     value: Any
     record: CallRecord | None = None
@@ -64,7 +64,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Keep the innermost frames, which matter to the reader; this module's own are left out."""
+        """Convert an error; keep the innermost traceback frames and leave out those of this module."""
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
@@ -80,7 +80,7 @@ class Failure:
         return _revived, (self.what, self.traceback, self._pickled(pickle.dumps))
 
     def _pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
-        """Pickle the cause if a copy can be made of it: as it says itself, else by its class and attributes."""
+        """Pickle the cause if a copy can be made: by its own pickling, else by its class and attributes."""
         for way in (lambda cause: cause, _by_attributes):
             try:
                 data = dumps(way(self.cause))
@@ -91,7 +91,7 @@ class Failure:
         return pickle.dumps(None)
 
     def carried(self, dumps: Callable[[Any], bytes]) -> Failure:
-        """Return the failure with its cause pickled by `dumps`, which may know classes that pickle does not."""
+        """Return the failure with its cause pickled by `dumps`, which may support classes that pickle does not."""
         return _Carried(
             what=self.what, traceback=self.traceback, data=self._pickled(dumps)
         )
@@ -99,7 +99,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Carried(Failure):
-    """On its way to the driver."""
+    """A Failure on its way to the driver."""
 
     data: bytes
 
@@ -108,7 +108,7 @@ class _Carried(Failure):
 
 
 class _ByAttributes:
-    """An exception that is copied without its constructor, whose arguments are not kept."""
+    """Pickles an exception by its attributes: it is rebuilt without its constructor, whose arguments are unknown."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -143,22 +143,25 @@ Request = tuple[str, tuple[Any, ...], Mapping[str, Any]]  # a method and its arg
 
 
 class WorkerHost:
-    """One worker, made or not yet. `build` and `run` come from its own thread, `cancel` and `where` from any other."""
+    """One worker, before and after it is created.
+
+    `build` and `run` are called from the worker's own thread, `cancel` and `where` from any other thread.
+    """
 
     def __init__(self, *, shows_failures: bool = False) -> None:
         """`shows_failures`: also write the traceback of a failure to standard error."""
         self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None
-        # Why there is no worker; every call answers with it
+        # Why there is no worker; returned by every call
         self._failure: Failure | None = None
-        # Thread and method
+        # Thread and method of the running call
         self._running: tuple[int, str] | None = None
         self._cancelled = threading.Event()
-        # Ends of the worker, by name
+        # The worker's ends of its channels, by name
         self._channels: dict[str, Channel] = {}
         self._place: Place | None = None
-        # What stands for a channel
+        # Types that stand for a channel in arguments
         self._kinds: tuple[type, ...] = (Channel,)
 
     def build(
@@ -171,7 +174,7 @@ class WorkerHost:
         lending: Lending | None = None,
         place: Place | None = None,
     ) -> None:
-        """Make the worker. A constructor that raises fails the first call: no caller needs to wait in between.
+        """Create the worker. An error of the constructor is returned by the first call, so no caller has to wait here.
 
         `place`: where addresses of channels are connected to.
         """
@@ -195,7 +198,8 @@ class WorkerHost:
                 cancelled=self._cancelled,
                 facts=spec.facts,
             )
-            # One of that name before it, on another machine than the driver's
+            # Free what an earlier worker of the same name left, which may have run on another machine than the
+            # driver's.
             device.worker_ended()
             self.meet(spec.mailboxes)
             if spec.worker.with_tools:
@@ -205,11 +209,14 @@ class WorkerHost:
             self.refuse(error)
 
     def refuse(self, error: BaseException) -> None:
-        """Answer every call to the worker, which will not be made, with `error`."""
+        """Answer every call with `error`; the worker will not be created."""
         self._failure = self._failed(error)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Run methods in order, as `call`. Those after a failure, or after `cancel`, are not begun: the list ends."""
+        """Run methods in order, as `call` does.
+
+        The list ends at the first failure or after `cancel`; later methods do not run.
+        """
         outcomes: list[Outcome] = []
         for method, args, kwargs in requests:
             if outcomes and (
@@ -222,7 +229,7 @@ class WorkerHost:
     def call(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run a method. After `close`, which is called at most once, there is no worker."""
+        """Run a method. `close` removes the worker; it is called at most once."""
         worker = self._worker
         context = self._context
         if method == "close":
@@ -250,7 +257,7 @@ class WorkerHost:
             worker._end_call(method, value)
             return Done(value, recorder.record())
         except ChannelTimeout as late:
-            # Before the failure breaks them
+            # The channels are described before the failure breaks them.
             late.add_note(report(view(context.channels)) or "no other end waits")
             return self._failed(late)
         except BaseException as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
@@ -266,11 +273,11 @@ class WorkerHost:
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
 
     def _received(self, arguments: Any) -> Any:
-        """Put the worker's own ends in place of the channels among the arguments of a call."""
+        """Replace channels among the arguments of a call by the worker's own ends."""
         return exchanged(arguments, self._kinds, self._own_end)
 
     def _own_end(self, handed: Channel | ChannelAddress) -> Channel:
-        """Return the end of a channel that was handed over, which the worker finds by its name from now on."""
+        """Return the worker's end of a passed channel; from now on the worker finds it by its name."""
         assert self._context is not None, "a worker has a context"
         name = handed.spec.name
         known = self._channels.get(name)
@@ -288,13 +295,13 @@ class WorkerHost:
         return handed.named(self._context.owner)
 
     def meet(self, mailboxes: Sequence[Mailbox]) -> None:
-        """Make these groups known to the worker, for messages."""
+        """Register mailboxes of other groups, for messages."""
         if self._context is not None:
             ends = exchanged(tuple(mailboxes), self._kinds, self._end_of)
             self._context.messages.meet(ends)
 
     def part(self, group: str, why: str) -> None:
-        """Tell the worker that a group has ended."""
+        """Record that a group has ended."""
         if self._context is not None:
             self._context.messages.part(group, why)
 
@@ -308,11 +315,11 @@ class WorkerHost:
         self._cancelled.set()
 
     def proceed(self) -> None:
-        """Take `cancel` back."""
+        """Undo `cancel`."""
         self._cancelled.clear()
 
     def where(self) -> str:
-        """Name the method that runs and the lines it is at, "" when none: `generate, at rollout.py:83 in generate`."""
+        """Name the running method and its lines, "" if none runs: `generate, at rollout.py:83 in generate`."""
         if (running := self._running) is None:
             return ""
         frame = sys._current_frames().get(running[0])
@@ -324,7 +331,7 @@ class WorkerHost:
                     f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
                 )
             frame = frame.f_back
-        # The worker's own line and what it called
+        # The worker's own line and the line that it called
         outermost = lines[-1:] + lines[-2:-1]
         if lines:
             return f"{running[1]}, at " + ", ".join(outermost)
@@ -332,15 +339,15 @@ class WorkerHost:
 
 
 def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run an `async def` to its end, in a loop of its own."""
-    # Here: most processes need none of it
+    """Run an `async def` to its end, in an event loop of its own."""
+    # Imported here: most processes do not need it.
     import asyncio
 
     return asyncio.run(coroutine)
 
 
 def _show_log(log: logging.Logger) -> None:
-    """Have the lines of a worker's logger printed, unless this process has said where logs go."""
+    """Print the lines of a worker's logger, unless this process has configured logging."""
     if log.handlers or logging.getLogger().handlers:
         return
     lines = _ToStandardError()
@@ -351,7 +358,7 @@ def _show_log(log: logging.Logger) -> None:
 
 
 class _ToStandardError(logging.Handler):
-    """Writes to what standard error is at that moment: of this thread, its worker's file."""
+    """A handler that writes to the current standard error, which is the worker's file in the worker's thread."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The machines of a job, as declared or as Ray has them; this machine's GPUs, by their place on the bus. No torch."""
+"""The machines of a job, as declared or as Ray reports them, and this machine's GPUs in PCI bus order. No torch."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     from rlplace.workers.launch.reservation import Machine
 
 QUERY = "nvidia-smi --query-gpu=name,memory.total,uuid --format=csv,noheader,nounits"
-LIST_S = 10.0  # a driver that nothing keeps loaded takes seconds to answer
-_LOOK_S = 1.0  # between two looks for machines that are awaited
+LIST_S = 10.0  # an idle driver without persistence mode takes seconds to answer
+_LOOK_S = 1.0  # interval between two checks for missing machines
 _MIB = 1 << 20
 
 
 def declared_topology(
     config: ClusterConfig, sources: Mapping[str, Source] | None = None
 ) -> Topology:
-    """Make the topology of the config; `auto` is filled in from this machine. Raises ClusterError, PlacementError.
+    """Make the topology of the config.
 
-    Machines declared one by one need not exist: the launcher checks them. Those of a Ray cluster are asked of it.
+    `auto` is filled in from this machine. Machines that are declared one by one need not exist: the launcher checks
+    them. Machines of a Ray cluster are read from Ray. Raises ClusterError, PlacementError.
     """
     if config.ray.machines:
         return _met_topology(config, sources or {})
@@ -65,7 +66,7 @@ def declared_topology(
 
 
 def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topology:
-    """Ask the Ray cluster at `ray.address` for its machines, as a run will find them. Raises ClusterError as well."""
+    """Read the machines from the Ray cluster at `ray.address`, as a run will find them. Also raises ClusterError."""
     if config.ray.address is None:
         why = "machines are asked of a cluster that runs already"
         fix = "address: auto        (or its host:port)"
@@ -117,7 +118,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
 
 
 def _machines_of(ray: RayConfig) -> list[Machine]:
-    """List the machines of a running Ray cluster. Raises ClusterError, and ConfigError where Ray is not installed."""
+    """List the machines of a running Ray cluster. Raises ClusterError, and ConfigError if Ray is not installed."""
     from rlplace.workers.ray_launch.session import RaySession
 
     session = RaySession(ray)
@@ -166,9 +167,10 @@ def count_topology(
     *,
     local: bool,
 ) -> Topology:
-    """Make nodes that are all alike. `local`: they are this machine, so it must have that many. Raises ClusterError.
+    """Make nodes that are all alike.
 
-    Counted GPUs have the products and memory of this machine's; of another cluster's, none is known.
+    `local`: the nodes are this machine, which must have enough accelerators; else ClusterError is raised. GPUs of this
+    machine have their products and memory. For another cluster both are unknown.
     """
     kind = accelerator.kind
     gpus = () if kind == "emulated" else visible_gpus()
@@ -211,22 +213,25 @@ def count_topology(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. What is not known stays empty."""
+    """One GPU. Unknown values stay empty."""
 
     uuid: str = ""
     product: str = ""
-    memory_bytes: int = 0  # of the board: what the driver keeps, about 1 %, is not for CUDA, torch and vLLM
+    memory_bytes: int = 0  # of the board; the driver keeps about 1 % that CUDA, torch and vLLM cannot use
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """List the GPUs of this machine that this process may use; waits at most LIST_S for nvidia-smi."""
+    """List the GPUs that this process may use. Waits at most LIST_S for nvidia-smi."""
     return visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
-    """List all GPUs of this machine; only counts them where nvidia-smi is absent, fails, is late or not understood."""
+    """List all GPUs of this machine.
+
+    If nvidia-smi is missing, fails, is late or cannot be parsed, the GPUs are only counted.
+    """
     described: tuple[Gpu, ...] = ()
-    # A pipe may never come to its end
+    # Output goes to a file: a pipe might never be closed.
     with (
         tempfile.TemporaryFile() as out,
         contextlib.suppress(OSError),
@@ -243,7 +248,7 @@ def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
                 described = parse(out.read().decode(errors="replace"))
         except subprocess.TimeoutExpired:
             process.kill()
-            # Stuck in the driver, it cannot even be killed
+            # A process that is stuck in the driver cannot even be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
     in_proc = sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*"))
@@ -253,14 +258,17 @@ def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
-    """Read the answer to QUERY, a line each; nothing where a line is not as asked, since numbers would shift."""
+    """Parse the answer to QUERY, one GPU a line.
+
+    Return nothing if a line has another form: GPU numbers would shift.
+    """
     gpus: list[Gpu] = []
     for line in filter(str.strip, text.splitlines()):
         fields = [field.strip() for field in line.rsplit(",", 2)]
         if len(fields) != 3 or not fields[2].startswith("GPU-"):
             return ()
         product, mib, uuid = fields
-        # [N/A] where it is the machine's own memory
+        # nvidia-smi writes [N/A] if the GPU uses the machine's own memory.
         known = int(mib) * _MIB if mib.isdecimal() else 0
         gpus.append(
             Gpu(uuid=uuid, product=product.removeprefix("NVIDIA "), memory_bytes=known)
@@ -269,9 +277,10 @@ def parse(text: str) -> tuple[Gpu, ...]:
 
 
 def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
-    """Pick the GPUs that `names`, CUDA_VISIBLE_DEVICES, leaves, in its order: numbers, or beginnings of UUIDs.
+    """Select the GPUs that `names` (CUDA_VISIBLE_DEVICES) leaves, in its order.
 
-    CUDA reads it up to the first name that does not exist. Of a MIG slice, only that it is there is known.
+    A name is a number or the beginning of a UUID. As in CUDA, the list ends at the first name that does not exist. Of a
+    MIG slice, only its existence is known.
     """
     if names is None:
         return tuple(gpus)
@@ -299,7 +308,7 @@ def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
 
 
 def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
-    """Group neighbours that are alike."""
+    """Group neighbouring GPUs that are alike."""
     alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
     return tuple(
         Run(count=sum(1 for _ in group), product=product, memory_bytes=size)

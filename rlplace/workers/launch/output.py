@@ -1,4 +1,4 @@
-"""What workers print, log and warn: a file per rank, `<run>/logs/env-0.txt`, instead of the driver's console."""
+"""What workers print, log and warn: one file per rank, `<run>/logs/env-0.txt`, instead of the driver's console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplace.placement.language.slots import Slot
 
 
 def output_file(folder: Path | None, slot: Slot) -> Path | None:
-    """Return where the output of a rank goes; None: where that of its process goes."""
+    """Return the output file of a rank; None: the output of its process."""
     if folder is None:
         return None
     return folder / f"{slot.component}-{slot.rank}.txt"
@@ -26,15 +26,15 @@ def output_file(folder: Path | None, slot: Slot) -> Path | None:
 class Outputs:
     """Owns sys.stdout and sys.stderr of a process until `close`: each thread writes to its worker's file.
 
-    What no worker's thread writes goes on as before; in a process of workers alone, to the file of the first.
+    Other threads write where they did before; in a process that has only workers, to the first worker's file.
     """
 
     def __init__(self, files: Sequence[Path | None] = ()) -> None:
-        """`files`: of the workers, where the process has no others."""
+        """`files`: files of the workers, in a process that has only workers."""
         self._of_thread = threading.local()
         self._opened: dict[Path, TextIO] = {}
         if files and files[0] is not None and (whole := self._open(files[0])):
-            # For what is not Python, and for processes that it starts
+            # Redirect the descriptors for output of C code and of child processes.
             for descriptor in (
                 1,
                 2,
@@ -48,7 +48,7 @@ class Outputs:
         sys.stdout, sys.stderr = self._ours
 
     def enter(self, file: Path | None, owner: str) -> None:
-        """Send what this thread writes to a file. One that cannot be written leaves it as it is."""
+        """Send what this thread writes to a file. If the file cannot be written, nothing changes."""
         if file is not None and (opened := self._open(file)):
             self._of_thread.file = opened
             began = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -57,13 +57,16 @@ class Outputs:
             )
 
     def close(self) -> None:
-        """Put back what was there; under streams that others have put there since, once these are put back, too."""
+        """Restore the earlier streams.
+
+        If other code has put its own streams on top, ours are removed once it puts ours back.
+        """
         for ours in self._ours:
             ours.ended = True
         sys.stdout, sys.stderr = _living(sys.stdout), _living(sys.stderr)
 
     def _open(self, file: Path) -> TextIO | None:
-        """Open a file once, for whole lines that appear at once. None where that is not possible."""
+        """Open a file once, with whole lines written at once. None if that fails."""
         with contextlib.suppress(OSError):
             if file not in self._opened:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ class Outputs:
 
 
 class Above(io.TextIOBase):
-    """A standard stream that writes to the one below it."""
+    """A standard stream that writes to the stream below it."""
 
     @property
     def below(self) -> TextIO:
@@ -108,20 +111,20 @@ class Above(io.TextIOBase):
         return True
 
     def close(self) -> None:
-        """Only flush: others go on to write here, and who has put it there puts back what is below."""
+        """Only flush: other code still writes here, and the code that installed this stream restores the one below."""
         self.flush()
 
 
 class ByThread(Above):
-    """A standard stream that is the file of a thread's worker, or `others` for any other thread.
+    """A standard stream that writes to the file of the thread's worker, or to `others` in any other thread.
 
-    While pdb, or a debugger built on it, steps through a thread, that thread writes to `others` too: its user is there.
+    While pdb, or a debugger built on it, steps through a thread, the thread writes to `others`, where the user is.
     """
 
     def __init__(self, of_thread: threading.local, others: TextIO) -> None:
         self._of_thread = of_thread
         self.others = others
-        # Its owner has put back `others`
+        # True once `others` has been restored by its owner
         self.ended = False
 
     @property
@@ -133,7 +136,7 @@ class ByThread(Above):
 
 
 def _living(stream: TextIO) -> TextIO:
-    """Return what is below streams that have ended."""
+    """Return the first stream below that has not ended."""
     while isinstance(stream, ByThread) and stream.ended:
         stream = stream.others
     return stream
@@ -141,7 +144,7 @@ def _living(stream: TextIO) -> TextIO:
 
 def _is_debugged() -> bool:
     """Return whether pdb traces this thread."""
-    # Not imported where nobody debugs
+    # bdb is not imported here: it is loaded only while debugging.
     bdb = sys.modules.get("bdb")
     return bdb is not None and isinstance(
         getattr(sys.gettrace(), "__self__", None), bdb.Bdb

@@ -1,4 +1,4 @@
-"""What a job uses on real machines: resources per node, processes, visible GPUs, and what is missing or misplaced.
+"""What a job uses on real machines: resources per node, processes and visible GPUs; checks for what is missing.
 
 CUDA_VISIBLE_DEVICES of a worker is decided here (`NodeUse.visible_ids`) and set by RayHost before anything imports
 torch. The report of a started process shows which node it is on, and that nothing there changed the variable;
@@ -23,7 +23,7 @@ BUNDLE_CPUS = 0.01  # of a node's reservation without GPUs; the actors in it ask
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One living node of the cluster software."""
+    """One living node of the Ray cluster."""
 
     id: str
     address: str
@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def product(self) -> str:
-        """What its accelerators are sold as, where Ray knows it: it lists that as a resource."""
+        """Return the product name of its accelerators, if Ray lists it as a resource."""
         return next(
             (
                 name.partition(":")[2]
@@ -47,10 +47,9 @@ class NodeUse:
     node: int
     accelerators: tuple[int, ...]  # numbered within the node, ascending
     kind: str
-    # Known when they are reserved; empty where emulated.
-    # Of the GPUs, by accelerator
+    # Known once reserved: the GPU id of each accelerator; empty if emulated.
     ids: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    gpus: tuple[Gpu, ...] = ()  # all of the node, as nvidia-smi lists them there
+    gpus: tuple[Gpu, ...] = ()  # all GPUs of the node, as nvidia-smi lists them there
 
     @property
     def resource(self) -> tuple[str, float]:
@@ -69,7 +68,7 @@ class NodeUse:
         return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
 
     def uuids(self, slot: Slot) -> tuple[str, ...]:
-        """List the UUIDs of the slot's GPUs, then those of the others of its node; nothing where not known."""
+        """List the UUIDs of the slot's GPUs, then those of the node's other GPUs; empty if unknown."""
         own = (
             [
                 gpu
@@ -92,7 +91,10 @@ def visible_to(slot: Slot) -> tuple[int, ...]:
 
 
 def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, NodeUse]:
-    """Sum up what slots use, by node rank, ascending; only nodes that are used. None: all accelerators of all nodes."""
+    """Sum up what slots use, by node rank, ascending.
+
+    Nodes without slots are left out. `slots` None: all accelerators of all nodes.
+    """
     used: dict[int, set[int]] = {}
     if slots is None:
         used = {node.rank: set(range(node.accelerators)) for node in topology.nodes}
@@ -107,7 +109,7 @@ def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, Nod
 
 
 def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> None:
-    """Raise ClusterError for a slot outside of what was reserved at the first launch."""
+    """Raise ClusterError for a slot outside of the reservation that the first launch made."""
     for slot in slots:
         if slot.node not in reserved or not set(visible_to(slot)) <= set(
             reserved[slot.node].accelerators
@@ -125,7 +127,7 @@ def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> No
 def check_size(
     needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str
 ) -> None:
-    """Raise ClusterError for what the cluster does not have even if no other job uses it. `machines` in order."""
+    """Raise ClusterError if the cluster is too small, even without other jobs. `machines` are in node order."""
     nodes = len(machines)
     most = max(needed, default=0) + 1
     if most > nodes:
@@ -169,7 +171,7 @@ def not_free(
     free: Mapping[str, Mapping[str, float]],
     waited_s: float,
 ) -> ClusterError:
-    """Describe what kept the reservation waiting. `free` maps machine ids to what is free there now."""
+    """Build the error of a reservation that waited too long. `free`: machine id -> free resources now."""
     lacks = {
         node: use.lack(free.get(machines[node].id, {})) for node, use in needed.items()
     }
@@ -198,17 +200,17 @@ class WorkerReport:
     host: str
     pid: int
     visible: tuple[str, ...]  # ids of the GPUs it can see
-    address: str = ""  # of the rendezvous it opened
+    address: str = ""  # of the rendezvous that the process opened
     port: int = 0
-    master_port: int = 0  # kept free beside it
-    forked: bool = False  # from a template
-    socket: Path | None = None  # where it takes requests
+    master_port: int = 0  # MASTER_PORT, kept free beside the rendezvous
+    forked: bool = False  # from a template process
+    socket: Path | None = None  # where the worker takes requests
 
 
 def check_place(
     slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport
 ) -> None:
-    """Raise ClusterError for a worker on another machine than planned, or that sees other GPUs there."""
+    """Raise ClusterError if a worker runs on another machine than planned, or sees other GPUs there."""
     visible = use.visible_ids(slot)
     elsewhere = report.machine != machine.id
     if elsewhere or report.visible != visible:
@@ -229,9 +231,9 @@ def _names(ids: Iterable[object]) -> str:
 
 
 def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
-    """Return where ranks 0 listen; "" is the address of their node, needed where any reserved node is another.
+    """Return the address where each group's rank 0 listens; "" means the address of its node.
 
-    Later launches count as well: their workers may have to reach a group that was launched on one node alone.
+    The node's address is needed if any reserved node is another: a later group may have to reach this one.
     """
     if len(reserved) == 1:
         return "127.0.0.1"
@@ -251,7 +253,7 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
 
 def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
-    """Raise ClusterError for what keeps workers from sharing processes; `running`: shared ones that were started."""
+    """Raise ClusterError for workers that cannot share processes. `running`: shared processes that have started."""
     classes = {spec.name: spec.worker for spec in specs}
     for sharing in processes(
         slot for spec in specs for slot in spec.slots if slot.process

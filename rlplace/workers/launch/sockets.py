@@ -1,4 +1,7 @@
-"""Where sockets of one machine go: their paths are short, and those of TMPDIR may be long."""
+"""Folders for the sockets of one machine.
+
+Socket paths have a small length limit, and TMPDIR may be long.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from rlplace.comm.shared_memory.folder import LONGEST_SOCKET
 from rlplace.errors import ClusterError
 
 SHORT = Path("/tmp")
-# Bytes that are put behind the folder:
+# Bytes that are added to the folder:
 _OURS = len("/rlplace_12345678/door")
 _OF_RAY = len("/ray/session_2026-12-31_23-59-59_999999_9999999/sockets/plasma_store.9")
 _OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
 
 
 def socket_folder(behind: int = _OURS) -> Path:
-    """Return the folder for temporary files, or /tmp where `behind` it more bytes of a socket's path do not fit."""
+    """Return the folder for temporary files, or /tmp if socket paths with `behind` more bytes would be too long there."""
     usual = Path(tempfile.gettempdir())
     if _fits(usual, behind):
         return usual
@@ -26,9 +29,9 @@ def socket_folder(behind: int = _OURS) -> Path:
 
 
 def ray_variables() -> Mapping[str, str]:
-    """Return what Ray needs to put its sockets into a short folder, where TMPDIR is a long one.
+    """Return the variables that make Ray put its sockets into a short folder, if TMPDIR is a long one.
 
-    Raises ClusterError for a RAY_TMPDIR that is too long: Ray itself ends in the middle of a start.
+    Raises ClusterError for a RAY_TMPDIR that is too long: Ray itself would fail in the middle of its start.
     """
     own = os.environ.get("RAY_TMPDIR")
     if own is None:
@@ -50,7 +53,7 @@ def ray_variables() -> Mapping[str, str]:
 
 
 def vllm_variables() -> Mapping[str, str]:
-    """Return what vLLM needs to put its sockets into a short folder, where TMPDIR is a long one."""
+    """Return the variables that make vLLM put its sockets into a short folder, if TMPDIR is a long one."""
     if not _fits(Path(tempfile.gettempdir()), _OF_VLLM):
         return {"VLLM_RPC_BASE_PATH": str(SHORT)}
     return {}

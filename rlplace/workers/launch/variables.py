@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def reserve_port(host: str) -> socket.socket:
-    """Bind a free port without listening there. While the socket is open, Linux gives the port to no other program.
+    """Bind a free port without listening.
 
-    A socket that asks for this very port and has SO_REUSEADDR, as torch's store has, may listen there beside it, also
-    again after it was closed.
+    While the socket is open, Linux gives the port to no other program. A socket that asks for exactly this port with
+    SO_REUSEADDR, as torch's store does, can listen on it, also again after it was closed.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -28,10 +28,10 @@ def reserve_port(host: str) -> socket.socket:
 def torch_variables(
     slots: Sequence[Slot], slot: Slot, device: Device, rendezvous: Rendezvous
 ) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE and the others for the rank at `slot`, one of `slots`.
+    """Return RANK, WORLD_SIZE and the other variables of the rank at `slot`, one of `slots`.
 
-    LOCAL_RANK is what `torch.cuda.set_device` wants: the number of its GPU among those that the process sees, 0 where
-    it sees only its own. Without a GPU it counts the group's ranks on the node.
+    LOCAL_RANK is the argument of `torch.cuda.set_device`: the number of the rank's GPU among those that the process
+    sees, 0 if it sees only its own. Without a GPU, LOCAL_RANK counts the group's ranks on the node.
     """
     _, _, index = device.torch_name.partition(":")
     local = [other for other in slots if other.node == slot.node]

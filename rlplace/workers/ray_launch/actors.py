@@ -1,4 +1,4 @@
-"""What runs in the Ray processes of workers, and its handles in the driver."""
+"""The Ray actors that run workers, and their handles in the driver."""
 
 from __future__ import annotations
 
@@ -38,13 +38,17 @@ from rlplace.workers.ray_launch.connections import Connection, Connections, Serv
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
 
-# Concurrency group beside the threads that run the workers' methods
+# concurrency group for control calls, beside the threads that run the workers' methods
 CONTROL = "control"
-_DEPTH = 7  # of containers in requests: three of their own, then those of arguments
+# nested containers in requests: three of the request itself, then those of arguments
+_DEPTH = 7
 
 
 class RayHost:
-    """A Ray actor with the workers of one process, by number: each has one thread, in which all its methods run."""
+    """A Ray actor with the workers of one process.
+
+    Each worker has a number and one thread that runs all its methods.
+    """
 
     def __init__(
         self,
@@ -52,16 +56,16 @@ class RayHost:
         outputs: Sequence[Path | None],
         nodes: Sequence[str] = (),
     ) -> None:
-        """`outputs`: the file of what each worker prints. `nodes`: addresses of the cluster's machines."""
+        """`outputs`: the output file of each worker. `nodes`: addresses of the cluster's machines."""
         self._files = outputs
         self._outputs = Outputs(outputs)
         ray_is_set_up()
         outlast_sigterm()
-        # Before anything imports torch
+        # Must happen before any module imports torch.
         os.environ.update(environment)
-        # Of a Ray that was joined, too
+        # Also for a Ray cluster that was joined
         keep_local(nodes)
-        # Importing and building makes many objects and drops few: a sixth of start-up is spent looking
+        # Imports and constructors create many objects and free few: collecting would take a sixth of the start-up time.
         gc.disable()
         self._ends = ProcessChannels()
         self._lending = Lending()
@@ -69,12 +73,15 @@ class RayHost:
         self._hosts = [WorkerHost(shows_failures=True) for _ in outputs]
         self._services: list[Service | None] = [None] * len(outputs)
         self._listening: socket.socket | None = None
-        # Keeps MASTER_PORT from others
+        # An open socket that reserves the port of MASTER_PORT
         self._master: socket.socket | None = None
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
-        """Show the workers' names in `ps` and `nvidia-smi`; after a call, Ray shows the name of the actor's class."""
+        """Show the workers' names in `ps` and `nvidia-smi`.
+
+        After each call, Ray restores the name of the actor's class.
+        """
         name = ", ".join(self._owners)
         self.__class__ = type(name, (RayHost,), {})
         private.show_name(name)
@@ -82,9 +89,10 @@ class RayHost:
     def report(
         self, number: int, serve_at: str | None, folder: Path | None
     ) -> WorkerReport:
-        """Report where this process is, and at what socket in `folder` the worker takes requests, unless None.
+        """Report where this process runs, and the socket in `folder` where the worker takes requests (`folder` None: no
+        socket).
 
-        Opens the rendezvous at address `serve_at` ("": this node's) unless None.
+        Opens the rendezvous at address `serve_at` ("": this node's address) unless it is None.
         """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
@@ -116,7 +124,10 @@ class RayHost:
         folder: Path,
         rendezvous: Rendezvous,
     ) -> None:
-        """Build a worker from `pickled`: a GroupSpec, channel addresses. A broken import is a failure of this rank."""
+        """Create a worker from `pickled`, which holds a GroupSpec and channel addresses.
+
+        A failing import is a failure of this rank.
+        """
         unblock_sigterm()
         self._outputs.enter(self._files[number], slot.owner)
         self._owners.append(slot.owner)
@@ -154,13 +165,13 @@ class RayHost:
             for outcome in self._hosts[number].run(requests)
         ]
         if requests[0][0] == "setup":
-            # Modules stay for good: no later collection needs to look at them
+            # Imported modules are never freed, so later collections need not look at them.
             gc.freeze()
             gc.enable()
         return outcomes
 
     def answer(self, number: int) -> None:
-        """Run what comes to the worker's socket until it was closed."""
+        """Answer requests at the worker's socket until the worker is closed."""
         service = self._services[number]
         assert service is not None, "report was given a folder"
         self._name_process()
@@ -178,7 +189,7 @@ class RayHost:
 
 
 class RayProcess:
-    """The actor of one process, and how many of its workers run: it is ended with the last of them."""
+    """The actor of one process. It counts its running workers and ends with the last one."""
 
     def __init__(self, actor: Any, workers: int) -> None:
         self.actor = actor
@@ -190,7 +201,7 @@ class RayProcess:
         return self._running == 0
 
     def leave(self) -> None:
-        """Count a worker that was stopped."""
+        """Count a worker that has been stopped."""
         with self._lock:
             self._running -= 1
         if self.ended and ray.is_initialized():
@@ -203,7 +214,10 @@ def thread_of(number: int) -> str:
 
 
 class RayWorker(WorkerHandle):
-    """One worker of a process; `number` counts those of the process. Its calls go by a connection, if there is one."""
+    """One worker of a process; `number` is its number there.
+
+    Calls go through a socket connection if there is one, else through Ray.
+    """
 
     def __init__(
         self,
@@ -213,7 +227,7 @@ class RayWorker(WorkerHandle):
         number: int,
         address_of: Callable[[Channel], ChannelAddress],
     ) -> None:
-        """`address_of` a channel: for the worker's node."""
+        """`address_of`: returns the address of a channel for the worker's node."""
         super().__init__(slot)
         self._address_of = address_of
         self._device = device
@@ -221,20 +235,26 @@ class RayWorker(WorkerHandle):
         self._number = number
         self._ended = False
         self._connection: Connection | None = None
-        # The reference to the last `cancel`
+        # The Ray reference of the last `cancel`
         self._cancelling: Any = None
 
     def report(self, serve_at: str | None, folder: Path | None) -> Any:
-        """Ask for its WorkerReport. Returns a reference to it."""
+        """Ask for the worker's WorkerReport. Returns a Ray reference to it."""
         return self._in_its_thread("report").remote(self._number, serve_at, folder)
 
     def connect(self, connections: Connections, path: Path) -> None:
-        """Have calls go by the worker's socket from now on. One that has died is called by Ray, which says why."""
+        """Send calls through the worker's socket from now on.
+
+        If the worker has died, calls go through Ray, whose error says why.
+        """
         with contextlib.suppress(OSError):
             self._connection = connections.open(path)
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
-        """Have the worker built of what `pickled` refers to, without waiting: a failure fails the first call."""
+        """Start creating the worker from the reference `pickled`, without waiting.
+
+        A failure is reported by the first call.
+        """
         self._in_its_thread("make").remote(
             self._number, pickled, self.slot, self._device, folder, rendezvous
         )
@@ -283,21 +303,22 @@ class RayWorker(WorkerHandle):
         self._cancelling = self._beside("cancel")
 
     def proceed(self) -> Future[None]:
-        # The threads beside the worker's own take calls in any order: with its argument it waits for `cancel`.
+        # Control threads take calls in any order. Passing the reference of `cancel` as argument orders `proceed` behind
+        # it.
         answer: Future[None] = self._beside("proceed", self._cancelling).future()
         return answer
 
     def end(self) -> None:
-        """End one worker. In a shared process its call may go on until the last of the others ends."""
+        """End one worker. In a shared process, its running call may go on until the last worker of the process ends."""
         if self._ended:
             return
         self._ended = True
         if ray.is_initialized():
             self.cancel()
-            # Once it gives up
+            # Runs once the current call has given up.
             self.send(lambda answer: None, [("close", (), {})])
         self._process.leave()
-        # What it holds goes with its accelerators, or with its successor
+        # If this fails, the account is dropped with the node or reset by the worker's successor.
         with contextlib.suppress(ClusterError, OSError):
             self._device.worker_ended()
 

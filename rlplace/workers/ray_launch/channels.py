@@ -1,4 +1,4 @@
-"""The channels of one Ray cluster: on which node each branch lives, and which addresses its workers are given.
+"""The channels of one Ray cluster: the node where each part of a channel lives, and the addresses for workers.
 
 ::
 
@@ -45,10 +45,10 @@ from rlplace.workers.ray_launch.session import Guard
 if TYPE_CHECKING:
     from rlplace.comm.network import ChannelServer, Keys
 
-ACCOUNT = "accelerators"  # in the job folder of a node
-DRIVER_APART = -1  # stands for the driver's node where it is none of the plan's
-_CLOSE_S = 5.0  # for another node to remove its folder
-_ANSWER_S = 5.0  # for a worker process to answer beside its work
+ACCOUNT = "accelerators"  # file in the job folder of a node
+DRIVER_APART = -1  # rank of the driver's node if the plan does not use that node
+_CLOSE_S = 5.0  # longest wait for another node to remove its folder
+_ANSWER_S = 5.0  # longest wait for a worker process to answer while it works
 
 
 class JobChannels:
@@ -62,10 +62,10 @@ class JobChannels:
         shared_bytes: Mapping[int, int],
         timeout_s: float,
     ) -> None:
-        """`machines` by node rank; `processes` that several workers share, by name, as the launcher starts them.
+        """`machines`: by node rank. `processes`: shared worker processes by name.
 
-        `shared_bytes`: what the job takes of a node's shared memory, where it is known. `timeout_s`: longest wait for
-        what runs on another node.
+        `shared_bytes`: shared memory that the job needs on each node, if known. `timeout_s`: longest wait for another
+        node.
         """
         self._machines = machines
         self._config = config
@@ -85,7 +85,10 @@ class JobChannels:
         locations: Sequence[ChannelLocation],
         node: int | None = None,
     ) -> Channel:
-        """Make a channel, without `locations` on `node`, None: the driver's. Returns the driver's end."""
+        """Create a channel and return the driver's end.
+
+        Without `locations` the channel lives on `node`; None: the driver's node.
+        """
         node = self._place.node if node is None else node
         self._start({location.node for location in locations if not location.process})
         found: list[Location] = []
@@ -110,7 +113,10 @@ class JobChannels:
     def addresses_for(
         self, nodes: set[int], channels: Mapping[str, Channel]
     ) -> dict[str, ChannelAddress]:
-        """Return the addresses of channels for workers on `nodes`. Raises ClusterError for one not made here."""
+        """Return the addresses of channels for workers on `nodes`.
+
+        Raises ClusterError for a channel that this object did not create.
+        """
         self._start(nodes)
         return {
             name: self._served(self._address_of(end), nodes)
@@ -146,7 +152,7 @@ class JobChannels:
         return SharedAccount(capacity_bytes, self._node(node).folder() / ACCOUNT)
 
     def release(self, node: int, owners: Iterable[str]) -> None:
-        """Take what workers of a node have held out of its account. Raises ClusterError."""
+        """Remove what workers of a node held from the node's account. Raises ClusterError."""
         self._node(node).release(tuple(owners))
 
     def close(self) -> None:
@@ -196,7 +202,7 @@ class JobChannels:
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, nodes: Iterable[int]) -> None:
-        """Start nodes side by side. Raises ClusterError where one lacks shared memory."""
+        """Start several nodes in parallel. Raises ClusterError if a node lacks shared memory."""
         started = {
             node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())
         }
@@ -216,7 +222,7 @@ class JobChannels:
 
 
 def make_keys(security: Literal["encrypted", "password"]) -> Keys:
-    # Here: where one node suffices ZeroMQ is not needed
+    # Imported here: ZeroMQ is needed only with several nodes.
     from rlplace.comm.network import (
         JobKeys,
         JobPassword,
@@ -228,10 +234,13 @@ def make_keys(security: Literal["encrypted", "password"]) -> Keys:
 
 
 class NodeChannels:
-    """Owns the job folder of this process' node, removed even after a kill, its channels and, if served, a server."""
+    """Owns the job folder of this process' node, its channels and, if needed, a channel server.
+
+    The folder is removed even if the process is killed.
+    """
 
     def __init__(self, parent: Path | None) -> None:
-        """`parent`: where the job folder is made; None: where this machine keeps shared memory."""
+        """`parent`: where the job folder is made; None: the machine's folder for shared memory."""
         self._folder = JobFolder.create(parent)
         self._guard = Guard.removing(
             self._folder.path, (self._folder.path / SPILL).readlink()
@@ -243,7 +252,7 @@ class NodeChannels:
         return self._folder.path
 
     def check(self, needed_bytes: int) -> None:
-        """Raise ClusterError unless the node has so much shared memory free."""
+        """Raise ClusterError unless the node has this much shared memory free."""
         check_space(self._folder.path.parent, needed_bytes)
 
     def create(self, spec: ChannelSpec) -> Path:
@@ -255,20 +264,20 @@ class NodeChannels:
         return channel.path
 
     def release(self, owners: Iterable[str]) -> None:
-        """Take what these workers have held out of the account."""
+        """Remove what these workers held from the account."""
         for owner in owners:
             SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
 
     def drop_weights(self) -> None:
-        """Remove the double weight buffers; their memory goes with the last process that has them mapped."""
+        """Remove the double weight buffers. Their memory is freed when the last process unmaps them."""
         for buffer in self._folder.path.glob("weights-*.buffer"):
-            # One that found no room lies on disk
+            # A buffer that did not fit into shared memory is a file on disk.
             buffer.resolve().unlink(missing_ok=True)
             buffer.unlink(missing_ok=True)
 
     def serve(self, host: str, keys: Keys) -> str:
         """Open the channel server at an address of the node. Returns its endpoint."""
-        # Here: where one node suffices ZeroMQ is not needed
+        # Imported here: ZeroMQ is needed only with several nodes.
         from rlplace.comm.network import (
             ChannelServer,
         )
@@ -283,7 +292,7 @@ class NodeChannels:
         channels = self._channels
         self._channels = []
         for channel in channels:
-            # Its lock is held by a process that stands still
+            # A stopped process may hold the lock of a channel.
             with contextlib.suppress(ChannelError):
                 channel.break_("the cluster was closed")
         if self._server is not None:
@@ -297,10 +306,13 @@ class NodeChannels:
 
 
 class RemoteNode:
-    """NodeChannels in an actor on another machine; a call waits for its answer and raises ClusterError without one."""
+    """NodeChannels in an actor on another machine.
+
+    Each call waits for the answer and raises ClusterError if none comes.
+    """
 
     def __init__(self, machine: Machine, parent: Path | None, timeout_s: float) -> None:
-        """Does not wait for the actor to start."""
+        """Start the actor without waiting for it."""
         on_machine = NodeAffinitySchedulingStrategy(machine.id, soft=False)
         options: dict[str, Any] = {
             "num_cpus": 0,
@@ -339,12 +351,12 @@ class RemoteNode:
 
 
 class ProcessEnd(Channel):
-    """The driver's end of a channel inside a worker process: for statistics and endings; put and get are misuse."""
+    """The driver's end of a channel inside a worker process, for statistics and closing. `put` and `get` are misuse."""
 
     def __init__(
         self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]
     ) -> None:
-        """`processes`: those that run, by name; this one need not run yet."""
+        """`processes`: the shared processes that run, by name; the one of this channel may start later."""
         super().__init__(spec, "the driver")
         self._name = name
         self._processes = processes

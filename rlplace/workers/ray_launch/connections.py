@@ -1,4 +1,4 @@
-"""Requests to the workers of the driver's machine and their answers, by a socket each: Ray takes many times as long.
+"""Requests and answers over one socket for each worker on the driver's machine; Ray calls are many times slower.
 
 ::
 
@@ -32,11 +32,12 @@ from rlplace.workers.launch.host import Failure, Outcome, Request
 
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
-_END_S = 5.0  # for the thread to end; it never waits for anything else
+# longest wait for the thread to end; the thread only ever waits for sockets
+_END_S = 5.0
 
 
 class Service:
-    """A worker's end. Its requests come from the process that connects to `path` first."""
+    """A worker's end. It takes requests from the first process that connects to `path`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"calls-{secrets.token_hex(4)}"
@@ -45,7 +46,7 @@ class Service:
         self._listening.listen(1)
 
     def answer(self, run: Callable[[Sequence[Request]], list[Outcome]]) -> None:
-        """Answer requests until the worker was closed, or its driver is gone."""
+        """Answer requests until the worker is closed or the driver is gone."""
         connected, _ = self._listening.accept()
         self._listening.close()
         self.path.unlink(missing_ok=True)
@@ -68,10 +69,10 @@ class Service:
 
 
 def _pickled(outcomes: list[Outcome]) -> bytes:
-    """Pickle outcomes; one that cannot be pickled is a failure, and the last.
+    """Pickle outcomes. If one cannot be pickled, it becomes a failure and ends the list.
 
-    Where pickle can, it takes half the time of cloudpickle. What it refers to by name the driver has too: a class of
-    the driver's main module has no name here, and is refused.
+    Plain pickle takes half the time of cloudpickle. It refers to classes by name, which the driver can resolve, except
+    for classes of the driver's main module; those go to cloudpickle.
     """
     with contextlib.suppress(Exception):
         return pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
@@ -89,7 +90,7 @@ def _pickled(outcomes: list[Outcome]) -> bytes:
 
 
 class Connection:
-    """The driver's end of one worker. Any thread may call `send` and `fail`, which do not wait."""
+    """The driver's end for one worker. Any thread may call `send` and `fail`; neither waits."""
 
     def __init__(
         self, path: Path, post: Callable[[Callable[[], None]], None], poll: select.epoll
@@ -100,13 +101,13 @@ class Connection:
         self.fd = self._socket.fileno()
         self._post = post
         self._poll = poll
-        # Of what is not answered
+        # Callbacks of the open requests, oldest first
         self._settles: collections.deque[Settle] = collections.deque()
         self._failure: Failure | None = None
         self._incoming, self._outgoing = bytearray(), bytearray()
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Send requests. `settle` gets their outcomes, or why there are none. Raises what pickling raises."""
+        """Send requests. `settle` gets their outcomes or the failure. Raises pickling errors."""
         try:
             message = cloudpickle.dumps(list(requests))
         except Exception as error:
@@ -118,18 +119,18 @@ class Connection:
         self._post(functools.partial(self._begin, settle, message))
 
     def fail(self, failure: Failure) -> None:
-        """End all that is open, but for what is answered already."""
+        """Fail all open requests whose answers have not arrived."""
         self._post(functools.partial(self._end, failure))
 
     def work(self, events: int) -> None:
-        """Do what can be done now: write what is left, take in answers."""
+        """Write pending bytes and read answers, as far as the socket allows now."""
         if events & select.EPOLLOUT:
             self._write()
         if events & ~select.EPOLLOUT:
             self._read()
 
     def close(self) -> None:
-        """Read and write no more. Idempotent."""
+        """Stop reading and writing. Idempotent."""
         if not self.closed:
             self._poll.unregister(self.fd)
             self._socket.close()
@@ -186,7 +187,7 @@ class Connection:
 
 
 class Connections:
-    """All connections of a driver, and the thread that works on them."""
+    """All connections of a driver, and the thread that serves them."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -209,7 +210,7 @@ class Connections:
 
         def post(act: Callable[[], None]) -> None:
             self._posted.append((connection, act))
-            # It is awake, or was closed
+            # The thread is awake already, or the pipe is closed.
             with contextlib.suppress(BlockingIOError, OSError):
                 self._wake.send(b"1")
 
@@ -241,7 +242,7 @@ class Connections:
                 self._do(*self._posted.popleft())
 
     def _do(self, connection: Connection, act: Callable[[], None]) -> None:
-        """Do one thing. A connection whose answers cannot be taken fails alone."""
+        """Run one action of a connection. If it fails, only that connection fails."""
         try:
             act()
         except Exception as error:

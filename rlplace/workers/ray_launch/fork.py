@@ -1,4 +1,4 @@
-"""Workers as forks of a process that has imported what they need. Runs by itself, before anything of rlplace is there.
+"""Start workers as forks of a template process that has imported their modules. Runs alone, without rlplace.
 
 ::
 
@@ -29,30 +29,31 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# In the environment of a Ray process only: when they are loaded, they read which job they are of. The last two Ray
-# imports in each worker.
+# Variables for Ray processes only: Ray modules read at import which job they belong to. Ray imports the last two in
+# each worker.
 _OF_RAY = (
     "ray",
     "rlplace.workers.ray_launch.actors",
     "ray._common.pydantic_compat",
     "starlette.datastructures",
 )
-# Ray imports it in each worker, to register how tables are sent, which none is: 0.1 s, memory, and threads, which keep
-# it out of the template.
+# Ray imports pyarrow in each worker to register table serialization, which is not used here. The import takes 0.1 s and
+# memory, and starts threads, so it must not happen in the template.
 _NOT_FOR_RAY = "pyarrow"
 FORKED = "RLPLACE_FORKED"  # set in the environment of a fork
 _OOM_SCORE = "/proc/self/oom_score_adj"
 _CHUNK = 1 << 16  # bytes
 _CONTEXT = "--serialized-runtime-env-context="
-_LANGUAGE = "--language="  # what setup_worker.py reads
-_SENT_S = 5.0  # for a client to send what it asks for: the others wait
-_ANSWER_S = 45.0  # for the template to answer, whose imports may take long; Ray waits 60 s for the worker
+_LANGUAGE = "--language="  # an argument that setup_worker.py reads
+_SENT_S = 5.0  # deadline for a client to send its request; other clients wait meanwhile
+# deadline for the template's answer, whose imports may take long; Ray waits 60 s for a worker
+_ANSWER_S = 45.0
 
 
 def template(listening: str, modules: list[str]) -> None:
-    """Serve at a socket that was inherited, once the modules are imported, until standard input ends.
+    """Import the modules, then serve fork requests at an inherited socket until standard input ends.
 
-    Exits with why it may not fork.
+    Exits with a message if the process cannot be forked safely.
     """
     with socket.socket(fileno=int(listening)) as door:
         load(modules)
@@ -71,7 +72,7 @@ def serve(door: socket.socket) -> None:
                 load(_OF_RAY)
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
                 gc.collect()
-                # A collection would touch all pages, and none would stay shared
+                # A collection would write to all pages, and none would stay shared with the forks.
                 gc.freeze()
                 ready = True
             if asked and not os.fork():
@@ -83,7 +84,7 @@ def serve(door: socket.socket) -> None:
 
 def load(modules: tuple[str, ...] | list[str]) -> None:
     for name in modules:
-        # The worker that needs it says so
+        # The worker that needs the module reports the error.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
         if len(threads := os.listdir("/proc/self/task")) > 1:
@@ -95,8 +96,8 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
-    """Ask in a fork: here, torch does not tell that it has called cuInit, as `torch.cuda.is_available()` does."""
-    # What is ignored stays so in a new program
+    """Check in a fork whether CUDA can be used: there, torch does not mark CUDA as initialized in the template."""
+    # An ignored SIGCHLD would stay ignored in programs that the fork starts.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not (child := os.fork()):
         os._exit(holds())
@@ -104,7 +105,7 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return what a client sent, and its descriptors; nothing of one that is gone or late."""
+    """Return a client's request and its descriptors; nothing if the client is gone or late."""
     message = b""
     descriptors = list[int]()
     with contextlib.suppress(OSError):
@@ -122,7 +123,7 @@ def become(
     folder: str,
 ) -> None:
     """Run the script that is the first argument, as Python would, then exit."""
-    # Ray ends what is left of the group of a process that ends
+    # Ray kills what is left of the process group of a process that ends.
     os.setpgid(0, 0)
     link.settimeout(None)
     try:
@@ -130,11 +131,11 @@ def become(
         score = link.recv(_CHUNK)
     except OSError:
         score = b""
-    # The client has given up: it is gone, or the worker itself
+    # The client has given up: it is gone, or it became the worker itself.
     if not score:
         os._exit(0)
     threading.Thread(target=end_with, args=(link,), daemon=True).start()
-    # To lower it takes privileges
+    # Lowering the OOM score needs privileges.
     with (
         contextlib.suppress(PermissionError),
         open(_OOM_SCORE, "wb") as own,
@@ -151,7 +152,7 @@ def become(
         sys.modules[_NOT_FOR_RAY] = None  # type: ignore[assignment]  # cannot be imported, until `ray_is_set_up`
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(arguments[0]))
-    # Its global generator is seeded when it is imported
+    # NumPy seeds its global generator at import, so all forks would share the seed.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     runpy.run_path(arguments[0], run_name="__main__")
@@ -159,22 +160,25 @@ def become(
 
 
 def ray_is_set_up() -> None:
-    """Let workers import what Ray was kept from importing."""
+    """Allow workers to import the modules that were hidden from Ray."""
     if sys.modules.get(_NOT_FOR_RAY, "") is None:
         del sys.modules[_NOT_FOR_RAY]
 
 
 def end_with(link: socket.socket) -> None:
-    """End this process with its client, which Ray kills where the worker is late: Ray knows no other until then."""
+    """End this process when its client ends.
+
+    Ray kills the client if the worker is late, and knows no other process until the worker has registered.
+    """
     with contextlib.suppress(OSError):
         link.recv(1)
     os._exit(1)
 
 
 def client(path: str, arguments: list[str]) -> None:
-    """Have the template fork, and wait for the end of the fork; without a template, become the worker.
+    """Ask the template for a fork and wait for its end; without a template, become the worker.
 
-    Ends, and the fork with it, once the server of Ray that has started it is gone: one that is killed ends nothing.
+    Also ends, together with the fork, once the Ray server that started it is gone.
     """
     asked = {
         "arguments": arguments,
@@ -191,17 +195,17 @@ def client(path: str, arguments: list[str]) -> None:
         socket.send_fds(link, [b" "], [0, 1, 2])
         link.sendall(json.dumps(asked).encode() + b"\0")
         if _answer(link, server, _ANSWER_S):
-            # Ray has it that workers are killed before Ray
+            # Ray raises the OOM score of workers so that they are killed before Ray itself.
             with open(_OOM_SCORE, "rb") as own:
                 link.sendall(own.read())
-            # Ends with the fork
+            # Returns when the fork ends.
             _answer(link, server, None)
             return
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _server_of_ray() -> list[int]:
-    """Return what shows that the parent is gone; nothing where the kernel cannot (before Linux 5.3)."""
+    """Return a descriptor that shows when the parent is gone; nothing before Linux 5.3."""
     try:
         return [os.pidfd_open(os.getppid())]
     except OSError:
@@ -209,7 +213,10 @@ def _server_of_ray() -> list[int]:
 
 
 def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> bytes:
-    """Wait for a byte, or the end. Raises TimeoutError; exits where the server of Ray is gone before."""
+    """Wait for a byte or the end of the connection.
+
+    Raises TimeoutError. Exits if the Ray server is gone before.
+    """
     either: list[Any] = [link, *server]
     ready = select.select(either, [], [], timeout_s)[0]
     if not ready:
@@ -220,7 +227,7 @@ def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> 
 
 
 def set_up(script: str, arguments: list[str]) -> None:
-    """Start the worker that Ray's `script` is: a client for a fork, else by the setup_worker.py beside the script."""
+    """Start the worker that Ray's `script` stands for: as a client of the template, else through setup_worker.py."""
     contexts = [
         json.loads(word.removeprefix(_CONTEXT))
         for word in arguments
@@ -248,7 +255,7 @@ def set_up(script: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # The folder of this file, whose neighbours would hide modules of the same names
+    # The folder of this file would hide other modules of the same names.
     del sys.path[0]
     role, place, *rest = sys.argv[1:]
     if role == "--template":
@@ -257,5 +264,5 @@ if __name__ == "__main__":
         client(place, rest)
     else:
         set_up(role, [place, *rest])
-    # Taking down all that was imported takes seconds
+    # Skips the interpreter's teardown, which takes seconds.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Slots -> Ray actors: reserve, place, check after start, end.
+"""Place workers in Ray: reserve resources, start one actor per process, verify places, end everything.
 
 ::
 
@@ -65,11 +65,12 @@ from rlplace.workers.ray_launch.template import Template, modules_of
 from rlplace.workers.ray_launch.templates import Templates, late_of, wait_ready
 from rlplace.workers.worker import Rendezvous
 
-_CONNECT_S = 2.0  # for the server of a node to take a connection
-_DECIDED_S = 60.0  # for Ray to find that such a server is gone: health checks fail for a while first
+_CONNECT_S = 2.0  # longest wait for the server of a node to accept a connection
+# longest wait until Ray notices that a server is gone: several health checks must fail first
+_DECIDED_S = 60.0
 _LOOK_S = 0.5
-_FREE_S = 10.0  # for Ray to say whether accelerators are free
-_END_S = 10.0  # for processes to be gone after they were asked to end
+_FREE_S = 10.0  # longest wait for Ray to say whether accelerators are free
+_END_S = 10.0  # longest wait for processes to end after they were asked to
 
 
 class RayLauncher:
@@ -87,10 +88,10 @@ class RayLauncher:
         template: Template | None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`shared_bytes`: what the job takes of a node's shared memory, by node rank, where it is known.
+        """`shared_bytes`: shared memory that the job needs on each node, by node rank, if known.
 
-        `tell` is called with each step of the start. `template`: of this machine, if that is all that there is.
-        `variables`: of the environment of all workers.
+        `tell` is called with each step of the start. `template`: template process of this machine, for a Ray of one
+        machine. `variables`: environment variables of all workers.
         """
         self._variables = variables or {}
         self._tell = tell
@@ -102,23 +103,23 @@ class RayLauncher:
         self._machines: list[Machine] = []
         self._reserved: dict[int, NodeUse] = {}
         self._bundles: PlacementGroup | None = None
-        # Of accelerators in place of others
+        # Placement groups of replacement accelerators
         self._more: list[PlacementGroup] = []
         self._workers: list[RayWorker] = []
         self._channels: JobChannels | None = None
-        # Processes of several workers, by name
+        # Shared processes, by name
         self._shared: dict[str, RayProcess] = {}
-        # Of workers on this host
+        # Processes of workers on this machine
         self._processes: dict[Slot, psutil.Process] = {}
         self._templates = Templates(template, self._variables)
-        # Of the workers
+        # Number of workers that were forked
         self._forks = 0
         self._connections: Connections | None = None
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Reach the machines, once. Raises ClusterError."""
+        """Connect to the machines, once. Raises ClusterError."""
         self._session.start()
         self._tell(
             "Ray: started"
@@ -127,7 +128,7 @@ class RayLauncher:
         )
         for note in self._session.notes:
             self._tell(f"Ray: {note}")
-        # Somebody has joined it since the template was made for this machine alone
+        # Another program's Ray was joined, but the template was made for this machine alone.
         if not self._session.local:
             self._templates.stop()
             self._templates = Templates(None, self._variables)
@@ -142,7 +143,10 @@ class RayLauncher:
         )
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
-        """Take, once, what `slots` use, None for all; blocks until it is free. ClusterError names what is missing."""
+        """Reserve what `slots` use (None: everything), once; block until it is free.
+
+        Raises ClusterError that names what is missing.
+        """
         needed = reservation.node_uses(slots, self._topology)
         reservation.check_size(needed, self._machines, self._session.address)
         self._bundles = placement_group(
@@ -176,7 +180,7 @@ class RayLauncher:
             )
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
-        """Take more accelerators of a node in use, if they are free now."""
+        """Reserve more accelerators of a used node, if they are free now. Return whether that succeeded."""
         use = self._reserved[node]
         ids = dict[int, str]()
         if use.kind == "cuda":
@@ -203,7 +207,7 @@ class RayLauncher:
         return True
 
     def _on(self, node: int) -> dict[str, Any]:
-        """Return the options that put a process into the bundle of a node."""
+        """Return the Ray options that place a process in the bundle of a node."""
         assert self._bundles is not None, "reserve comes before launch"
         index = list(self._reserved).index(node)
         strategy = PlacementGroupSchedulingStrategy(
@@ -214,10 +218,10 @@ class RayLauncher:
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
-        """Start the workers of all groups together and verify that they are where they should be; by name, then rank.
+        """Start the workers of all groups and verify their places. Return handles by group name, then rank.
 
-        Their constructors may still be running: one that raises fails the first call. Raises ClusterError, also for a
-        slot outside of what is reserved.
+        Constructors may still be running; an error there fails the first call. Raises ClusterError, also for a slot
+        outside of the reservation.
         """
         slots = [slot for spec in specs for slot in spec.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
@@ -234,8 +238,8 @@ class RayLauncher:
     def restart(
         self, specs: Sequence[GroupSpec], slots: Collection[Slot]
     ) -> dict[str, list[WorkerHandle]]:
-        """End the workers of `slots`, which share no process with others, and start them again. Errors as `launch`."""
-        # Which may have been in other slots before
+        """End the workers of `slots` and start them again. Their processes must not be shared. Errors as `launch`."""
+        # These workers may have been in other slots before.
         owners = {slot.owner for slot in slots}
         for worker in [
             worker for worker in self._workers if worker.slot.owner in owners
@@ -258,7 +262,10 @@ class RayLauncher:
         )
 
     def lost_nodes(self) -> dict[int, str]:
-        """Return the nodes in use that are gone, rank -> address. Waits for Ray's word where one does not answer."""
+        """Return the nodes in use that are gone, rank -> address.
+
+        Waits for Ray's decision if a node does not answer.
+        """
         until = time.monotonic() + _DECIDED_S
         while self._reserved and not self._session.local:
             servers = self._session.servers()
@@ -277,7 +284,7 @@ class RayLauncher:
         return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
-        """Reset channels, and let the next push of weights make new double buffers."""
+        """Reset channels, and drop the double weight buffers, which the next push creates anew."""
         assert self._channels is not None, "start makes the channels' locations"
         for channel in channels:
             channel.reset()
@@ -303,7 +310,7 @@ class RayLauncher:
         self._forks += sum(found.forked for found in reports.values())
         for slot, found in reports.items():
             if found.machine == here:
-                # Dead already: nothing to end
+                # The process is dead already.
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._processes[slot] = psutil.Process(found.pid)
         for slot, found in reports.items():
@@ -327,12 +334,12 @@ class RayLauncher:
         workers: Sequence[RayWorker],
         reports: Mapping[Slot, WorkerReport],
     ) -> None:
-        """Have workers of a group built. Its ranks join where rank 0 serves, if it is among them."""
+        """Start creating the workers of a group. Ranks join at rank 0's address if rank 0 is among them."""
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
         addresses = self._channels.addresses_for(nodes, spec.channels)
         folders = {node: self._channels.folder(node) for node in nodes}
-        # Once for all: the locations of thousands of channels' keys are much to send to each of thousands of workers.
+        # Stored once in Ray: addresses of thousands of channels are too large to send to each worker.
         channels = self._channels
         mailboxes = exchanged(
             spec.mailboxes,
@@ -353,7 +360,10 @@ class RayLauncher:
             worker.make(pickled, folders[worker.slot.node], rendezvous)
 
     def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
-        """Start the process of `slots`, with a thread for each of its workers. `output`: folder of what these print."""
+        """Start the process of `slots`, with one thread for each worker.
+
+        `output`: folder for what the workers print.
+        """
         slot = slots[0]
         runtime_env = slots[0].runtime_env
         environment = {
@@ -361,7 +371,7 @@ class RayLauncher:
             **self._variables,
             **dict(runtime_env.env_vars),
         }
-        # GPUs are numbered by place on the bus, as Ray does: CUDA's own order is by speed.
+        # Number GPUs by PCI bus, as Ray does; CUDA's default order is by speed.
         ids = self._reserved[slot.node].visible_ids(slot)
         environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(ids)}
         threads = {CONTROL: 2} | {thread_of(number): 1 for number in range(len(slots))}
@@ -372,7 +382,7 @@ class RayLauncher:
             "max_restarts": 0,
             "enable_task_events": False,
         }
-        # Also for what reads them before our code runs
+        # Also set for code that reads the environment before ours runs
         if runtime_env.env_vars:
             options["runtime_env"] = {"env_vars": dict(runtime_env.env_vars)}
         if runtime_env.interpreter:
@@ -385,7 +395,7 @@ class RayLauncher:
             and (command := self._templates.command(slot.node))
         ):
             options["runtime_env"] = {"py_executable": command}
-        # Processes are in other folders
+        # Absolute paths, because processes have other working folders
         files = [output_file(output and output.absolute(), each) for each in slots]
         nodes = [machine.address for machine in self._machines]
         actor = host.options(**options, **self._on(slot.node)).remote(
@@ -423,7 +433,10 @@ class RayLauncher:
         tell: Callable[[str], None],
         output: Path | None,
     ) -> dict[Slot, WorkerReport]:
-        """Wait for the reports; `serving` groups open a rendezvous. ClusterError: late, WorkerError: dead."""
+        """Wait for the workers' reports. Groups in `serving` open a rendezvous.
+
+        Raises ClusterError if a worker is late, WorkerError if it died.
+        """
         assert self._channels is not None, "start makes the folders"
         asked = dict[Slot, Any]()
         here = ray.get_runtime_context().get_node_id()
@@ -471,12 +484,15 @@ class RayLauncher:
         locations: Sequence[ChannelLocation],
         node: int | None = None,
     ) -> Channel:
-        """Make a channel that lives in `locations`; without any, on `node`, None: the driver's. Returns its end."""
+        """Create a channel in `locations` (without any: on `node`; None: the driver's node).
+
+        Return the driver's end.
+        """
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.create(spec, locations, node)
 
     def _address_of(self, node: int, channel: Channel) -> ChannelAddress:
-        """Return the address of a channel for a worker on a node. Raises ClusterError for one not made here."""
+        """Return the address of a channel for a worker on a node. Raises ClusterError for an unknown channel."""
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.addresses_for({node}, {"": channel})[""]
 
@@ -505,7 +521,7 @@ class RayLauncher:
             worker.end()
         try:
             if not self._session.local:
-                # By Ray, on other nodes
+                # Templates on other nodes are actors that Ray ends.
                 self._templates.stop()
             if self._connections is not None:
                 self._connections.close()

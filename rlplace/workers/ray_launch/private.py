@@ -20,9 +20,9 @@ from typing import Any
 
 from rlplace.tried import untried
 
-_NODE_S = 30.0  # for a node to be listed, as in Ray
+_NODE_S = 30.0  # longest wait for a node to be listed, as in Ray
 _LOOK_S = 0.02
-_ADDRESS_FILE = "ray/ray_current_cluster"  # where `ray start` leaves its address
+_ADDRESS_FILE = "ray/ray_current_cluster"  # file where `ray start` writes its address
 
 
 def why_not_lean() -> str | None:
@@ -52,7 +52,9 @@ _LEFT_OUT: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
 
 @contextlib.contextmanager
 def lean_start(setup_worker: str) -> Iterator[None]:
-    """Have `ray.init` start no more than workers need, and them by `setup_worker`. Ray has no public switches for that.
+    """Start Ray with only the services that workers need, and start workers through `setup_worker`.
+
+    Ray has no public switch.
 
     Left out are the API server, which the others wait for, the dashboard's part of a node's agent, the autoscaler's
     monitor, and the collection of logs; a node that has started is seen at once. Changes nothing of a version that
@@ -73,13 +75,13 @@ def lean_start(setup_worker: str) -> Iterator[None]:
 
 
 def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
-    """List what is replaced while Ray starts, and by what."""
+    """Return the (object, attribute, replacement) triples that apply while Ray starts."""
     from ray._private import node, parameter, services, utils
 
     params = functools.partial(
         parameter.RayParams, setup_worker_path=setup_worker, **_LEFT_OUT
     )
-    # `why_not_lean` looks whether it is there
+    # `why_not_lean` checks that the function exists.
     ask: Any = getattr(services, "get_node", None)
     return [
         (parameter, "RayParams", params),
@@ -104,7 +106,7 @@ def _name(owner: Any) -> str:
 
 
 def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Return what Ray's `ask` does of a node once it is listed; `ask` by itself looks once a second."""
+    """Call Ray's `ask` until a node is listed, and return its result. Ray's own loop asks once a second."""
     from ray._private import services, state
 
     nodes = state.GlobalState()
@@ -121,7 +123,7 @@ def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) 
 
 @contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
-    """Keep the program's SIGTERM handler, which Ray replaces by ones that exit in the middle of its own calls."""
+    """Keep the program's SIGTERM handler; Ray would replace it by one that exits inside Ray's own calls."""
     from ray._private import utils
 
     before = getattr(utils, "set_sigterm_handler", None)
@@ -138,7 +140,7 @@ def signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm_put_back() -> Iterator[None]:
-    """As `signals_kept`, by public means: Ray's handler is there while it starts or ends."""
+    """As `signals_kept`, with public functions only: Ray's handler is active while Ray starts or ends."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -152,7 +154,7 @@ def _sigterm_put_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def servers_killed() -> Iterator[None]:
-    """Have `ray.shutdown` kill the servers that it started: it would wait a second for each to end by SIGTERM."""
+    """Make `ray.shutdown` kill the servers that it started; it would wait a second for each to end by SIGTERM."""
     from ray._private import worker
 
     node: Any = getattr(worker, "_global_node", None)
@@ -160,7 +162,7 @@ def servers_killed() -> Iterator[None]:
     if kill is None or not {"check_alive", "allow_graceful"} <= set(
         inspect.signature(kill).parameters
     ):
-        # Ray was joined, or ends its own way
+        # Ray was joined, or does not have the function: it ends in its own way.
         yield
         return
     node.kill_all_processes = lambda **_: kill(check_alive=False, allow_graceful=False)
@@ -168,7 +170,7 @@ def servers_killed() -> Iterator[None]:
 
 
 def free_by_node() -> Mapping[str, Mapping[str, float]]:
-    """Return the resources that are free now, by node id: no public function does. Empty where Ray has none."""
+    """Return the free resources by node id. Ray has no public function for it; empty if the private one is missing."""
     try:
         from ray._private.state import available_resources_per_node
     except ImportError:
@@ -177,7 +179,7 @@ def free_by_node() -> Mapping[str, Mapping[str, float]]:
 
 
 def address_of_start() -> str | None:
-    """Return the address that the last `ray start` of this machine has left; None where there is none."""
+    """Return the address that the last `ray start` on this machine wrote; None if there is none."""
     try:
         from ray._private.services import find_bootstrap_address
     except ImportError:
@@ -190,7 +192,7 @@ def address_of_start() -> str | None:
 
 
 def is_server(words: Sequence[str]) -> bool:
-    """Whether a command line is of a Ray server of a node."""
+    """Return whether a command line belongs to a Ray server of a node."""
     try:
         from ray._private.services import _is_raylet_process
     except ImportError:
@@ -199,7 +201,7 @@ def is_server(words: Sequence[str]) -> bool:
 
 
 def show_name(name: str) -> None:
-    """Have `ps` and `nvidia-smi` show a name of this process, if this Ray can."""
+    """Set the process name that `ps` and `nvidia-smi` show, if this Ray can."""
     title = getattr(_extension(), "setproctitle", None)
     if title is not None:
         title(f"ray::{name}")
@@ -209,7 +211,7 @@ def show_name(name: str) -> None:
 
 
 def token_loader() -> Any | None:
-    """Return what finds the token for all of Ray in this process; None of a Ray that knows no such token (2.52 on)."""
+    """Return the object that finds the token for all Ray code in this process; None before Ray 2.52."""
     if not hasattr(_extension(), "AuthenticationTokenLoader"):
         return None
     loader = _extension().AuthenticationTokenLoader.instance()
@@ -217,20 +219,20 @@ def token_loader() -> Any | None:
         loader.has_token(ignore_auth_mode=True)
     except (
         TypeError
-    ):  # before 2.53 it finds one only where RAY_AUTH_MODE is set, as it then has to be
+    ):  # before 2.53 a token is found only if RAY_AUTH_MODE is set, as it must be there
         return None
     return loader
 
 
 def read_mode_again() -> None:
-    """Have Ray read RAY_AUTH_MODE, and the token, again."""
+    """Make Ray read RAY_AUTH_MODE and the token again."""
     _extension().Config.initialize("")
     if (loader := token_loader()) is not None:
         loader.reset_cache()
 
 
 def send_token() -> None:
-    """Have Ray send the token with each call, as `ray.init` does where it finds one."""
+    """Make Ray send the token with each call, as `ray.init` does if it finds a token."""
     os.environ["RAY_AUTH_MODE"] = "token"
     _extension().Config.initialize("")
 
@@ -238,5 +240,5 @@ def send_token() -> None:
 def _extension() -> Any:
     from ray import _raylet
 
-    # Whose stubs lack what is used here
+    # The stubs of Ray lack what is used here.
     return _raylet

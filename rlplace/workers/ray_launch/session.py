@@ -28,12 +28,10 @@ from rlplace.workers.launch.sockets import ray_variables
 from rlplace.workers.ray_launch import fork, private
 from rlplace.workers.ray_launch.token import make_token, use_token
 
-# Messages of Ray that repeat our own errors at length, or that warn of many small workers.
+# Ray messages that repeat our errors, or that warn of many small workers
 _QUIET = "worker died or was killed|PYTHON worker processes have been started"
 
-# Ray's default of 15 starves workers on a busy machine
-# Parallelism is by processes
-# A run reports its use to no server
+# Ray's default of 15 makes workers starve on a busy machine. Each process has one core. Ray's usage reports are off.
 _ALWAYS = {
     "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
@@ -41,30 +39,32 @@ _ALWAYS = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": _QUIET,
 }
 _STARTED_HERE = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on the loopback address: Ray's switch for that
-    "RAY_enable_metrics_collection": "0",  # nobody reads them
-    "RAY_prestart_worker_first_driver": "0",  # no idle processes: no job has use for them
-    "RAY_worker_maximum_startup_concurrency": "8",  # by default the number of cores; forks wait for Ray in between
-    # For a server of Ray to be there: at first it may try its own object store too early, then wait for a second.
+    # listen on the loopback address only; this is Ray's switch for it
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_enable_metrics_collection": "0",  # the metrics are not used
+    "RAY_prestart_worker_first_driver": "0",  # no idle processes
+    "RAY_worker_maximum_startup_concurrency": "8",  # default: number of cores; forked workers mostly wait for Ray
+    # Interval of retries until Ray's server accepts; the first try may come too early and would wait for a second.
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
 }
 _JOINED = {
-    # How often a cluster that does not answer is asked, for 40 s each time: Ray's 20 last for a quarter of an hour, in
-    # which no signal is taken. It reads this name for clients, too.
+    # How often an unreachable cluster is tried, 40 s each. Ray's default of 20 would take a quarter of an hour without
+    # handling signals. Clients read this name too.
     "RAY_gcs_server_port_wait_time_s": "1",
 }
 
-# Ray gives up a start after 30 s of its own, which a busy machine can need
+# Ray gives up a start after 30 s, which a busy machine can exceed.
 _ATTEMPTS = 3
-_REACH_S = 5.0  # for a cluster to accept a connection
-_END_S = 10.0  # for Ray to end; a quiet machine takes a second or two
+_REACH_S = 5.0  # longest wait for a cluster to accept a connection
+_END_S = 10.0  # longest wait for Ray to end; normally one or two seconds
 _SHORT = 80  # characters of a command line in an error
 
-_STAY = "trap '' TERM HUP USR1 USR2"  # which Slurm sends to all processes of a step
+# Slurm sends these signals to all processes of a step
+_STAY = "trap '' TERM HUP USR1 USR2"
 _KILL = 'kill -9 "$@" 2>/dev/null'
-# A process that still writes into the folder can make a removal fail; it ends soon, for the reason that this runs.
-# as shared_memory.folder has it
+# Removing can fail while a process still writes into the folder; that process ends soon. Names are those of
+# shared_memory.folder.
 _SEGMENTS = (
     'for s in "$f"/segments/*; do [ -e "$s" ] && rm -f -- "/dev/shm/${s##*/}"; done'
 )
@@ -91,19 +91,22 @@ def ray_environment(address: str | None) -> Iterator[None]:
 
 
 class RaySession:
-    """This process's connection to Ray. Ends what it started: a Ray that was there before stays."""
+    """This process's connection to Ray.
+
+    `close` ends a Ray that was started here; a Ray that was joined keeps running.
+    """
 
     def __init__(self, config: RayConfig) -> None:
         self._config = config
         self.address = config.address or "the Ray of this machine"
         self._begun = False
-        # Ray was connected before
+        # Whether Ray was connected before
         self._shared = False
         self._guard: Guard | None = None
-        # Of Ray, started here
+        # Servers of the Ray that was started here
         self._servers: list[psutil.Process] = []
         self._forget_token: Callable[[], None] | None = None
-        # What this Ray does slower than one that was tried
+        # What this Ray does slower than tried versions
         self.notes: list[str] = []
 
     def start(self) -> None:
@@ -112,7 +115,7 @@ class RaySession:
             import ray
 
             self._shared = ray.is_initialized()
-            # A start that is interrupted has something to close, too
+            # Set first: an interrupted start must be closed too.
             self._begun = True
             if not self._shared and self._config.address is None:
                 others = _descendants()
@@ -122,7 +125,7 @@ class RaySession:
                 _start_local(self._config.start_timeout_s)
                 started = _descendants() - others
                 for pid in started:
-                    # It has only helped to start them
+                    # This process only helped to start the servers.
                     with contextlib.suppress(psutil.NoSuchProcess):
                         self._servers.append(psutil.Process(pid))
                 self._guard = Guard.killing(started)
@@ -131,11 +134,11 @@ class RaySession:
 
     @property
     def local(self) -> bool:
-        """Whether Ray was started here and ends with this session."""
+        """Return whether Ray was started here and ends with this session."""
         return self._config.address is None and not self._shared
 
     def machines(self) -> list[Machine]:
-        """List the living nodes in the order in which a plan numbers them."""
+        """List the living nodes, in the plan's order."""
         import ray
 
         return [
@@ -148,7 +151,7 @@ class RaySession:
         ]
 
     def servers(self) -> dict[str, tuple[str, int]]:
-        """Return where the server of each living node listens, by node id."""
+        """Return the address (host, port) of the server of each living node, by node id."""
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -162,7 +165,7 @@ class RaySession:
         return private.free_by_node()
 
     def processes(self) -> list[psutil.Process]:
-        """List what Ray has started here by now, workers that have not reported among it."""
+        """List the processes that Ray has started here so far, including workers that have not reported."""
         found: list[psutil.Process] = []
         for server in self._servers:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -182,7 +185,7 @@ class RaySession:
         if not self._shared:
             import ray
 
-            # It waits for a server without a deadline
+            # Ray waits for a server without a deadline.
             late = threading.Timer(_END_S, self._kill_servers)
             late.daemon = True
             late.start()
@@ -226,7 +229,8 @@ def _start_local(timeout_s: float) -> None:
                     logging_level=logging.ERROR,
                 )
             return
-        except Exception as error:  # all that Ray raises when its processes are slow; after the last try it travels
+        # Ray raises various errors if its processes are slow; after the last try the error is passed on
+        except Exception as error:
             ray.shutdown()
             deliver_deferred()
             if attempt == _ATTEMPTS or time.monotonic() > deadline:
@@ -248,9 +252,9 @@ def _join(address: str) -> None:
         if address == "auto":
             where = _shared_address()
         host, _, port = where.rpartition(":")
-        # Addresses with a scheme are Ray's to read
+        # Ray itself interprets addresses with a scheme.
         if host and port.isdecimal():
-            # Connect once: Ray takes half a minute to notice that no process listens.
+            # Connect once first: Ray takes half a minute to notice that no process listens.
             socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=_REACH_S
             ).close()
@@ -270,7 +274,7 @@ def _join(address: str) -> None:
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:
-    """Return the error of a cluster whose Ray or Python is another one, which `said` says in Ray's words."""
+    """Return the error for a cluster with another version of Ray or Python, which Ray's message `said` describes."""
     versions = [
         dict(re.findall(r"(Ray|Python): (\S+)", part))
         for part in said.partition("This process")[::2]
@@ -298,15 +302,15 @@ def _of_other_versions(said: str, address: str) -> ClusterError | None:
 
 
 def _shared_address() -> str:
-    """Return what `auto` joins: the cluster of RAY_ADDRESS, which jobs of Ray have too, or one of `ray start`.
+    """Return the cluster that `auto` joins: that of RAY_ADDRESS, which Ray jobs have too, or that of `ray start`.
 
-    Raises ClusterError where each Ray of this machine is a program's own; `ray.init("auto")` would join one of them.
+    Raises ClusterError if every Ray of this machine belongs to a program; `ray.init("auto")` would join one of them.
     """
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
         return named
     started, (shared, alone) = private.address_of_start(), _at_work()
-    # Its file is in another folder, or of a cluster that has ended
+    # The address file is in another folder, or of a cluster that has ended.
     if started not in shared and len(shared) == 1:
         return shared.pop()
     if started is None and alone:
@@ -325,7 +329,9 @@ def _shared_address() -> str:
 
 
 def _at_work() -> tuple[set[str], list[str]]:
-    """Return the addresses of clusters that this machine is in by `ray start`, and those of programs, with these."""
+    """Return the addresses of clusters joined by `ray start`, and the addresses of programs' own clusters with the
+    programs.
+    """
     shared = set[str]()
     alone = list[str]()
     for server in psutil.process_iter(["cmdline"]):
@@ -337,7 +343,7 @@ def _at_work() -> tuple[set[str], list[str]]:
         ]
         if not addresses or not private.is_server(words):
             continue
-        # It ends
+        # The process is ending.
         with contextlib.suppress(psutil.NoSuchProcess):
             program = server.parent()
             if program is None or not _starts_ray_for_itself(program):
@@ -351,7 +357,10 @@ def _at_work() -> tuple[set[str], list[str]]:
 
 
 def _starts_ray_for_itself(program: psutil.Process) -> bool:
-    """Return whether the parent of a Ray server has Ray in it, and is not `ray start --block`; else it took it over."""
+    """Return whether a Ray server's parent runs Ray itself and is not `ray start --block`.
+
+    Otherwise the parent only adopted the server.
+    """
     words = [Path(word).name for word in program.cmdline()]
     if any(pair == ("ray", "start") for pair in itertools.pairwise(words)):
         return False
@@ -360,13 +369,13 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
             Path(each.path).name.startswith("_raylet.")
             for each in program.memory_maps()
         )
-    except psutil.AccessDenied:  # another user's
+    except psutil.AccessDenied:  # a process of another user
         return program.pid != 1
 
 
 def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterError:
     fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
-    # A machine alone
+    # The address is of a single machine.
     if address.count(".") and ":" not in address:
         fix = f"cluster.ray.address={address}:6379        (6379: the port of `ray start --head` unless it has --port)"
     return ClusterError.about(
@@ -375,27 +384,30 @@ def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterErr
 
 
 class Guard:
-    """Clean up after this process, even when it is killed.
+    """Run a clean-up command after this process ends, even if it is killed.
 
-    A shell reads from a pipe whose other end only this process holds: a line dismisses it, the end sets it off. It has
-    no parent: Ray kills the children of a worker that it ends.
+    A shell reads from a pipe that only this process holds open. A line dismisses the guard; the end of the pipe
+    triggers it. The shell is detached from its parent, because Ray kills the children of a worker that it ends.
     """
 
     def __init__(self, script: str, arguments: Iterable[str]) -> None:
-        # A shell gives `&` no standard input
+        # A shell gives background commands no standard input.
         watch = f"{_STAY}; exec 3<&0; {{ read -r _ <&3 || {{ {script}; }}; }} &"
-        # Ctrl-C reaches the whole group of the driver, and the guard must outlive it
+        # Ctrl-C reaches the whole process group of the driver; the guard must survive it.
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", watch, "guard", *arguments],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        # At once: what watches is in the background
+        # Returns at once: the watching part runs in the background.
         self._shell.wait()
 
     @classmethod
     def killing(cls, pids: Iterable[int]) -> Guard:
-        """Kill processes: the kernel ends Ray's servers with the driver, but their agents would stay for a minute."""
+        """Return a guard that kills processes.
+
+        The kernel ends Ray's servers with the driver, but their agents would stay for a minute.
+        """
         return cls(_KILL, map(str, pids))
 
     @classmethod
@@ -403,11 +415,11 @@ class Guard:
         return cls(_REMOVE, map(str, folders))
 
     def dismiss(self) -> None:
-        """Clean up nothing. Idempotent."""
+        """Cancel the clean-up. Idempotent."""
         pipe = self._shell.stdin
         assert pipe is not None
         if not pipe.closed:
-            # It was ended
+            # The guard has ended already.
             with contextlib.suppress(BrokenPipeError):
                 pipe.write(b"dismissed\n")
                 pipe.flush()

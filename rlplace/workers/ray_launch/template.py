@@ -1,4 +1,4 @@
-"""What starts the template of a node, and the command that makes a fork of it. Imports no Ray."""
+"""Start the template process of a node, and build the command that forks it. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ from rlplace.workers.ray_launch import fork
 from rlplace.workers.ray_launch.session import Guard
 from rlplace.workers.worker import Worker
 
-END_S = 1.0  # for the template to end
+END_S = 1.0  # longest wait for the template to end
 
 
 class Template:
-    """The template of this node; as a Ray actor, of the actor's. Owns the process and its folder."""
+    """The template process of this node. Owns the process and its folder.
+
+    On other nodes it lives in a Ray actor.
+    """
 
     def __init__(
         self, modules: Iterable[str], variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start it, without waiting: who wants a fork waits. `variables`: that imports find beside the environment."""
+        """Start the template without waiting; fork requests wait for it.
+
+        `variables`: environment variables for imports, added to the environment.
+        """
         self._door = (
             Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
         )
         self._guard = Guard.removing(self._door.parent)
-        # Nobody reads while it runs: a pipe may fill.
+        # A file instead of a pipe: no process reads meanwhile, so a pipe could fill up.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(str(self._door))
-            # Who comes early waits
+            # Clients that come early wait in the backlog.
             door.listen(1024)
             with blocked_signals():
                 self._process = self._started(door.fileno(), modules, variables or {})
@@ -52,36 +58,37 @@ class Template:
                 "OMP_NUM_THREADS": "1",
                 **variables,
                 "PYTHONPATH": os.pathsep.join(sys.path),
-                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to ask whether there is CUDA must not initialize it
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # checking for CUDA must not initialize it
             },
-            stdin=subprocess.PIPE,  # its end is the template's: also where this process is killed
+            # the template ends when this pipe closes, also if this process is killed
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the driver
+            start_new_session=True,  # Ctrl-C is for the driver only
             pass_fds=[listening],
         )
 
     def command(self) -> str:
-        """Return what starts a fork in place of Python."""
+        """Return the command that starts a fork in place of Python."""
         return shlex.join(
             [sys.executable, "-I", "-S", fork.__file__, "--client", str(self._door)]
         )
 
     def why_not(self) -> str | None:
-        """Return why the template has ended; None while it serves."""
+        """Return why the template has ended; None while it runs."""
         if self._process.poll() is None:
             return None
         self.stop()
         return self._errors.strip().rpartition("\n")[2]
 
     def stop(self) -> None:
-        """End it. Idempotent; its forks go on."""
+        """End the template. Idempotent; forks keep running."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
-                # Ends its standard input
+                # Closes its standard input.
                 self._process.communicate(timeout=END_S)
-            except subprocess.TimeoutExpired:  # in the middle of an import
+            except subprocess.TimeoutExpired:  # e.g. in the middle of an import
                 self._process.kill()
                 self._process.communicate()
             shutil.rmtree(self._door.parent, ignore_errors=True)
@@ -92,7 +99,9 @@ class Template:
 
 
 def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
-    """Name what workers of these classes import, as far as it is ours: code of users may start threads."""
+    """Name the modules of rlplace that these worker classes import; users' modules may start threads, so they are left
+    out.
+    """
     own = [
         worker.__module__
         for worker in workers

@@ -1,4 +1,4 @@
-"""The templates of all nodes of a Ray."""
+"""The templates of all nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from ray.exceptions import GetTimeoutError, RayError
 from rlplace.signals import deliver_deferred
 from rlplace.workers.ray_launch.template import END_S, Template
 
-_WAKE_S = 0.2  # the longest wait in which deferred signals are not delivered
+_WAKE_S = 0.2  # longest wait between two deliveries of deferred signals
 
 
 class Templates:
-    """The templates of all nodes; where there is none, or it has ended, workers start as Ray starts them."""
+    """The templates of all nodes. On a node without one, workers start as Ray starts them."""
 
     def __init__(
         self, here: Template | None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`here`: the one of this machine, for a Ray of this machine alone. `variables`: of workers' environment."""
+        """`here`: the template of this machine, for a Ray of one machine.
+
+        `variables`: environment variables of workers.
+        """
         self._variables = variables or {}
         self._here = here
-        # By node: actor and command
+        # Actor and fork command, by node
         self._elsewhere: dict[int, tuple[Any, str]] = {}
-        # Nodes where it failed: why
+        # Nodes without a template, and why
         self._without: dict[int, str] = {}
 
     def start_on(
@@ -36,7 +39,10 @@ class Templates:
         modules: Iterable[str],
         timeout_s: float,
     ) -> None:
-        """Start one on each node not yet tried, by the options of an actor there. It stays without if this fails."""
+        """Start a template on each node that was not tried yet. `nodes`: actor options by node.
+
+        If that fails, the node has no template.
+        """
         if self._here is not None:
             return
         made: Any = ray.remote(Template)
@@ -57,13 +63,13 @@ class Templates:
                 self._elsewhere[node] = host, ray.get(asked[node], timeout=0)
             except GetTimeoutError:
                 self._without[node] = f"no template within {timeout_s:g} s"
-                # Ray ends the actor after this
+                # Ray ends the actor after this call.
                 host.stop.remote()
             except RayError as error:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
     def command(self, node: int) -> str | None:
-        """Return what starts a fork on a node in place of Python."""
+        """Return the command that starts a fork on a node in place of Python; None without a template."""
         if self._here is not None:
             return self._here.command()
         if node in self._elsewhere:
@@ -71,7 +77,7 @@ class Templates:
         return None
 
     def why_not(self) -> str | None:
-        """Return why workers start without one, here or on which nodes; None where none has to."""
+        """Return why workers start without a template, and on which nodes; None if all nodes have one."""
         if self._here is not None:
             return self._here.why_not()
         asked = {
@@ -85,7 +91,7 @@ class Templates:
         ended = dict(self._without)
         for node, reference in asked.items():
             if reference in answers:
-                # Its node is lost, which is said elsewhere
+                # The node is lost; that is reported elsewhere.
                 with contextlib.suppress(RayError):
                     ended |= {node: why} if (why := ray.get(reference)) else {}
         return (
@@ -94,12 +100,12 @@ class Templates:
         )
 
     def stop(self) -> None:
-        """End all; their forks go on. Idempotent."""
+        """End all templates; forks keep running. Idempotent."""
         if self._here is not None:
             self._here.stop()
         hosts = [host for host, _ in self._elsewhere.values()]
         if hosts and ray.is_initialized():
-            # Ray would kill the template with the actor, and leave the folder.
+            # Wait: Ray would kill the template with its actor, and the folder would be left behind.
             ray.wait(
                 [host.stop.remote() for host in hosts],
                 num_returns=len(hosts),
@@ -111,7 +117,7 @@ class Templates:
 
 
 def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
-    """Wait for results of Ray; return those that are not there in time. Delivers deferred signals."""
+    """Wait for Ray results and return those that are late. Delivers deferred signals meanwhile."""
     late = list(references)
 
     def poll(seconds: float) -> bool:
@@ -125,7 +131,7 @@ def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
 
 
 def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
-    """Call `poll`, with the seconds that it may wait, until it returns True; return False where it has not in time.
+    """Call `poll` with the seconds that it may wait, until it returns True. Return False after `timeout_s`.
 
     Delivers deferred signals in between.
     """

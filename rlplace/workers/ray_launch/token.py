@@ -1,4 +1,4 @@
-"""The token of a Ray cluster: whoever joins one that asks for it sends it with each call.
+"""The authentication token of a Ray cluster, which a client sends with each call.
 
 Ray asks for one where there is one when it is started: in RAY_AUTH_TOKEN, in the file of RAY_AUTH_TOKEN_PATH, else in
 ~/.ray/auth_token. It looks there itself when it joins `auto`, not when it joins an address.
@@ -17,14 +17,15 @@ from rlplace.workers.ray_launch import private
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 _ASK_S = 5.0
-# What each client of Ray asks first
+# the first request of each Ray client
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 def make_token() -> Callable[[], None] | None:
-    """Give a Ray that will be started here a token where there is none: Ray would write one below HOME.
+    """Create a token for a Ray that will be started here, if there is none: Ray would write one into HOME.
 
-    Returns what takes it back, for clusters that are joined later and for subprocesses; None where none was made.
+    Returns a function that removes it again, for clusters that are joined later and for subprocesses; None if a token
+    existed.
     """
     loader = private.token_loader()
     mode = os.environ.get(_MODE)
@@ -41,7 +42,7 @@ def make_token() -> Callable[[], None] | None:
     def forget() -> None:
         if os.environ.get(_TOKEN) == made:
             del os.environ[_TOKEN]
-            # Ray has set it for the token
+            # Ray has set the mode because of the token.
             if mode is None:
                 os.environ.pop(_MODE, None)
             private.read_mode_again()
@@ -50,7 +51,10 @@ def make_token() -> Callable[[], None] | None:
 
 
 def use_token(address: str) -> None:
-    """Have Ray send the token to the cluster at `host:port`, if that asks for one. Raises ClusterError without it."""
+    """Make Ray send the token to the cluster at `host:port`, if that cluster asks for one.
+
+    Raises ClusterError if the token is missing.
+    """
     loader = private.token_loader()
     if loader is None or not _refuses(address, {}):
         return
@@ -71,7 +75,10 @@ def use_token(address: str) -> None:
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:
-    """Return whether a cluster answers that the token is missing or wrong; Ray itself tries for 20 s, and says less."""
+    """Return whether a cluster rejects these headers for a missing or wrong token.
+
+    Ray itself would try for 20 s and say less.
+    """
     import grpc
 
     with grpc.insecure_channel(address, options=DIRECT) as channel:

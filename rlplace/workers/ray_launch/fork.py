@@ -96,8 +96,8 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
-    """Check in a fork whether CUDA can be used: there, torch does not mark CUDA as initialized in the template."""
-    # An ignored SIGCHLD would stay ignored in programs that the fork starts.
+    """Return `holds()` as a forked child sees it: only in a fork does torch tell that cuInit was called before."""
+    # A new program inherits an ignored SIGCHLD, with which waitpid would fail.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not (child := os.fork()):
         os._exit(holds())

@@ -21,7 +21,7 @@ _OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
 
 
 def socket_folder(behind: int = _OURS) -> Path:
-    """Return the folder for temporary files, or /tmp if socket paths with `behind` more bytes would be too long there."""
+    """Return the folder for temporary files, or /tmp if a socket path with `behind` more bytes is too long there."""
     usual = Path(tempfile.gettempdir())
     if _fits(usual, behind):
         return usual

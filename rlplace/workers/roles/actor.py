@@ -1,4 +1,4 @@
-"""What learns: the actor trains the policy and sends its weights to the rollout ranks; the critic learns its returns.
+"""The components that learn: the actor trains the policy and sends its weights to rollout; the critic learns returns.
 
 A simulator policy learns from trajectories, one for each actor rank. A language model learns from groups of samples::
 
@@ -48,7 +48,7 @@ from rlplace.workers.roles.learn_metrics import (
 from rlplace.workers.training.worker import TrainedWorker
 from rlplace.workers.worker import out_of_step
 
-if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
+if TYPE_CHECKING:  # the driver imports this module too; torch is imported only in setup
     from torch import Tensor
 
     from rlplace.comm.weights.host_sync import WeightSender
@@ -58,11 +58,11 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
     from rlplace.workers.training.samples import BySample, Groups, SampleShard, Target
     from rlplace.workers.training.trained_model import TrainedLm
 
-_DELTA_SHARE = 0.5  # of the bytes: above it, all are sent
+_DELTA_SHARE = 0.5  # share of the bytes; if more have changed, all are sent
 
 
 class Actor(TrainedWorker):
-    """One rank of the policy's group, which also sends the weights."""
+    """One rank of the policy's learner, which also sends the weights."""
 
     _pushes: int = 0
 
@@ -83,9 +83,9 @@ class Actor(TrainedWorker):
         self._opened.callback(self._sender.close)
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Write this rank's shard of the weights for the rollout ranks as `version`; block until it is written.
+        """Write this rank's shard of the weights as `version`, and block until it is written.
 
-        The first push is of all weights, whatever the selection.
+        The first push sends all weights, even where only changed ones are sent later.
         """
         from rlplace.workers.weights import push_metrics
 
@@ -104,11 +104,13 @@ class Actor(TrainedWorker):
         return push_metrics("actor", seconds, pushed)
 
     def _enclosed(self) -> tuple[Shard, ...]:
-        """Return what goes along with the weights of every push, the same tensors each time."""
+        """Return the tensors that accompany the weights of every push."""
         return ()
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Push all weights next, which a new rollout rank has none of, even of a version that was pushed before."""
+        """Make the next push send all weights, since a new rollout rank has none; also for a version that was pushed
+        before.
+        """
         self._sender.begin_again()
         self._pushes = 0
         return super().begin_again(iteration)
@@ -156,7 +158,7 @@ class PolicyActor(Actor):
         self.move(Residency.OFF)
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for this rank's trajectories of `iteration`, sampled under `version`; make the next version."""
+        """Wait for this rank's trajectories of `iteration`, sampled under `version`; update to the next version."""
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
             trajectory = self._receive(version)
@@ -187,7 +189,7 @@ class PolicyActor(Actor):
         channel = self.context.channels[TRAJECTORIES]
         key = str(self.context.rank)
         shares = self.config.routes.trajectories.receives(self.context.rank)
-        # This rank only takes part in the collectives
+        # This rank has no rows and only takes part in the collectives.
         if not shares:
             steps = self.config.config.algorithm.rollout_steps
             recording = Recording(steps=steps, rows=0, spaces=self.config.spaces)
@@ -217,12 +219,13 @@ class LmActor(Actor):
     _groups: Groups | None = None
     _inferred: dict[Target, BySample] | None = None
     _experience: Experience | None = None
-    # State of the estimator, from its estimates to the end of the iteration's learn
+    # The estimator's state when estimation began; kept until the iteration's learn ends
     _before: Tensor | None = None
-    _reference: WeightSender | None = None  # of its weights, where it is refreshed
-    # On rank 0, what this iteration's gradients are of so far
+    # Sender of the weights to the reference, if the reference is refreshed
+    _reference: WeightSender | None = None
+    # Rank 0: the samples whose gradients were accumulated in this iteration
     _accumulated: tuple[Experience, ...] = ()
-    _accumulate_s: float = 0.0  # which that took
+    _accumulate_s: float = 0.0  # Seconds of accumulating in this iteration
 
     def setup(self) -> None:
         from rlplace.comm.weights.host_sync import WeightSender
@@ -240,7 +243,7 @@ class LmActor(Actor):
         )
         self._estimate_advantages = AdvantageEstimator(self.config)
         self._open_sync()
-        # Each rank of the reference gets a copy through the channel
+        # Each reference rank gets a copy through the channel.
         if REFERENCE_WEIGHTS in self.context.channels:
             channel = self.context.channels[REFERENCE_WEIGHTS]
             count = self.config.ranks["reference"]
@@ -271,7 +274,11 @@ class LmActor(Actor):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups; keep what the algorithm asks of the weights of `version` for their response tokens."""
+        """Wait for all groups; compute and keep what the algorithm needs by the weights of `version` for response
+        tokens.
+
+        These are old and reference log-probabilities, or values.
+        """
         asked = asked_of(self.config.config)
         if not asked:
             return {}
@@ -291,16 +298,20 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def compute_advantages(self, iteration: int) -> Metrics:
-        """Gather all scores of `iteration` on rank 0 and put the returns. Needs no accelerator, is no collective."""
+        """Gather all scores of `iteration` on rank 0, compute advantages and put the returns.
+
+        Uses no accelerator and no collective.
+        """
         if self.context.rank != 0:
             return {}
         self._experience = self._gather()
         return self._experience.metrics
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
-        """Make gradients of whole groups while others are generated; leave what fills no pass, and the step, to learn.
+        """Accumulate gradients of whole groups while others are generated.
 
-        Gradients stay until then, so nothing else may be computed in between.
+        `learn` takes the groups that do not fill a pass, and makes the optimizer step. The gradients are kept until
+        then, so no other gradients may be computed in between.
         """
         self._require(Residency.FULL, "accumulate")
         coming = self._waves() if self.context.rank == 0 else None
@@ -319,7 +330,7 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def _waves(self) -> Iterator[Groups]:
-        """Yield what fills a pass of every rank as it comes; keep what is left at the end."""
+        """Yield groups as soon as they fill a pass on every rank; keep the remaining ones."""
         from rlplace.workers.training.samples import arriving_groups, streamed_batches
 
         arriving = arriving_groups(
@@ -333,7 +344,11 @@ class LmActor(Actor):
     def _next_wave(
         self, coming: Iterator[Groups] | None, iteration: int
     ) -> Sequence[SampleShard | None] | None:
-        """Return what each rank makes gradients of next, nothing when that is left to `learn`; on rank 0."""
+        """Return the samples of each rank for the next gradient pass, None if `learn` takes the rest; called by all
+        ranks.
+
+        Rank 0 reads `coming`.
+        """
         if coming is None:
             return None
         groups = next(coming, None)
@@ -344,9 +359,9 @@ class LmActor(Actor):
         return self._shards(experience, iteration)
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Make the next version from groups sampled under `version` or before, in parts as `parts_of` says.
+        """Update to the next version from groups that were sampled under `version` or earlier.
 
-        What has been accumulated is a part of the only one.
+        The groups are learned in the parts of `parts_of`. Accumulated gradients belong to the only part.
         """
         taken = [*self._accumulated]
         self._accumulated = ()
@@ -382,7 +397,7 @@ class LmActor(Actor):
         }
 
     def _named(self, experience: Experience, iteration: int) -> list[str]:
-        """Return a line for each sample that was left out."""
+        """Return one line for each sample that was left out."""
         first = iteration * self.config.prompts
         return [
             f"{self.context.owner}: sample {sample.sample} of prompt {first + sample.group}: {why}"
@@ -392,7 +407,9 @@ class LmActor(Actor):
     def _receive(
         self, iteration: int, part: int
     ) -> tuple[SampleShard, Experience | None]:
-        """Return this rank's samples; on rank 0 also all of them, with the groups without signal."""
+        """Return this rank's samples; on rank 0 also the experience of all ranks, including groups without a learning
+        signal.
+        """
         shards: list[SampleShard] | None = None
         experience: Experience | None = None
         if self.context.rank == 0:
@@ -410,7 +427,10 @@ class LmActor(Actor):
         )
 
     def _gather(self, part: int | None = None) -> Experience:
-        """Take all groups and their scores, or `part` more groups; compute advantages; put the returns."""
+        """Take all groups with their scores (or the next `part` groups), compute advantages and put the returns.
+
+        Rank 0 only.
+        """
         from rlplace.workers.training.samples import take_scores
 
         groups = self._take(part)
@@ -436,7 +456,7 @@ class LmActor(Actor):
         return experience
 
     def _take(self, part: int | None = None) -> Groups:
-        """Take all groups of this iteration, or `part` more of them; on rank 0."""
+        """Take all groups of this iteration, or the next `part` of them. Rank 0 only."""
         from rlplace.workers.training.samples import take_groups
 
         if self._groups is None:
@@ -448,7 +468,7 @@ class LmActor(Actor):
         return self._groups
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Send the weights to the reference, in an iteration before which it takes them."""
+        """Send the weights to the reference, if it is refreshed before this iteration."""
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
@@ -467,7 +487,7 @@ class LmActor(Actor):
             if self._before is None
             else self._before.clone()
         )
-        # Rank 0 alone has seen what it is about
+        # Only rank 0's estimator has seen samples, so the other ranks add zero.
         ours = ours if self.context.rank == 0 else ours.zero_()
         return {"advantages": self._ranks.sum(ours.to(self._model.device))}
 
@@ -475,7 +495,7 @@ class LmActor(Actor):
         self._estimate_advantages.take_over(carried["advantages"].cpu())
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
-        """Return log p(tokens[i] | tokens[:i]) for i >= 1, without temperature, to compare with an engine's."""
+        """Return log p(tokens[i] | tokens[:i]) for i >= 1, at temperature 1, to compare with an engine."""
         import numpy as np
         import torch
 
@@ -490,7 +510,7 @@ class LmActor(Actor):
         return scores
 
     def _enclosed(self) -> tuple[Shard, ...]:
-        """Return the log-probabilities of the probe by the weights that are pushed, where they verify a sync."""
+        """Return the log-probabilities of a probe text by the pushed weights, if pushes are verified by them."""
         sync = self.config.config.actor.sync
         if sync.verify == "checksum" or not sync.verify_every:
             return ()
@@ -507,7 +527,7 @@ class LmActor(Actor):
 
 
 class Critic(TrainedWorker):
-    """One rank of the critic. Owns an iteration's samples and values from `infer` to `learn`, on the host."""
+    """One rank of the critic. It keeps an iteration's samples and values on the host from `infer` to `learn`."""
 
     imports: ClassVar[tuple[str, ...]] = LmActor.imports
 
@@ -521,7 +541,7 @@ class Critic(TrainedWorker):
 
         config, critic = self.config.config, self.config.config.critic
         ranks = self._join()
-        # The job's folder has no value head: it starts anew
+        # The model folder of the job has no value head, so the head is initialized.
         spec = self._spec(critic, folder_of(critic.model))
         lm = TrainedLm(spec, ranks, ValueLm)
         trainer = self._train(lm, critic.optimizer)
@@ -535,7 +555,7 @@ class Critic(TrainedWorker):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups of `iteration`; put the values of their response tokens and keep them."""
+        """Wait for all groups of `iteration`; compute, keep and put the values of their response tokens."""
         from rlplace.workers.training.samples import take_groups
 
         context = self.context
@@ -575,7 +595,7 @@ class Critic(TrainedWorker):
         }
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for the returns of all groups of `iteration`, whose values were inferred; end with other weights."""
+        """Wait for the returns of all groups whose values were inferred, and update the weights."""
         from rlplace.algo.advantages import explained_variance
 
         inferred = self._inferred
@@ -611,7 +631,7 @@ class Critic(TrainedWorker):
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:
-        """Return [M] on this rank's device, the same on all; nan where a sample is poisoned."""
+        """Return the returns [M] on this rank's device, equal on all ranks; nan for samples with non-finite numbers."""
         import torch
 
         from rlplace.workers.training.samples import joined, take_returns
@@ -625,15 +645,15 @@ class Critic(TrainedWorker):
             )
             found.copy_(torch.from_numpy(joined(taken)))
         self._ranks.wait_for_rank_0("returns")
-        # Zero on all others
+        # The returns are zero on all ranks but 0.
         return self._ranks.sum(found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Inferred:
-    """An iteration between infer and learn, on the host."""
+    """The data of an iteration between `infer` and `learn`, on the host."""
 
     iteration: int
-    groups: Groups  # all on rank 0, none on the others
+    groups: Groups  # rank 0: all groups; other ranks: none
     shard: SampleShard
-    values: Tensor  # [M], of all ranks' samples
+    values: Tensor  # [M], of the samples of all ranks

@@ -1,4 +1,7 @@
-"""What would stop a placed scorer or trained model, found before launch and in a plan, so without heavy imports."""
+"""Checks of placed scorers and trained models before launch.
+
+A plan makes them too, so this module has no heavy imports.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, role_of
 
-# The shortest, to try a template
+# The shortest conversation, to test a chat template
 TRIED_CHAT = [
     Message("user", "-"),
     Message("assistant", "-"),
@@ -38,7 +41,7 @@ _READS_TOKENS = {
 
 
 def check_variant(config: Config) -> list[Problem]:
-    """Report a variant of the algorithm that cannot be imported, or replaces nothing."""
+    """Report a custom variant of the algorithm that cannot be imported or overrides nothing."""
     variant = config.algorithm.variant
     methods = ("advantages", "policy_loss", "value_loss", "metrics")
     key = "algorithm.variant.name"
@@ -58,12 +61,12 @@ def check_variant(config: Config) -> list[Problem]:
     )
 
 
-# Methods of `engines.contract.TextEngine`, which needs more than a plan does.
+# Required methods of `engines.contract.TextEngine`; a custom engine must have them.
 _OF_AN_ENGINE = ("move", "load", "close", "submit", "step", "drop", "logprobs")
 
 
 def check_engine(rollout: TextRolloutConfig) -> list[Problem]:
-    """Report an engine of the user's own that cannot be imported or called, or lacks methods of the contract."""
+    """Report a custom engine that cannot be imported or called, or that lacks methods of the contract."""
     key = "rollout.engine"
     code = "unknown-engine"
     name = rollout.engine
@@ -93,7 +96,7 @@ def check_engine(rollout: TextRolloutConfig) -> list[Problem]:
 
 
 def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem]:
-    """Report what the placed scorers cannot work with. Folders that do not exist are reported elsewhere."""
+    """Report problems of the placed scorers. Missing folders are reported elsewhere."""
     for component in components:
         if role_of(component) == "reward":
             yield from _check_reward(
@@ -104,7 +107,9 @@ def check_scorers(config: Config, components: Sequence[str]) -> Iterator[Problem
 
 
 def _check_reward(config: Config, block: RewardConfig, key: str) -> Iterator[Problem]:
-    """Report a wrong function or address; a missing head; no chat template where the model has its own tokens."""
+    """Report a wrong reward function or address, a missing head, or a missing chat template for a model with other
+    tokens.
+    """
     if block.function is not None:
         try:
             named_reward(block.function, block.kwargs, key=key)
@@ -131,7 +136,7 @@ def _check_reward(config: Config, block: RewardConfig, key: str) -> Iterator[Pro
 
 
 def folder_of(model: Mapping[str, object] | None) -> Path | None:
-    """Return the folder that a block's `model` names; None where it names none."""
+    """Return the folder that `model` of a block names; None if it names none."""
     path = (model or {}).get("path")
     if path is None:
         return None
@@ -146,7 +151,7 @@ def _existing(model: Mapping[str, object] | None) -> Path | None:
 
 
 def _check_tokens(config: Config, component: str) -> Iterator[Problem]:
-    """Report a tokenizer other than the policy's: an id must mean the same to both."""
+    """Report a tokenizer that differs from the policy's: token ids must mean the same in both."""
     block = config.block_of(component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), component
     policy = _existing(config.model)
@@ -163,14 +168,14 @@ def _check_tokens(config: Config, component: str) -> Iterator[Problem]:
 
 
 def same_tokens(one: Path, other: Path) -> bool:
-    """Return whether an id means the same token in both model folders."""
+    """Return whether two model folders have the same meaning of token ids."""
     files = [folder / "tokenizer.json" for folder in (one, other)]
     if (
         one == other
         or not files[1].is_file()
         or files[0].read_bytes() == files[1].read_bytes()
     ):
-        # A folder without a tokenizer was trained with the policy's
+        # A folder without a tokenizer is taken as one that uses the policy's.
         return True
     from rlplace.models.tokenizer import Tokenizer
 
@@ -186,7 +191,7 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
             and bool(parts.hostname)
             and parts.port != 0
         )
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         well_formed = False
     if not well_formed:
         what = "this is no address of an HTTP endpoint"
@@ -216,7 +221,7 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
 
 
 def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
-    """Report what can be planned but not run of a trained model; to be asked before launch."""
+    """Report features of a trained model that can be planned but not run. To be called before launch."""
     fp16 = "float16 needs its losses scaled, which a run does not do"
     wanted: Sequence[tuple[str, object, tuple[object, ...], str]] = (
         ("weights", trained.weights, ("fp32", "bf16"), fp16),
@@ -270,7 +275,8 @@ def not_run(component: str, trained: TrainedConfig) -> list[Problem]:
     )
 
 
-# Families whose layers transformers cuts by heads and by columns, without a bias on what is summed over ranks.
+# Model families that transformers can split by heads and columns (tensor parallel), without a bias on the summed
+# outputs.
 CUT_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _CUT_EVENLY = (
     "num_attention_heads",
@@ -281,7 +287,7 @@ _CUT_EVENLY = (
 
 
 def cut_problems(config: Config, spec: ComponentSpec) -> Iterator[Problem]:
-    """Report why ranks cannot have a model between them, or its tokens, of a trained component or scorer."""
+    """Report why a trained model or scorer cannot use the configured tensor or context parallelism."""
     block = config.block_of(spec.name)
     own = (
         block.language_model
@@ -297,7 +303,11 @@ def cut_problems(config: Config, spec: ComponentSpec) -> Iterator[Problem]:
 def _token_problems(
     spec: ComponentSpec, model: Mapping[str, object]
 ) -> Iterator[Problem]:
-    """Report heads that ranks cannot exchange for tokens: each has as many queries, keys are copied if they are few."""
+    """Report a number of heads that does not allow context parallelism.
+
+    Ranks exchange heads for tokens: each needs the same number of query heads; key heads are copied if there are too
+    few.
+    """
     tensor = spec.parallel.tensor_parallel_size
     size = spec.parallel.context_parallel_size
     heads = model.get("num_attention_heads")
@@ -372,7 +382,7 @@ def _model_problems(
 def sight_problems(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[Problem]:
-    """Report what a run does not do with a model that sees images. All of it is code plan-only."""
+    """Report vision features that a run does not support. All are reported as plan-only."""
     family = (config.model or {}).get("model_type")
     if family not in VISION_FAMILIES:
         return
@@ -448,7 +458,7 @@ def _uncut(code: str, spec: ComponentSpec, what: str, why: str, fix: str) -> Pro
 
 
 def critic_problems(config: Config) -> Iterator[Problem]:
-    """Report what would stop a placed critic after its launch; `config` has the keys of the models' folders."""
+    """Report what would stop a placed critic after its launch. `config` holds the keys of the model folders."""
     yield from not_run("critic", config.critic)
     actor, critic = (
         (model or {}).get("vocab_size") for model in (config.model, config.critic.model)

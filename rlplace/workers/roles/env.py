@@ -1,4 +1,4 @@
-"""Env workers: what all share, and the one that steps simulators by the rollout ranks' actions.
+"""Env workers: their common base, and the worker that steps simulators with the actions of the rollout ranks.
 
 ::
 
@@ -38,12 +38,12 @@ from rlplace.workers.roles.oracle import ChannelOracle, Decided, DirectOracle, O
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import MoveReport, RoleWorker, WorkerContext
 
-# Steps of a rank and iteration that were skipped and are named in the summary
+# skipped steps of a rank and iteration that the summary names
 _NOTED = 20
 
 
 class EnvWorker(RoleWorker):
-    """Base of env workers. An environment is either on its accelerators or not: WEIGHTS counts as OFF."""
+    """Base of env workers. An environment is either on its accelerators or not, so WEIGHTS means the same as OFF."""
 
     holds: ClassVar[str]  # label of its memory in the device's account
 
@@ -52,7 +52,7 @@ class EnvWorker(RoleWorker):
         self._opened.callback(context.device.release, self.holds)
 
     def move(self, to: Residency) -> MoveReport:
-        """Account for the environment's memory. Its state stays on the host."""
+        """Account for the memory of the environment. Its state always stays on the host."""
         device = self.context.device
         if to == Residency.FULL:
             device.acquire(self.config.config.env.accelerator_memory, self.holds)
@@ -68,7 +68,10 @@ class EnvWorker(RoleWorker):
 
 
 class Recording:
-    """T steps of B rows, filled block by block, by step and then row. Used once: its arrays go to the receiver."""
+    """T steps of B rows, filled block by block in the order of steps, then rows.
+
+    Used once: the receiver owns its arrays.
+    """
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
         actions = spaces.actions
@@ -79,7 +82,7 @@ class Recording:
             (steps + 1, rows, *shape), spaces.observation_dtype
         )
         self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
-        # Of a Trajectory, by its names
+        # By the field names of Trajectory
         self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}
         self._arrays |= {
             name: np.empty((steps, rows), np.float32)
@@ -90,9 +93,9 @@ class Recording:
             for name in ("terminated", "truncated")
         }
         self._finals: list[Array] = [np.empty((0, *shape), spaces.observation_dtype)]
-        # After the last decision
+        # Recurrent memory after the last decision
         self.memory: NDArray[np.float32] = np.zeros((rows, spaces.memory), np.float32)
-        # Of the policies that decided
+        # Versions of the policies that decided
         self.versions: set[int] = set()
         self.episode_returns: list[float] = []
         self.episode_lengths: list[int] = []
@@ -108,13 +111,13 @@ class Recording:
         self.observations[step + 1, columns] = result.observations
         for name in ("rewards", "terminated", "truncated"):
             self._arrays[name][step, columns] = getattr(result, name)
-        # Blocks come in the order of numpy.argwhere(truncated), so these need no sorting.
+        # Blocks come in the order of numpy.argwhere(truncated), so they need no sorting.
         self._finals.append(result.final_observations)
         self.episode_returns += result.episode_returns
         self.episode_lengths += result.episode_lengths
 
     def poisoned(self) -> NDArray[np.bool_]:
-        """Return [T, B] bool: the step's own numbers were not finite."""
+        """Return bool [T, B]: whether a step had non-finite numbers."""
         return np.isnan(self._arrays["rewards"])
 
     def trajectory(self, *, first_row: int, env_rank: int) -> Trajectory:
@@ -132,21 +135,21 @@ class Recording:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StageGroup:
-    """Neighbouring rows that step together, with the episodes in progress."""
+    """Neighbouring rows that step together, and their episodes in progress."""
 
     index: int
     first_row: int  # global
-    columns: slice  # its rows within the rank
+    columns: slice  # columns of its rows within the rank's arrays
     simulator: Simulator
     spaces: Spaces
-    # [rows, *O], what comes next, from iteration to iteration
+    # [rows, *O], the observations for the next step; kept across iterations
     observations: Array = dataclasses.field(init=False)
-    # [rows], steps of the episodes in progress
+    # [rows], steps so far of the episodes in progress
     lengths: NDArray[np.int64] = dataclasses.field(init=False)
     rows: int
 
     def begin(self, seed: int, iteration: int = 0) -> None:
-        """Begin all episodes, of rows that follow from the seed of the run and the iteration."""
+        """Start all episodes. Their seeds follow from the run's seed, the iteration and the global row."""
         seeds = row_seeds(seed, self.first_row, self.rows, iteration)
         self.observations = self.remembering(self.simulator.reset(seeds))
         self.lengths = np.zeros(self.rows, np.int64)
@@ -154,7 +157,7 @@ class StageGroup:
     def remembering(
         self, shown: Array, memory: NDArray[np.float32] | None = None
     ) -> Array:
-        """Return what the simulator shows [N, ...] with the memory [N, S] before it; None: an empty one."""
+        """Prepend the memory [N, S] to the simulator's observations [N, ...]; None stands for an empty memory."""
         spaces = self.spaces
         if not spaces.memory:
             return shown
@@ -167,7 +170,7 @@ class StageGroup:
         return np.concatenate([memory.view(spaces.observation_dtype), rows], axis=1)
 
     def step(self, result: StepResult, memory: NDArray[np.float32]) -> StepResult:
-        """Go on from a step of the simulator, with the memory [rows, S] after the decision on it."""
+        """Add the recurrent memory [rows, S] after the decision to a step of the simulator, and track the episodes."""
         ended = result.terminated | result.truncated
         self.lengths = np.where(ended, 0, self.lengths + self.spaces.chunk)
         if self.spaces.memory:
@@ -183,7 +186,7 @@ class StageGroup:
         return result
 
     def episodes(self) -> Episodes:
-        """Return all that the next steps follow from; what the group does later leaves it as it is."""
+        """Return a copy of the state that the next steps depend on."""
         simulator = self.simulator
         states = (
             simulator.row_states()
@@ -198,7 +201,10 @@ class StageGroup:
         )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
-        """Go on, after all episodes were begun, from `saved`; return the steps that are lost of rows that cannot."""
+        """Resume from `saved`, after all episodes were started.
+
+        Returns the number of lost steps of each row whose state cannot be restored.
+        """
         simulator = self.simulator
         begun = dict(enumerate(self.observations))
         if isinstance(simulator, Restorable):
@@ -218,7 +224,10 @@ class StageGroup:
 
 
 class VectorEnvWorker(EnvWorker):
-    """Owns the simulators of global rows from rank * rows_per_rank on; episodes outlast iterations and offloads."""
+    """Owns the simulators of global rows from rank * rows_per_rank on.
+
+    Episodes continue across iterations and offloads.
+    """
 
     imports: ClassVar[tuple[str, ...]] = (
         "gymnasium",
@@ -229,8 +238,8 @@ class VectorEnvWorker(EnvWorker):
     holds: ClassVar[str] = "simulator"
 
     config: SimulatorArguments
-    _new = True  # its episodes are those of the start of a run
-    # The last iteration that was begun, and from what
+    _new = True  # True unless a state was read: the episodes are those of the start of a run
+    # The last iteration that was started, and the episodes that it started from
     _started: tuple[int, Sequence[Episodes]] = (
         -1,
         (),
@@ -240,7 +249,7 @@ class VectorEnvWorker(EnvWorker):
         config = self.config.config
         context = self.context
         shares = self.config.routes.observations.sends(context.rank)
-        # Rollout rank -> the rows of a stage group that it decides on; every group is cut alike.
+        # Rollout rank -> the rows of a stage group that it decides on. All groups are split alike.
         cuts = {
             s.target: slice(s.start - shares[0].start, s.stop - shares[0].start)
             for s in shares
@@ -253,7 +262,7 @@ class VectorEnvWorker(EnvWorker):
         self._behind = FilesBehind(context)
         self._opened.callback(self._behind.close)
         self._groups: list[StageGroup] = []
-        # What was skipped in this iteration, the first of it
+        # Descriptions of the steps skipped in this iteration
         self._poison: list[str] = []
         self._rows = config.simulator_env.total_num_envs // context.world_size
         groups = config.torch_rollout.pipeline_stage_num
@@ -281,7 +290,7 @@ class VectorEnvWorker(EnvWorker):
             self._groups.append(group)
 
     def run(self, iteration: int) -> Metrics:
-        """Step every environment T times and send one trajectory; return when its last piece is put."""
+        """Step every environment T times and send one trajectory. Returns when its last piece has been put."""
         self._require(Residency.FULL, "run")
         self._poison = []
         self._new, self._started = (
@@ -293,7 +302,7 @@ class VectorEnvWorker(EnvWorker):
         recording = Recording(steps=steps, rows=self._rows, spaces=self.config.spaces)
         with self._oracle.opened():
             self._step(iteration, steps, recording, watch)
-        # To go on would be to learn nothing, for ever
+        # A row with only non-finite steps would produce no samples in any later iteration either.
         for row in np.flatnonzero(recording.poisoned().all(axis=0)):
             first = self.context.rank * self._rows
             raise self._not_finite(
@@ -325,7 +334,7 @@ class VectorEnvWorker(EnvWorker):
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
     ) -> None:
-        """Step every group `steps` times by what the oracle decides."""
+        """Step every group `steps` times with the actions that the oracle returns."""
         for group in self._groups:
             recording.observations[0, group.columns] = group.observations
             self._oracle.ask(group, 0)
@@ -351,7 +360,7 @@ class VectorEnvWorker(EnvWorker):
                     watch.lap("put")
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy all that the next steps follow from; it is written into `folder` behind what follows."""
+        """Copy the state of all episodes; it is written into `folder` in the background."""
         began = time.perf_counter()
         groups = [group.episodes() for group in self._groups]
         episodes = Episodes(
@@ -364,7 +373,7 @@ class VectorEnvWorker(EnvWorker):
         return {"env/save_copy_s": Metric(time.perf_counter() - began, "max")}
 
     def read_state(self, folder: str) -> Metrics:
-        """Go on from what ranks of any number have saved; say what is lost with rows that cannot.
+        """Resume from the state that ranks of any number have saved; report rows that cannot be resumed.
 
         Raises ConfigError for the state of something else.
         """
@@ -384,7 +393,7 @@ class VectorEnvWorker(EnvWorker):
         }
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Go back to where this rank began `iteration`, if it has. A new rank begins all episodes anew."""
+        """Roll back to the start of `iteration`, if this rank has started it. A new rank starts all episodes anew."""
         began_at, starts = self._started
         back = began_at == iteration
         cut = 0
@@ -401,9 +410,9 @@ class VectorEnvWorker(EnvWorker):
     def _without_poison(
         self, group: StageGroup, result: StepResult, what: str
     ) -> StepResult:
-        """Return a step of which some numbers are not finite with these as `Trajectory` has them; begin new episodes.
+        """Replace non-finite numbers of a step as `Trajectory` describes, and restart those episodes.
 
-        Raises SimulatorError, unless poison is to be skipped.
+        Raises SimulatorError unless non-finite steps are to be skipped.
         """
         cut = np.flatnonzero(result.truncated)
         poisoned = ~(
@@ -475,12 +484,12 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
-        """Return [B] bool of [B, *O]."""
+        """Return bool [B] for observations [B, *O]: whether all numbers of a row are finite."""
         numbers = self.config.spaces.shown.numbers_in(observations)
         return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
 
     def _shown(self, observations: Array) -> Array:
-        """Return [B, ...] without the memory before each."""
+        """Return the simulator's own observations [B, ...], without the prepended memory."""
         spaces = self.config.spaces
         shown = spaces.shown
         whole = observations.reshape(len(observations), -1)
@@ -489,7 +498,7 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
-        """`row`: global."""
+        """Build the error of a non-finite number. `row`: global row."""
         env = self.config.config.simulator_env
         return SimulatorError.about(
             "simulator-not-finite",

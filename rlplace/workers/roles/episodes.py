@@ -1,4 +1,4 @@
-"""Simulators in the middle of their episodes, in files: rows of the whole job, whatever ranks and groups had them.
+"""Files with the state of simulators in the middle of episodes, by global rows, so any number of ranks can read them.
 
 ::
 
@@ -27,7 +27,7 @@ RowState = Mapping[str, NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """Neighbouring rows; the state of a simulator that cannot tell it is empty."""
+    """The state of neighbouring rows. `states` is empty for a simulator that cannot return its state."""
 
     first_row: int
     observations: NDArray[Any]
@@ -35,7 +35,7 @@ class Episodes:
     states: Sequence[RowState]
 
     def write(self, folder: Path) -> str:
-        """Write them as a file, on the disk, and return its name. Raises OSError."""
+        """Write the rows as a file, flushed to disk, and return its name. Raises OSError."""
         rows = range(self.first_row, self.first_row + len(self.states))
         name = f"rows_{rows.start:05}-{rows.stop - 1:05}.npz"
         with open(folder / name, "wb") as out:
@@ -53,7 +53,10 @@ class Episodes:
 
 
 def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
-    """Read these rows, whatever files they are in; `like` are observations of as many. Raises ConfigError."""
+    """Read the state of these rows from all files that hold some.
+
+    `like`: observations with the expected shape. Raises ConfigError.
+    """
     observations = np.empty_like(like)
     lengths = np.empty(len(rows), np.int64)
     states: list[RowState | None] = [None] * len(rows)
@@ -90,7 +93,7 @@ def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
 
 
 def _stacked(states: Sequence[RowState]) -> dict[str, NDArray[Any]]:
-    """Put arrays of one name, shape and kind together: a file has few of them, however many rows."""
+    """Stack arrays of the same name, shape and dtype, so that a file has few arrays for any number of rows."""
     alike: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for row, state in enumerate(states):
         for name, value in state.items():

@@ -1,4 +1,4 @@
-"""A language model of a checkpoint answers held-out prompts: env and rollout of a run in two threads of one process."""
+"""Evaluate a checkpoint's language model on held-out prompts, with env and rollout in two threads of one process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rlplace.workers.roles.rollout import TextRolloutWorker
 from rlplace.workers.roles.text_env import TextEnvWorker
 from rlplace.workers.worker import Rendezvous, WorkerContext
 
-_CACHE_BYTES = 1 << 30  # of keys and values, where the config leaves it to the plan
+_CACHE_BYTES = 1 << 30  # bytes of the KV cache if the config leaves it to the plan
 _CAPACITY = 1024  # items of a channel
 
 
 def answers(
     config: Config, weights: Path, *, prompts: int, greedy: bool, seed: int
 ) -> list[dict[str, Any]]:
-    """Return one transcript for each of the first `prompts` held-out prompts, in their order, as JSON has it.
+    """Return one transcript (JSON values) for each of the first `prompts` held-out prompts, in order.
 
-    `weights`: the actor's folder in a checkpoint. The model is on a GPU if there is one. `seed`: of answers that are
-    drawn. Raises ConfigError, and what env and rollout workers raise.
+    `weights`: the actor's folder in a checkpoint. The model uses a GPU if there is one. `seed`: of sampled answers.
+    Raises ConfigError, and the errors of env and rollout workers.
     """
     rollout = config.text_rollout
     cache = rollout.kv_cache_memory or _CACHE_BYTES
@@ -113,7 +113,7 @@ def _both(
     *,
     greedy: bool,
 ) -> list[Sample]:
-    """Have prompts asked here and answered in another thread; the failure of one ends the other."""
+    """Run env in this thread and rollout in another; a failure of one ends the other. Returns the samples."""
 
     def generate() -> None:
         try:
@@ -132,7 +132,7 @@ def _both(
             samples, _ = env.answered(0, greedy=greedy)
             generating.result()
         except ChannelBroken:
-            # Raises what broke it
+            # Raises the rollout error that broke the channel, if there is one.
             generating.result()
             raise
         except BaseException:

@@ -1,4 +1,5 @@
-"""Groups of samples that were generated ahead of learning, in files: groups of the whole job, whatever rank had them.
+"""Files with groups of samples that were generated ahead of learning, by global group, so any number of ranks can read
+them.
 
 ::
 
@@ -25,7 +26,7 @@ from rlplace.tokens import Files, Sample
 from rlplace.workers.saving import unreadable_state
 
 Group = tuple[Sample, ...]
-# By iteration and group, in the order in which they were whole
+# iteration -> group number -> group, in the order of completion
 Kept = dict[int, dict[int, Group]]
 
 _ARRAYS = ("tokens", "mask", "logprobs", "versions")
@@ -40,10 +41,10 @@ def write(
     *,
     text: bool,
 ) -> list[str]:
-    """Write groups by their iterations as a file, on the disk; return its name, none for a rank without groups.
+    """Write groups by iteration as a file, flushed to disk; return its name, or nothing for a rank without groups.
 
-    `asked`: what was asked and how it is rewarded. `text`: with transcripts, but for what follows from the task. Images
-    follow from it too: their digests are written.
+    `asked`: describes prompts and rewards, to detect a changed config. `text`: write transcripts too, without what the
+    task can recompute. Images can be recomputed, so only their digests are written.
     """
     if not groups:
         return []
@@ -84,9 +85,9 @@ def write(
 
 
 def read(folder: Path, groups: range, asked: str) -> Kept:
-    """Read these groups, whatever files they are in; none where something else was asked. Raises ConfigError.
+    """Read these groups from all files that hold some; none if `asked` has changed. Raises ConfigError.
 
-    A transcript lacks its prompt and its facts; images are their `digests`.
+    Transcripts lack their prompts and facts; images are `digests` only.
     """
     kept: Kept = {}
     for file in sorted(folder.glob("groups_*.npz")):

@@ -1,4 +1,4 @@
-"""What is reported of an iteration of a language model: its updates and the samples that it learned from."""
+"""Metrics of an iteration of a language model: its optimizer updates and the samples that it learned from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
 
-if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
+if TYPE_CHECKING:  # the driver imports this module too; torch is imported only in setup
     from rlplace.workers.training.optimizer import Update
 
 _SHOWN = 2000  # characters at each end of a long text
@@ -21,7 +21,10 @@ _SHOWN = 2000  # characters at each end of a long text
 def update_metrics(
     component: str, updates: Sequence[Update], *, learn_s: float
 ) -> Metrics:
-    """Describe the updates of an iteration. All ranks agree on the numbers; tokens are of all ranks together."""
+    """Return metrics of an iteration's updates.
+
+    All ranks have the same numbers; token counts are sums over ranks.
+    """
     steps = sum(update.steps for update in updates)
     stepped = [update for update in updates if update.mean is not None]
     metrics = {
@@ -41,7 +44,7 @@ def update_metrics(
             metrics[f"{component}/{name}"] = Metric(
                 before.value + value * (update.steps / steps)
             )
-    # The latter by the weights that the iteration began with
+    # Only the first update compares with the weights that the iteration began with.
     return {
         **metrics,
         **updates[0].metrics,
@@ -49,7 +52,7 @@ def update_metrics(
 
 
 def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
-    """Count optimizer steps that were not finite, in an iteration that has some."""
+    """Count optimizer steps that were skipped as non-finite; empty if there were none."""
     skipped = tuple(note for update in updates for note in update.skipped)
     if skipped:
         return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)}
@@ -59,9 +62,9 @@ def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
 def as_text(
     groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """Yield up to `most` samples as JSON for people to read, evenly chosen from the least reward to the greatest.
+    """Yield up to `most` samples as readable JSON, spread evenly from the lowest to the highest reward.
 
-    The answer has what the environment wrote in between, and special tokens as the policy saw them.
+    The answer includes the environment's replies and the special tokens that the policy saw.
     """
     samples = sorted(
         (s for group in groups for s in group),
@@ -105,9 +108,9 @@ def _clipped(text: str) -> str:
 def sample_metrics(
     groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()
 ) -> Metrics:
-    """Describe groups that the policy of `version` is about to learn from, one rank's or all: both reduce alike.
+    """Return metrics of groups that the policy of `version` is about to learn from.
 
-    `texts`: of some of them, as notes.
+    The groups are those of one rank or of all; both reduce to the same numbers. `texts`: samples to attach as notes.
     """
     from rlplace.algo.advantages import carries_signal
 
@@ -116,7 +119,7 @@ def sample_metrics(
         return {}
     lengths = [s.weight for s in samples]
     responses = [s.response_tokens for s in samples]
-    # Versions from sampling a token to this; 0 is on-policy
+    # Age of each token: versions between its sampling and this update; 0 is on-policy.
     ages = [version - s.versions[s.mask] for s in samples]
     rewards = [s.reward for s in samples]
     named = sorted({name for sample in samples for name in sample.rewards})

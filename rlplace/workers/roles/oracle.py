@@ -1,4 +1,6 @@
-"""Whom an env rank asks for decisions: rollout ranks through channels, or the one of its own process, by a call."""
+"""Policy clients of an env rank: remote rollout ranks through channels, or the rollout rank of the same process by a
+call.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Decided(Protocol):
-    """Actions, log-probabilities, values and memory of B rows; ActionChunk and Decision have them."""
+    """Actions, log-probabilities, values and memory of B rows; implemented by ActionChunk and Decision."""
 
     @property
     def actions(self) -> NDArray[Any]: ...
@@ -37,28 +39,28 @@ class Decided(Protocol):
     def memory(self) -> NDArray[Any] | None: ...
 
 
-# Step, first global row, observations [B, *O]
+# (step, first global row, observations [B, *O]) -> decision
 Decide = Callable[[int, int, NDArray[Any]], Decided]
 
 
 class Oracle(abc.ABC):
-    """Answers the observations of a stage group, one step at a time."""
+    """Decides for the observations of a stage group, one step at a time."""
 
     @abc.abstractmethod
     def opened(self) -> contextlib.AbstractContextManager[object]:
-        """Enter for the steps of one iteration."""
+        """Return a context manager that surrounds the steps of one iteration."""
 
     @abc.abstractmethod
     def ask(self, group: StageGroup, step: int) -> None:
-        """Ask for actions of all rows of the group."""
+        """Request actions for all rows of the group."""
 
     @abc.abstractmethod
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
-        """Record what the rollout ranks decide on the group's observations of this step."""
+        """Wait for the decisions on the group's observations of this step, and record them."""
 
 
 class ChannelOracle(Oracle):
-    """Rollout ranks that are reached through channels; one group is asked about while another is simulated."""
+    """Reaches rollout ranks through channels, so one group is decided on while another is simulated."""
 
     def __init__(self, context: WorkerContext, cuts: Mapping[int, slice]) -> None:
         """`cuts`: rollout rank -> the rows of a stage group that it decides on."""
@@ -113,7 +115,7 @@ class ChannelOracle(Oracle):
 
 
 class DirectOracle(Oracle):
-    """The rollout rank of the same process: its decision runs in the thread that asks, without channels."""
+    """Calls the policy of the rollout rank in the same process, in the env rank's thread, without channels."""
 
     def __init__(self, context: WorkerContext, timeout_s: float) -> None:
         self._context = context
@@ -122,7 +124,7 @@ class DirectOracle(Oracle):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Raises ChannelBroken where the decision failed: the error is the rollout rank's, which raises it."""
+        """Borrow the policy. Raises ChannelBroken if a decision failed; the rollout rank raises the original error."""
         context = self._context
         lending = context.lending
         process = context.slot.process

@@ -1,4 +1,4 @@
-"""The prompts of a run, as tokens: their order, and what happens to those that are too long."""
+"""The tokenized prompts of a run: their order, and the handling of prompts that are too long."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from rlplace.models.tokenizer import Chat, PlainText, Tokenizer
 from rlplace.models.vision import VisionSpec
 from rlplace.tokens import Files, Tokens
 
-_TRIES = 100  # prompts of an endless task that are drawn before the error that none is short enough
-_APART = 1 << 23  # between the numbers of these draws: more than a run asks
-_EPOCHS = 4  # whose orders are kept, beside the newest: a refill asks in another epoch
+_TRIES = 100  # draws of an endless task before the error that no prompt is short enough
+# offset between the numbers of redraws; larger than any run's number of prompts
+_APART = 1 << 23
+# cached orders of epochs, besides the newest; a replacement prompt may be of another epoch
+_EPOCHS = 4
 
 
 class Prompts:
-    """Episode number n of a run follows from the seed and n alone: the same in every placement.
+    """Prompt number n of a run depends on the seed and n alone, so it is the same in every placement.
 
-    Every epoch of a finite task asks all its rows, each time in another order, of which a few are kept.
+    Each epoch of a finite task asks all rows, in an order of its own. A few orders are cached.
     """
 
     def __init__(self, config: Config, model: Path, split: Split) -> None:
-        """Check the prompts without a worker. ConfigError: broken or empty data, no chat template, a long prompt."""
+        """Check the prompts; needs no worker.
+
+        Raises ConfigError for broken or empty data, a missing chat template or a long prompt.
+        """
         env = config.text_env
         self.task = make_task(env, seed=config.runner.seed, split=split)
         self.held_out = split == "held_out"
@@ -45,17 +50,17 @@ class Prompts:
         self._drop = env.long_prompts == "drop"
         self.dropped = 0
         self._seed = config.runner.seed
-        # Of the newest epochs
+        # Orders of the newest epochs
         self._orders = dict[int, list[int]]()
-        # None: the task has no end
+        # None for an endless task
         self._rows = None if self.task.size is None else self._fitting(self.task.size)
-        # A mistake in an endless task shows here
+        # Raises errors of an endless task here.
         self.episodes(0, 1)
 
     def episodes(
         self, number: int, samples: int
     ) -> tuple[Tokens, Files, list[TextEpisode]]:
-        """Return the prompt [P] and images of episode `number`, 0 <= number, and the episode `samples` times."""
+        """Return the prompt tokens [P] and images of prompt `number` (>= 0), and `samples` fresh episodes of it."""
         if self._rows is not None:
             epoch, place = divmod(number, len(self._rows))
             if epoch not in self._orders:
@@ -85,7 +90,7 @@ class Prompts:
         prompt = episodes[0].prompt
         try:
             tokens: Tokens = self.conversation.first(prompt)
-        except ConfigError as error:  # of the template, or half of a character
+        except ConfigError as error:  # from the template, or an incomplete character
             asked = [
                 replace(p, got=f"prompt {row}: {p.got}", source=self._place(row))
                 for p in error.problems
@@ -119,14 +124,17 @@ class Prompts:
         return tokens, images, episodes
 
     def _place(self, row: int) -> Source | None:
-        """Return the line of a data set that has this prompt."""
+        """Return the data-set line of this prompt, if known."""
         place: Source | None = (
             self.task.place(row) if hasattr(self.task, "place") else None
         )
         return place
 
     def _fitting(self, size: int) -> list[int]:
-        """Return the rows whose prompts are short enough. Raises ConfigError where none is left or none may be."""
+        """Return the rows whose prompts are short enough.
+
+        Raises ConfigError if none is left, or if long prompts are not allowed.
+        """
         lengths = [len(self._begun(row, 1)[0]) for row in range(size)]
         fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
         self.dropped = size - len(fitting)
@@ -171,7 +179,7 @@ def splits(config: Config) -> tuple[Split, ...]:
 
 
 def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
-    """Report what is wrong with the prompts of a run, held-out prompts included."""
+    """Report problems of a run's prompts, held-out prompts included."""
     problems: list[Problem] = []
     for split in splits(config):
         try:

@@ -1,4 +1,4 @@
-"""Replies of text environments: asked in threads, many at a time, each with a deadline."""
+"""Replies of text environments, computed in threads, several at a time, each with a deadline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from rlplace.envs.text import TextEpisode
 from rlplace.errors import RewardError
 
-Place = tuple[int, int]  # group and sample
-# Threads of this process whose replies were given up and still do not end
+Place = tuple[int, int]  # (group, sample)
+# Most threads of this process that may still run after their reply was given up
 MOST_HUNG = 64
 
 
 class Reply(NamedTuple):
     place: Place
     text: str | None = None  # None: the episode is over
-    error: Exception | None = None  # what was raised instead
+    error: Exception | None = None  # the error that was raised instead of a reply
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -31,22 +31,22 @@ class _Asked:
 
 
 class _Thread(threading.Thread):
-    """Makes one reply. No thread can be ended from outside: one that is given up may outlive its iteration."""
+    """Computes one reply. A thread cannot be ended from outside: one that was given up may outlive its iteration."""
 
     given_up = False
 
 
 class Replies:
-    """Owns its threads. `together` 0: the caller's thread makes the replies.
+    """Owns its threads. With `together` 0, the caller's thread computes the replies.
 
-    A thread that hangs is left behind, up to `MOST_HUNG` of a process.
+    A thread that hangs is left behind, at most `MOST_HUNG` in a process.
     """
 
     def __init__(self, *, together: int, timeout_s: float) -> None:
         self._together = together
         self._timeout_s = timeout_s
         self._waiting: deque[_Asked] = deque()
-        # With its deadline
+        # Requests in progress, with their deadlines
         self._running: dict[_Asked, float] = {}
         self._threads: dict[_Asked, _Thread] = {}
         self._ended: queue.SimpleQueue[tuple[_Asked, Reply]] = queue.SimpleQueue()
@@ -65,9 +65,9 @@ class Replies:
             self._make(asked)
 
     def done(self, wait_s: float) -> list[Reply]:
-        """Return replies that are there; wait so long for one. RewardError among them: it did not come in time.
+        """Return the finished replies; wait up to `wait_s` for the first.
 
-        Raises RewardError where too many hang.
+        A late reply is returned with a RewardError. Raises RewardError if too many threads hang.
         """
         found: list[Reply] = []
         while self._running:
@@ -85,7 +85,7 @@ class Replies:
             except queue.Empty:
                 break
             self._threads.pop(asked, None)
-            # Else it was given up
+            # Otherwise this reply was given up before.
             if self._running.pop(asked, None) is not None:
                 found.append(reply)
         now = time.monotonic()
@@ -98,14 +98,14 @@ class Replies:
         return found
 
     def forget(self) -> None:
-        """Wait for none of them. Raises RewardError where too many hang."""
+        """Discard all replies in progress. Raises RewardError if too many threads hang."""
         self._waiting.clear()
         for asked in tuple(self._running):
             self._give_up(asked)
 
     def _give_up(self, asked: _Asked) -> None:
         del self._running[asked]
-        # The caller's own made it
+        # The caller's thread computed it.
         if (thread := self._threads.pop(asked, None)) is None:
             return
         thread.given_up = True

@@ -38,26 +38,26 @@ from rlplace.workers.worker import cancelled
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
-_FIRST_TRIES = 4  # of an endpoint at the start, where an address may be wrong
-_LONGEST_ASKED_S = 60.0  # that a refusal may have the next try wait
+_FIRST_TRIES = 4  # first requests at the start, when the address may be wrong
+_LONGEST_ASKED_S = 60.0  # longest pause that a Retry-After header may ask for
 _DOWN = "reward-endpoint-down"
 _CHUNK = 1 << 16
-_LARGEST = 64 << 20  # bytes of an answer
-_SHOWN = 300  # characters of an answer in an error
+_LARGEST = 64 << 20  # largest size of an answer in bytes
+_SHOWN = 300  # characters of an answer that an error shows
 _NO_SERVER_BEHIND = (
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-# How often a wait for the endpoint checks for cancellation and new samples
+# Interval at which a wait for the endpoint checks for cancellation and new samples
 _POLL_S = 0.5
 
 
 class RewardFunctionWorker(Scorer):
-    """Scores by a shipped function, or by the user's own in processes with limits of time and memory.
+    """Scores with a shipped function, or with a user's function in processes limited in time and memory.
 
-    Owns its grader, whose processes live until it is closed. Uses no accelerator. Scoring raises RewardError, naming
-    the sample, where the function raises, hangs, dies or returns no finite number.
+    Owns its grader, whose processes live until it is closed. Uses no accelerator. Scoring raises RewardError with the
+    sample's name if the function raises, hangs, dies or returns a non-finite number.
     """
 
     def setup(self) -> None:
@@ -111,10 +111,10 @@ class RewardFunctionWorker(Scorer):
 
 
 class RewardEndpointWorker(Scorer):
-    """Scores by an HTTP endpoint: batches of samples, several requests at a time.
+    """Scores with an HTTP endpoint, in batches of samples, with several requests at a time.
 
-    Owns its threads, one for each request at a time. Uses no accelerator. Scoring raises RewardError for what the
-    endpoint cannot or does not answer.
+    Owns one thread for each concurrent request. Uses no accelerator. Scoring raises RewardError if the endpoint refuses
+    or fails to answer.
     """
 
     def setup(self) -> None:
@@ -129,7 +129,7 @@ class RewardEndpointWorker(Scorer):
             skip=config.skips_poison,
         )
         self._tokenizer = Tokenizer.load(self.config.model)
-        # An endpoint that is down is found here, not after an hour of sampling
+        # Detects an endpoint that is down now, not after an hour of sampling.
         self._client.reach()
         self._threads = ThreadPoolExecutor(
             block.concurrency, thread_name_prefix=self.context.owner
@@ -144,7 +144,7 @@ class RewardEndpointWorker(Scorer):
         }
 
     def _score(self, scoring: Scoring) -> None:
-        # And how often they were asked before
+        # Samples of each request, and how many tries it had
         asked: dict[Future[list[float]], tuple[Samples, int]] = {}
 
         def ask(batch: Samples, tries: int) -> None:
@@ -170,7 +170,7 @@ class RewardEndpointWorker(Scorer):
                 try:
                     scores = request.result()
                 except RewardError as error:
-                    # The client has tried for long enough
+                    # The client has already retried for long enough.
                     asked_again = NO_USE if error.code == _DOWN else tries
                     if self._failures.again(error, asked_again, episodes=len(samples)):
                         ask(samples, tries + 1)
@@ -185,7 +185,7 @@ class RewardEndpointWorker(Scorer):
 
 
 class _TransientError(Exception):
-    """A failure after which another try may succeed, `after_s` seconds from now at the earliest."""
+    """A failure that another try may fix, after at least `after_s` seconds."""
 
     def __init__(self, why: str, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -193,7 +193,7 @@ class _TransientError(Exception):
 
 
 class RewardClient:
-    """Stateless but for its connections and the event that ends its waits; used by several threads."""
+    """Keeps connections and the event that ends its waits; no other state. Thread-safe."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class RewardClient:
         *,
         skip: bool = False,
     ) -> None:
-        """`key`: of the block in the config. `skip`: numbers need not be finite.
+        """`key`: the block's key in the config. `skip`: accept non-finite numbers.
 
         Raises ConfigError as `endpoint_problems` reports.
         """
@@ -218,7 +218,7 @@ class RewardClient:
         self._headers = {"Content-Type": "application/json"}
         if block.api_key_env is not None:
             self._headers["Authorization"] = f"Bearer {os.environ[block.api_key_env]}"
-        # Here: jobs without an endpoint do without it
+        # Imported here: jobs without an endpoint do not need it.
         import urllib3
 
         self._pool = urllib3.PoolManager(retries=False, maxsize=64)
@@ -226,7 +226,10 @@ class RewardClient:
     def scores(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]
     ) -> list[float]:
-        """Return a score per query. RewardError: refused, unreachable after all tries, no list of finite numbers."""
+        """Return one score for each query.
+
+        Raises RewardError if the endpoint refuses, stays unreachable, or does not return a list of finite numbers.
+        """
         body = json.dumps(
             {"query": list(queries), "prompts": list(prompts), "labels": list(labels)},
             default=str,
@@ -256,11 +259,11 @@ class RewardClient:
         )
 
     def reach(self) -> None:
-        """Check by a GET that a server answers, whatever its answer. Raises RewardError."""
+        """Check with a GET that a server answers, with any status. Raises RewardError."""
         self._retried(None, min(self._tries, _FIRST_TRIES))
 
     def _retried(self, body: bytes | None, tries: int) -> str:
-        """Try until an answer comes, with growing pauses that end with the run."""
+        """Try until an answer comes, with growing pauses; the end of the run interrupts them."""
         pause_s = _FIRST_PAUSE_S
         for number in range(1, tries + 1):
             try:
@@ -279,9 +282,10 @@ class RewardClient:
         )
 
     def _once(self, body: bytes | None) -> str:
-        """Post `body` and return the answer; without one, GET. Raises _TransientError; RewardError when refused.
+        """POST `body` (without a body: GET) and return the answer.
 
-        Redirects are not followed: a post would lose its body, and the token is for the host that was named.
+        Raises _TransientError, or RewardError if refused. Redirects are not followed: a POST would lose its body, and
+        the token is meant for the named host.
         """
         import urllib3
 
@@ -310,7 +314,7 @@ class RewardClient:
                             f"it has more than {_LARGEST:,} bytes: {_short(pieces[0].decode(errors='replace'))}",
                             'answer {"rewards": [...]} with one finite number for each query, in their order',
                         )
-                    # A socket's own timeout begins anew with every byte
+                    # The socket's timeout starts anew with every received byte, so the total is checked here.
                     if time.monotonic() > deadline:
                         raise urllib3.exceptions.TimeoutError
         except urllib3.exceptions.HTTPError as error:
@@ -324,7 +328,7 @@ class RewardClient:
                     else f"{type(error).__name__}: {error}"
                 )
                 raise _TransientError(why) from error
-        # Of a refusal, as much as came
+        # Of a refusal, keep what arrived.
         text = b"".join(pieces).decode(errors="replace")
         overloaded = (
             status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -345,7 +349,7 @@ class RewardClient:
         return text
 
     def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
-        # Shown without user, password and query
+        # Without user, password and query
         parts = urllib.parse.urlsplit(self._url)
         got = urllib.parse.urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
@@ -356,7 +360,7 @@ class RewardClient:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a refusal asks to wait, within reason; 0 where it says nothing, or a date."""
+    """Return the pause in seconds that a refusal asks for, bounded; 0 without a number."""
     asked = headers.get("Retry-After", "").strip()
     if asked.isdecimal():
         return min(float(asked), _LONGEST_ASKED_S)

@@ -1,4 +1,4 @@
-"""`python -m rlplace.workers.roles.reward_server <folder>`: a reward model behind the protocol of `reward`.
+"""`python -m rlplace.workers.roles.reward_server <folder>`: serve a reward model with the protocol of `reward`.
 
 One model in one process; requests are answered one after the other, each packed without padding.
 """
@@ -29,7 +29,7 @@ from rlplace.models.tokenizer import Tokenizer
 
 
 class RewardServer(ThreadingHTTPServer):
-    """Owns the model. Listens once it is built; `serve_forever` answers, `server_close` ends."""
+    """An HTTP server that owns the model. `serve_forever` answers requests, `server_close` ends the server."""
 
     daemon_threads = True
 
@@ -52,7 +52,7 @@ class RewardServer(ThreadingHTTPServer):
         super().__init__(address, _Post)
 
     def rewards(self, queries: Sequence[str]) -> list[float]:
-        """Return one score for each text, in which special tokens may be written."""
+        """Return one score for each text; the texts may contain special tokens."""
         with self._lock, torch.no_grad():
             texts = [self._tokenizer.encode(query) for query in queries]
             found = [0.0] * len(texts)

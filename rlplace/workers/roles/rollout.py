@@ -51,16 +51,17 @@ if TYPE_CHECKING:
     from rlplace.workers.engines.torch import Decision, TorchEngine
     from rlplace.workers.engines.weights import SyncProbe
 
-_KEPT_STEPS = 8  # env ranks drift apart by a few steps; an older step is drawn again
+# steps of noise kept, since env ranks drift apart by a few steps; older steps are drawn again
+_KEPT_STEPS = 8
 
 
 class RolloutWorker(RoleWorker):
-    """Owns an engine and its end of the weight sync, which a subclass opens in `setup`. It adds `generate`."""
+    """Owns an engine and the receiver of the weight sync. A subclass opens both in `setup` and adds `generate`."""
 
     _probe: SyncProbe | None = None
 
     def _open(self, engine: Engine) -> None:
-        # Here, not at import: the driver imports this module too
+        # Imported here: the driver imports this module too.
         import torch
 
         from rlplace.workers.engines.weights import KeptWeights
@@ -98,7 +99,10 @@ class RolloutWorker(RoleWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Pull and load `version`, verified. On WeightSyncError, or the channel's, earlier weights stay in use."""
+        """Receive, verify and load `version` of the weights.
+
+        On WeightSyncError or a channel error, the earlier weights stay in use.
+        """
         from rlplace.workers.weights import pull_metrics
 
         assert source in (None, "actor"), "a rollout takes the weights of the actor"
@@ -121,11 +125,11 @@ class RolloutWorker(RoleWorker):
 
 
 class VectorRolloutWorker(RolloutWorker):
-    """Answers every observation of an iteration with sampled actions, in order of arrival.
+    """Answers every observation of an iteration with sampled actions, in the order of arrival.
 
-    One by one, a batch is always what one env rank sent, so answers do not depend on timing. With
-    `rollout.merge_requests` all that have arrived are answered together: fewer passes through the policy, but answers
-    may differ in the last bits from run to run, since a product of matrices rounds by the shape of its batch.
+    By default a batch is exactly what one env rank sent, so actions do not depend on timing. With
+    `rollout.merge_requests`, all arrived requests are answered in one pass. That is faster, but actions may differ in
+    the last bits from run to run, because matrix products round differently by batch shape.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -165,19 +169,19 @@ class VectorRolloutWorker(RolloutWorker):
         )
 
     def generate(self, iteration: int) -> Metrics:
-        """Answer all observations that are due to this rank in one iteration; return when the last answer is put."""
+        """Answer all observations that this rank receives in an iteration; return when the last answer has been put."""
         watch = Stopwatch("policy", "wait", "put")
         answer = self._lend if self.config.routes.direct else self._answer_all
         batches = answer(iteration, watch)
         return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
-        """Answer what comes through the channel. Return how many batches that were."""
+        """Answer the requests of the channel. Return the number of batches."""
         context = self.context
         config = self.config.config.torch_rollout
         source = context.channels[OBSERVATIONS]
         key = str(context.rank)
-        # Rows
+        # Number of rows that this rank has to answer
         due = sum(
             share.stop - share.start
             for share in self.config.routes.observations.receives(context.rank)
@@ -204,7 +208,10 @@ class VectorRolloutWorker(RolloutWorker):
         return batches
 
     def _lend(self, iteration: int, watch: Stopwatch) -> int:
-        """Have the env rank of this process decide by this rank's policy, in its thread, until it has all answers."""
+        """Lend this rank's policy to the env rank of the same process, whose thread computes all decisions.
+
+        Return their number.
+        """
         import torch
 
         context = self.context
@@ -214,10 +221,10 @@ class VectorRolloutWorker(RolloutWorker):
             nonlocal batches
             context.check_cancelled("generate")
             if not batches:
-                # As `_open` did, but each thread has a number of its own
+                # `_open` set the number for its own thread only; torch keeps it for each thread.
                 torch.set_num_threads(threads())
             watch.lap("wait")
-            # Of other memory, torch warns
+            # torch warns about arrays that are not writable.
             writable = np.require(observations, requirements=("C", "W"))
             decision = self._decide(
                 iteration, [(step, first_row, len(observations))], writable
@@ -242,7 +249,7 @@ class VectorRolloutWorker(RolloutWorker):
         places: Sequence[tuple[int, int, int]],
         observations: Array,
     ) -> Decision:
-        """Decide on rows at `places`: the step, the first global row and the number of rows of each piece."""
+        """Decide on all observations in one pass. `places`: step, first global row and number of rows of each piece."""
         noise = np.concatenate(
             [self._noise.rows(iteration, *place) for place in places]
         )
@@ -269,25 +276,25 @@ class VectorRolloutWorker(RolloutWorker):
             start = stop
 
     def digest(self) -> str:
-        """Return the SHA-256 of the loaded weights, to compare ranks bit for bit."""
+        """Return the SHA-256 of the loaded weights, to compare ranks bit by bit."""
         return self.engine.digest()
 
 
 class RowNoise:
-    """Noise for all environments of a job, drawn a step at a time and cut by global row.
+    """Sampling noise for all environments of a job, drawn for whole steps and sliced by global row.
 
-    The same row, step and iteration get the same noise whichever rank decides. Philox (Salmon et al. 2011, "Parallel
-    random numbers: as easy as 1, 2, 3") counts in 256 bits: iteration and step begin a run of 2^64 blocks of their
-    own, so nothing is drawn twice and a step can be drawn without those before it. Drawing all rows costs microseconds
-    and needs no agreement between ranks.
+    The same row, step and iteration get the same noise on any rank. Philox (Salmon et al. 2011, "Parallel random
+    numbers: as easy as 1, 2, 3") has a 256-bit counter. Each iteration and step starts at its own 2^64 blocks, so no
+    number is drawn twice and a step can be drawn without the earlier ones. Drawing all rows costs microseconds and
+    needs no communication between ranks.
     """
 
     def __init__(
         self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool
     ) -> None:
-        """`uniform`: in [0, 1); else standard normal."""
+        """`uniform`: draw from [0, 1); else from the standard normal distribution."""
         self._philox = np.random.Philox(key=seed)
-        # Set for each draw: to make a Philox takes four times as long
+        # The state is set for each draw; making a new Philox takes four times as long.
         self._state: Any = self._philox.state
         generator = np.random.Generator(self._philox)
         draw: Any = generator.random if uniform else generator.standard_normal
@@ -297,11 +304,11 @@ class RowNoise:
     def rows(
         self, iteration: int, step: int, first: int, count: int
     ) -> NDArray[np.float32]:
-        """Noise of `count` global rows from `first` on, [count, *shape]; a read-only view."""
+        """Return the noise of `count` global rows starting at `first`, [count, *shape], as a read-only view."""
         return self._step(iteration, step)[first : first + count]
 
     def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
-        # Words of 64 bits, the lowest first
+        # 64-bit words, lowest first
         self._state["state"]["counter"][:] = (
             0,
             step,
@@ -318,21 +325,21 @@ class RowNoise:
 
 
 class _Counts:
-    """Measurements of one iteration so far."""
+    """Counters of one iteration."""
 
     def __init__(self, cached_tokens: int) -> None:
         self.began = time.perf_counter()
         self.watch = Stopwatch("prefill", "decode", "wait", "put")
         self.cached_before = cached_tokens
-        # Generated
+        # Generated answers and tokens
         self.answers = self.tokens = 0
-        # Once per answer
+        # Prompt tokens, counted once for each answer
         self.prompt_tokens = 0
-        # The latter summed over steps
+        # Engine steps; answers in flight, summed over steps
         self.steps = self.in_flight = 0
-        # Of the weights, with answers in flight
+        # Weight updates while answers were in flight
         self.updates = 0
-        # What is asked: the lengths of these answers are not those of samples
+        # Whether prompts are held-out ones; lengths of their answers are not reported as those of samples
         self.held_out = False
 
     def metrics(self, cached_tokens: int) -> Metrics:
@@ -358,10 +365,10 @@ class _Counts:
 
 
 class TextRolloutWorker(RolloutWorker):
-    """Ranks share one queue of requests: any rank with room takes the next.
+    """Generates answers; all ranks read one queue of requests, and any rank with room takes the next.
 
-    No rank has more in flight than its even share of an iteration's answers, so that a rank with a large cache does not
-    take everything while others idle.
+    A rank has at most its even share of an iteration's answers in flight, so that a rank with a large KV cache does not
+    take all requests while others idle.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -371,7 +378,7 @@ class TextRolloutWorker(RolloutWorker):
     )
 
     engine: TextEngine
-    # Last version that was pulled while generating, before it was asked for
+    # Last version that was loaded during generation, before `pull_weights` was called for it
     _ahead = -1
 
     def setup(self) -> None:
@@ -384,7 +391,7 @@ class TextRolloutWorker(RolloutWorker):
         )
         self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
-        # vLLM takes for its own what comes or goes on its GPU
+        # vLLM measures free GPU memory while it starts and attributes other processes' changes to itself.
         with self.context.device.alone(self.context.folder):
             self._open(self._engine())
         if self.context.folder is not None and len(self.context.slot.accelerators) > 1:
@@ -400,7 +407,10 @@ class TextRolloutWorker(RolloutWorker):
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
     def _engine(self) -> TextEngine:
-        """Build the engine that the config names, OFF and without weights; import only that one's libraries."""
+        """Build the configured engine, without weights and with residency OFF.
+
+        Only that engine's libraries are imported.
+        """
         job = self.config
         context = self.context
         stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(
@@ -457,7 +467,10 @@ class TextRolloutWorker(RolloutWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Pull as the base class, after earlier versions not yet pulled; nothing if generating has pulled it."""
+        """Pull as the base class does, after earlier versions not yet pulled.
+
+        Does nothing if `generate` has loaded the version already.
+        """
         metrics: Metrics = {}
         if version > self._ahead:
             held = self.engine.version
@@ -468,19 +481,22 @@ class TextRolloutWorker(RolloutWorker):
         return metrics
 
     def generate(self, iteration: int) -> Metrics:
-        """Answer requests until this rank gets EndOfIteration, then finish what is in flight."""
+        """Answer requests until EndOfIteration arrives, then finish the answers in flight."""
         assert self._probe is not None, "setup comes first"
         verified = self._probe.compare()
         counts = _Counts(self.engine.cached_tokens)
         while self._take(iteration, counts):
             self._step(counts)
-        # None where the end is put after the last answer was taken
+        # Nothing is in flight if the end arrives after the last answer.
         while self.engine.in_flight:
             self._step(counts)
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
     def _take(self, iteration: int, counts: _Counts) -> bool:
-        """Begin requests while there is room; wait for one if none is in flight. False when the iteration ends."""
+        """Start requests while there is room; wait for one if none is in flight.
+
+        Return False at the end of the iteration.
+        """
         self.context.check_cancelled("generate")
         requests = self.context.channels[REQUESTS]
         while self.engine.room and self.engine.in_flight < self._share:
@@ -511,7 +527,7 @@ class TextRolloutWorker(RolloutWorker):
         return True
 
     def _step(self, counts: _Counts) -> None:
-        # The actor has begun to push it; answers in flight continue with it
+        # The actor has started to push new weights; answers in flight continue with them.
         while self._receiver.announced():
             held = self.engine.version
             assert held is not None, "nothing is generated without weights"
@@ -549,7 +565,7 @@ def _not_finite(owner: str, completion: Completion) -> DivergedError:
         f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
     )
     fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
-    # Nothing has been learned yet
+    # All tokens are from version 0: nothing has been learned yet.
     if not completion.versions.any():
         why = "the weights in the folder of actor.model.path are not finite, or their logits overflow in rollout.dtype"
         fix = "rollout.dtype: fp32, or actor.model.path: <a model whose weights are finite>"

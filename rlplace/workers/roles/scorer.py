@@ -51,7 +51,7 @@ from rlplace.workers.worker import (
     score_not_finite,
 )
 
-if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
+if TYPE_CHECKING:  # the driver imports this module too; torch is imported only in setup
     from torch import Tensor
 
     from rlplace.comm.weights.host_sync import CopyReceiver
@@ -62,26 +62,26 @@ Values = NDArray[np.float32]
 
 
 class Scoring:
-    """One iteration of a scorer rank: takes its `due` of all `groups` in order of arrival, puts scores, counts."""
+    """One iteration of a scorer rank: takes `due` of all `groups` in the order of arrival, puts scores and counts."""
 
     def __init__(
         self, context: WorkerContext, *, groups: int, due: int, skip: bool = False
     ) -> None:
-        """`skip`: let numbers that are not finite through: the actor leaves their samples out."""
+        """`skip`: pass on non-finite numbers; the actor leaves those samples out."""
         self._skip = skip
         self._context = context
         self._component = context.slot.component
         self._groups = groups
         self._seen: set[int] = set()
         self.due = due
-        # Scored
+        # Samples and tokens scored so far
         self._samples = self._tokens = 0
         self.watch = Stopwatch("infer", "wait")
 
     def take(self, *, wait: bool = True) -> Samples:
-        """Return the samples of all groups that are there; with `wait`, of one group at least.
+        """Return the samples of all groups that have arrived; with `wait`, block for at least one group.
 
-        Raises ChannelTimeout, ChannelBroken; ChannelMisuse for a group that is not of this iteration.
+        Raises ChannelTimeout, ChannelBroken, and ChannelMisuse for a group of another iteration.
         """
         self._context.check_cancelled("infer")
         channel = self._context.channels[samples_for(self._component)]
@@ -115,9 +115,10 @@ class Scoring:
         *,
         size: int | None = None,
     ) -> None:
-        """Put one Scores per sample. Raises RewardError for a value that is not finite, before it can be learned.
+        """Put one Scores for each sample.
 
-        `size` of the pass in tokens, where samples share what they begin with.
+        Raises RewardError for a non-finite value before it can be learned. `size`: tokens of the pass, if samples share
+        a prefix.
         """
         tokens = sum(len(sample.tokens) for sample in samples)
         self.watch.lap("infer", tokens if size is None else size)
@@ -156,7 +157,7 @@ class Scoring:
 
 
 class ModelInput(NamedTuple):
-    """One sample as a model reads it."""
+    """One sample as input of a model."""
 
     group: int
     sample: int
@@ -166,16 +167,16 @@ class ModelInput(NamedTuple):
 
 
 class Scorer(RoleWorker, abc.ABC):
-    """Base of all scorers. Ranks share one channel: each reads its even share of whole groups."""
+    """Base of all scorers. Ranks share one channel; each reads its even share of whole groups."""
 
-    _sharded = False  # rank 0 reads for all
+    _sharded = False  # True if rank 0 reads for all ranks
 
     @property
     def component(self) -> str:
         return self.context.slot.component
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Score every sample of this rank's groups of an iteration; return when the last scores are put."""
+        """Score this rank's groups of an iteration. Returns when the last scores have been put."""
         context = self.context
         groups = self.config.prompts
         self._require(Residency.FULL, "infer")
@@ -193,11 +194,11 @@ class Scorer(RoleWorker, abc.ABC):
 
     @abc.abstractmethod
     def _score(self, scoring: Scoring) -> None:
-        """Take, score and put until nothing is due."""
+        """Take, score and put groups until none is due."""
 
 
 class ModelScorer(Scorer, JoinedWorker):
-    """Base of scorers that are models. Weights that live on the host stay there."""
+    """Base of scorers that are models. Weights that are configured to live on the host stay there."""
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.causal_lm",
@@ -216,7 +217,7 @@ class ModelScorer(Scorer, JoinedWorker):
         )
         self._block, self._own_folder = block, folder_of(block.model)
         joint = block.sharded or config.parallel_of(self.component).ranks > 1
-        # A single rank has the whole model
+        # A single rank has the whole model.
         self._sharded = joint and context.world_size > 1
         self.folder = self._own_folder or config.model
         self._again = config.read_again.get(self.component)
@@ -226,7 +227,7 @@ class ModelScorer(Scorer, JoinedWorker):
 
     @abc.abstractmethod
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        """Score each sample of a micro-batch by one pass."""
+        """Score each sample of a micro-batch in one pass."""
 
     def setup(self) -> None:
         import torch
@@ -247,7 +248,7 @@ class ModelScorer(Scorer, JoinedWorker):
         elif block.on_host:
             mesh = ranks.alone()
         elif cut:
-            # Each copy by itself
+            # Each model replica scores by itself.
             mesh = ranks.mesh[TENSOR]
         key = f"{config.key_of(self.component) if self._own_folder else 'actor'}.model.path"
         device = torch.device(context.device.torch_name)
@@ -282,7 +283,7 @@ class ModelScorer(Scorer, JoinedWorker):
         return 0
 
     def _score(self, scoring: Scoring) -> None:
-        """Score in passes. What a pass holds beside the resident state is accounted for, and freed at the end."""
+        """Score in passes. The working memory of passes is accounted for, and freed at the end."""
         from rlplace.workers.training.samples import sizes_of
 
         with self._working("infer"):
@@ -300,10 +301,10 @@ class ModelScorer(Scorer, JoinedWorker):
                 self._lm.drop_gathered()
 
     def _micro_batches(self, scoring: Scoring) -> Iterator[Sequence[ModelInput]]:
-        """Give micro-batches within the token budget; of a sharded model equally many on each rank, also empty ones.
+        """Yield micro-batches within the token budget.
 
-        The passes of a sharded model are collectives; waiting for samples is not. Rank 0 alone waits for them, the
-        others wait for its announcement.
+        Ranks of a sharded model get equally many, some of them empty, because its passes are collectives. Only rank 0
+        waits for samples; the others wait for its announcement.
         """
         from rlplace.algo.packing import pack
         from rlplace.workers.training.samples import sizes_of
@@ -335,7 +336,7 @@ class ModelScorer(Scorer, JoinedWorker):
             yield from batches
 
     def _forward(self, batch: Sequence[ModelInput], *others: object) -> Any:
-        """Run one pass of the model; with a sharded one, a collective."""
+        """Run one pass of the model; a collective if the model is sharded."""
         import torch
 
         from rlplace.models.packed import Packed
@@ -352,9 +353,9 @@ class ModelScorer(Scorer, JoinedWorker):
 
 
 class ReferenceWorker(ModelScorer):
-    """Scores the response tokens by their log-probabilities at the temperature they were drawn at."""
+    """Scores response tokens with their log-probabilities at the sampling temperature."""
 
-    # Of the actor's weights, where it is refreshed
+    # Receives the actor's weights, if the reference is refreshed.
     _receiver: CopyReceiver | None = None
 
     def _input(self, sample: Sample) -> ModelInput:
@@ -368,14 +369,14 @@ class ReferenceWorker(ModelScorer):
             from rlplace.comm.weights.host_sync import CopyReceiver
 
             channel = self.context.channels[REFERENCE_WEIGHTS]
-            # Each rank has a copy through the channel
+            # Each rank gets a copy through the channel.
             self._receiver = CopyReceiver(
                 channel, self.context.rank, component="reference"
             )
             self._opened.callback(self._receiver.close)
 
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        # Greedy answers come with the model's own
+        # Greedy answers have temperature 0; their log-probabilities are taken at 1.
         temperature = self.config.config.text_rollout.temperature or 1.0
         logprobs = self._forward(batch, temperature).logprobs.float().cpu().numpy()
         if batch:
@@ -385,11 +386,11 @@ class ReferenceWorker(ModelScorer):
         return []
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the weights, which are those of an earlier actor; written into `folder` behind what follows."""
+        """Copy the weights, which are those of an earlier actor; they are written into `folder` in the background."""
         return self._save(folder, self._state())
 
     def read_state(self, folder: str) -> Metrics:
-        """Take the weights that ranks of any number have saved. Raises ConfigError for those of another model."""
+        """Load the weights that ranks of any number have saved. Raises ConfigError for another model's weights."""
         began = time.perf_counter()
         self._state_files().load(Path(folder), self._state())
         return {"reference/load_s": Metric(time.perf_counter() - began, "max")}
@@ -409,7 +410,10 @@ class ReferenceWorker(ModelScorer):
         return super().begin_again(iteration)
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Load the actor's weights of `version`, sent in the same call, if this iteration is due."""
+        """Load the actor's weights of `version`, if the reference is refreshed before this iteration.
+
+        The actor sends them in a call of the same name.
+        """
         if not self.config.refreshes(iteration):
             return {}
         self._require(Residency.WEIGHTS, "refresh")
@@ -421,7 +425,7 @@ class ReferenceWorker(ModelScorer):
 
 
 class RewardModelWorker(ModelScorer):
-    """Scores episodes by a model of sequence classification, in its own tokens where the policy has others."""
+    """Scores episodes with a sequence-classification model, which may have another tokenizer than the policy."""
 
     def setup(self) -> None:
         self._tokens_of = retokenized(self.config, self.folder)
@@ -429,7 +433,7 @@ class RewardModelWorker(ModelScorer):
 
     def _input(self, sample: Sample) -> ModelInput:
         tokens = self._tokens_of(sample)
-        # No token is scored by itself: the score is of the whole episode.
+        # The score is for the whole episode, so no single token is marked.
         return ModelInput(
             sample.group, sample.sample, tokens, np.zeros(len(tokens), np.bool_)
         )
@@ -447,7 +451,7 @@ class RewardModelWorker(ModelScorer):
 
 
 def reads_text(job: WorkerArguments, component: str) -> bool:
-    """Return whether a component's samples need their transcripts, which an env rank then adds."""
+    """Return whether a component needs transcripts with its samples; env ranks add them then."""
     if role_of(component) != "reward":
         return False
     block = job.config.reward_of(component)
@@ -458,7 +462,10 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
 
 
 def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
-    """Return what turns a sample into tokens of the model in `folder`. ConfigError: no chat template for a chat."""
+    """Return a function that converts a sample into tokens of the model in `folder`.
+
+    Raises ConfigError if a chat has no chat template.
+    """
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
     tokenizer = Tokenizer.load(folder)
@@ -470,7 +477,7 @@ def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens
             ),
             special=True,
         )
-    # A template that refuses is found here
+    # Raises here if the template refuses such a chat.
     tokenizer.render(TRIED_CHAT, answered=True)
     return lambda sample: tokenizer.chat(
         conversation(sample.transcript, env.system), answered=True
@@ -490,7 +497,7 @@ def conversation(transcript: Transcript, system: str | None = None) -> list[Mess
 def queries(
     samples: Sequence[Sample], tokenizer: Tokenizer
 ) -> tuple[list[str], list[str]]:
-    """Return the texts of whole episodes and of their prompts, as the policy saw them: with special tokens."""
+    """Return the texts of whole episodes and of their prompts, with the special tokens that the policy saw."""
     whole = [tokenizer.decode(sample.tokens, special=True) for sample in samples]
     prompts = [
         tokenizer.decode(sample.tokens[: sample.prompt_tokens], special=True)

@@ -1,4 +1,5 @@
-"""Tail batching: which prompts an iteration asks, and which ones are left for the round that waits for all.
+"""Tail batching: choose the prompts of an iteration; prompts with slow answers move to a later round that waits for
+all.
 
 With `short_rounds: 2` and 4 prompts in an iteration, prompts by their numbers in the run::
 
@@ -23,20 +24,20 @@ from rlplace.workers.saving import unreadable_state
 
 
 class Tails:
-    """Knows, for an env rank's groups, which prompts are asked in place of those that were asked ahead."""
+    """Tracks, for an env rank's groups, which postponed prompts replace those that were asked ahead."""
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
-        """`prompts` of an iteration; `groups` of this rank."""
+        """`prompts`: number in an iteration. `groups`: those of this rank."""
         self._short = short_rounds
         self._prompts = prompts
         self._groups = groups
-        # By short rounds of this run: prompts by those that were asked ahead
+        # Prompt asked ahead in a short round -> postponed prompt, of this run
         self.left: dict[int, int] = {}
-        # The same, as the checkpoint had it
+        # The same pairs, as read from the checkpoint
         self._before: dict[int, int] = {}
 
     def asked(self, iteration: int) -> dict[int, int]:
-        """Return the numbers of the prompts that an iteration asks, by places that stand for groups."""
+        """Return the prompt numbers of an iteration, by group number."""
         first = iteration * self._prompts
         places = {group: first + group for group in self._groups}
         instead = self._before
@@ -51,12 +52,12 @@ class Tails:
         return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
-        """Return how many of them it does not wait for."""
+        """Return the number of groups that the iteration does not wait for."""
         return len(self._early(iteration))
 
     def leave(self, iteration: int, numbers: list[int]) -> None:
-        """Keep prompts for the next round that waits: as many as `more` said."""
-        # Those before it are not asked again
+        """Postpone prompts to the next long round; `more` gives their number."""
+        # Earlier pairs are not needed any more.
         first = iteration * self._prompts
         self._before, self.left = (
             {n: m for n, m in known.items() if n >= first}
@@ -68,7 +69,7 @@ class Tails:
         return iteration % (self._short + 1)
 
     def _early(self, iteration: int) -> list[int]:
-        """List the groups of the long round whose prompts a short one asks."""
+        """List the groups of the long round whose prompts a short round asks ahead."""
         return [
             group
             for group in self._groups
@@ -76,14 +77,14 @@ class Tails:
         ]
 
     def _ahead(self, iteration: int) -> list[int]:
-        """List the prompts of the long round that a short one asks."""
+        """List the prompts of the long round that a short round asks ahead."""
         last = (iteration + self._short - self._round(iteration)) * self._prompts
         return [last + group for group in self._early(iteration)]
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, folder: Path) -> list[str]:
-        """Write what was left as a file, on the disk; return its name, none for a rank without groups."""
+        """Write the pairs as a file, flushed to disk; return its name, or nothing for a rank without groups."""
         if not self._groups:
             return []
         name = f"tails_{self._groups.start:05}-{self._groups.stop - 1:05}.json"
@@ -96,7 +97,10 @@ class Tails:
         return [name]
 
     def read(self, folder: Path) -> None:
-        """Take what was left to these groups, whatever ranks had them; nothing where iterations have other prompts."""
+        """Read the pairs of this rank's groups, whichever ranks wrote them.
+
+        Reads nothing if iterations now have other prompts.
+        """
         self.left = {}
         self._before = {}
         for file in sorted(folder.glob("tails_*.json")):

@@ -1,4 +1,4 @@
-"""The env worker of language models: asks prompts, plays conversations, has them rewarded, sends whole groups.
+"""The env worker of language models: asks prompts, runs conversations, grades them and sends whole groups.
 
 ::
 
@@ -55,18 +55,20 @@ from rlplace.workers.roles.tails import Tails
 from rlplace.workers.saving import FilesBehind
 from rlplace.workers.worker import out_of_step
 
-_GRADING_S = 0.05  # between two looks at what is graded in other processes, or replied to in other threads
-_QUICK_S = 0.001  # most replies are there at once
-_POLL_S = 0.5  # how often a wait for replies checks for cancellation
-# Between the number of a prompt and of one that is asked in its place
+_GRADING_S = (
+    0.05  # interval of checks for rewards from other processes and replies from threads
+)
+_QUICK_S = 0.001  # short wait: most replies are immediate
+_POLL_S = 0.5  # interval at which a wait for replies checks for cancellation
+# Offset between the number of a prompt and that of its replacement
 _OTHERS = 1 << 22
 
 
 class TextEnvWorker(EnvWorker):
-    """Owns its conversations, none of which outlives an iteration, and the processes of its grader.
+    """Owns its conversations, which end with the iteration, and the processes of its grader.
 
-    Env rank e has a block of neighbouring groups; the prompt of a group follows from its number in the whole run. Where
-    rollout runs ahead of learning, it keeps the groups that may not be learned yet, for checkpoints.
+    Each env rank has a block of neighbouring groups. A group's prompt depends only on its number in the run. If rollout
+    runs ahead of learning, the worker keeps groups that are not learned yet, for checkpoints.
     """
 
     uses_accelerators: ClassVar[bool] = False
@@ -117,15 +119,15 @@ class TextEnvWorker(EnvWorker):
         return super().begin_again(iteration)
 
     def run(self, iteration: int) -> Metrics:
-        """Put this rank's groups, those that a checkpoint had, then others as they are whole.
+        """Put this rank's groups: first those from a checkpoint, then new ones as they are completed.
 
-        RewardError: no finite number; ConfigError: a long prompt.
+        Raises RewardError for a non-finite reward, ConfigError for a long prompt.
         """
         self._require(Residency.FULL, "run")
         job = self.config
         algorithm = self.config.config.algorithm
         self.failures.begin()
-        # Else it would be too early for this one
+        # Newer groups are within the staleness bound and may still be needed.
         self.forget(iteration - algorithm.max_staleness)
         kept = self._kept.pop(iteration, {})
         more = self._tails.more(iteration)
@@ -134,7 +136,7 @@ class TextEnvWorker(EnvWorker):
             for group, n in self._tails.asked(iteration).items()
             if group not in kept
         }
-        # In a round that does not wait, groups are those that are whole
+        # In a round that does not wait for all, groups get numbers in the order of completion.
         numbers = iter(job.groups(self.context.rank))
         samples: list[Sample] = []
         refills = (
@@ -179,7 +181,7 @@ class TextEnvWorker(EnvWorker):
         }
 
     def forget(self, before: int) -> Metrics:
-        """Drop the groups of iterations before this one: they are learned."""
+        """Drop the groups of iterations before this one, which have been learned."""
         self._kept = {
             iteration: groups
             for iteration, groups in self._kept.items()
@@ -188,7 +190,7 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def write_state(self, folder: str) -> Metrics:
-        """Have all groups that are kept written into `folder`, behind what follows."""
+        """Write all kept groups into `folder` in the background."""
         kept = {
             iteration: list(groups.values()) for iteration, groups in self._kept.items()
         }
@@ -205,10 +207,10 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Take the groups that ranks of any number have saved, to put them when their iterations are run.
+        """Read the groups that ranks of any number have saved; `run` puts them in their iterations.
 
-        None where the config asks something else now, nor any whose prompt is another now. Raises ConfigError for files
-        that cannot be read.
+        Groups are ignored if the config now asks something else or a prompt has changed. Raises ConfigError for
+        unreadable files.
         """
         self._kept, text = {}, any(self._readers.values())
         self._tails.read(Path(folder))
@@ -220,7 +222,7 @@ class TextEnvWorker(EnvWorker):
                     iteration * self.config.prompts + number, len(group)
                 )
                 prompt, images, dialogues = asked
-                # As many tokens may be of other images
+                # The tokens alone do not show a changed image of the same size.
                 seen = digests(images)
                 if all(
                     s.images == seen
@@ -245,7 +247,7 @@ class TextEnvWorker(EnvWorker):
         return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Answer held-out prompts, beside `generate(iteration)` of rollout: once greedily, or as often as is drawn."""
+        """Answer held-out prompts while rollout runs `generate(iteration)`: greedily once, or sampled several times."""
         runner = self.config.config.runner
         each = runner.eval_samples
         greedy = not runner.eval_temperature
@@ -275,9 +277,9 @@ class TextEnvWorker(EnvWorker):
     def answered(
         self, iteration: int, *, greedy: bool, each: int = 1
     ) -> tuple[list[Sample], Stopwatch]:
-        """Return this rank's held-out prompts with `each` answers, rewarded, and what that took."""
+        """Return this rank's held-out prompts with `each` rewarded answers, and the time spent."""
         self._require(Residency.FULL, "evaluate")
-        # Those of the iteration before are no concern of this one's budget
+        # The budget of failures starts anew for the evaluation.
         self.failures.begin()
         groups = {group: group for group in self.config.held_out(self.context.rank)}
         play = Pass(self, self.prompts["held_out"], iteration, greedy=greedy)
@@ -292,7 +294,7 @@ def _mean_reward(samples: Sequence[Sample]) -> Metric:
 
 
 def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
-    """Share of the prompts of which one of several answers is rewarded by 1 or more."""
+    """Return the share of prompts for which at least one of several answers has a reward of 1 or more."""
     best: dict[int, float] = {}
     for sample in samples:
         best[sample.group] = max(
@@ -310,7 +312,7 @@ def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
 def _with_text(
     group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]
 ) -> tuple[Sample, ...]:
-    """Complete saved transcripts by what the task says to the same answers."""
+    """Complete saved transcripts with what the task says to the same answers."""
     found = []
     for sample, dialogue in zip(group, dialogues, strict=True):
         for answer in sample.transcript.answers:
@@ -328,7 +330,7 @@ def _metrics(
     rewards: Sequence[Reward],
     watch: Stopwatch,
 ) -> Metrics:
-    """Means are over episodes, so ranks with more of them count more; poisoned ones are left out."""
+    """Return metrics. Means are weighted by episodes; samples with non-finite numbers are left out."""
     samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
 
@@ -348,7 +350,7 @@ def _metrics(
         "episodes": Metric(episodes, "sum"),
         "sim_s": Metric(
             watch.seconds["sim"] + watch.seconds["reward"], "max"
-        ),  # all its work: the loop reads it
+        ),  # all of this rank's work; the loop reads it
     }
     return {
         **watch.metrics(component),
@@ -361,17 +363,17 @@ def _metrics(
 
 @dataclasses.dataclass(slots=True)
 class OpenEpisode:
-    """One conversation in progress: text for the task and tokens for the learner, grown side by side."""
+    """A conversation in progress: text for the task and tokens for the learner, extended together."""
 
     tokens: Episode
     dialogue: TextEpisode
     answers: list[str] = dataclasses.field(default_factory=list)
     replies: list[str] = dataclasses.field(default_factory=list)
-    submitted_s: float = 0.0  # performance counter, when it went to the grader
-    tries: int = 0  # how often it was begun anew, since a reply or its facts failed
+    submitted_s: float = 0.0  # when it went to the grader, by the performance counter
+    tries: int = 0  # number of restarts after a failed reply or failed facts
 
     def transcript(self, *, failed: bool = False) -> Transcript:
-        """Return it as text; the facts of a task that has `failed` are not asked for."""
+        """Return the transcript; if the task has `failed`, without its facts."""
         completions = [
             piece for piece in self.tokens.pieces if isinstance(piece, Completion)
         ]
@@ -386,9 +388,10 @@ class OpenEpisode:
 
 
 class Pass:
-    """One pass of an env rank over its groups. Used once. Owns the open episodes; leaves the grader idle.
+    """One pass of an env rank over its groups. Used once.
 
-    Asks while there is room, takes answers as they come, gives whole groups.
+    Requests answers while there is room, handles answers as they come, and yields completed groups. Owns the open
+    episodes; the grader is idle at the end.
     """
 
     def __init__(
@@ -401,32 +404,33 @@ class Pass:
         refills: int = 0,
         more: int = 0,
     ) -> None:
-        """`refills`: how often a group whose rewards are all equal, or unknown, gives way to another prompt.
+        """`refills`: how often a group with equal or unknown rewards is replaced by another prompt.
 
-        `more`: groups that it does not wait for; whichever are late are `left`, by the numbers of their prompts.
+        `more`: number of groups that the pass does not wait for. `left` then holds the prompt numbers of the late
+        groups.
         """
         self._worker = worker
         self._context = worker.context
         self._grader = worker.grader
         self._refills = refills
-        # Groups that have given way
+        # Samples of replaced groups
         self.refilled = list[list[Sample]]()
         self._more = more
         self.left = list[int]()
-        # Whether any pass ends before its last answer
+        # Whether passes may end before their last answer
         self._early = worker.config.config.algorithm.short_rounds > 0
         self._prompts = prompts
         self._iteration = iteration
         self._greedy = greedy
         self._to_ask: deque[Request] = deque()
-        # Answers that were asked for and have not arrived
+        # Requested answers that have not arrived
         self._due = 0
-        # By group and sample
+        # Open episodes by (group, sample)
         self._open: dict[tuple[int, int], OpenEpisode] = {}
         self._grading: dict[tuple[int, int], OpenEpisode] = {}
-        # Since a reply failed
+        # Samples that were left out after a failed reply
         self._left_out: list[Sample] = []
-        # Of the prompts that are asked, by group
+        # Prompt number of each group
         self._numbers: dict[int, int] = {}
         settings = worker.config.config.text_env
         together = (
@@ -435,21 +439,21 @@ class Pass:
             else settings.replies_together
         )
         self._replies = Replies(together=together, timeout_s=settings.reply_timeout_s)
-        # Other env ranks whose Done has arrived
+        # Number of other env ranks that have sent Done
         self._done_ranks = 0
-        # sim: prompts, replies and their tokens; reward: what is calculated here, and waiting for the rest of it
+        # sim: prompts, replies and their tokens; reward: rewards computed here, and waiting for the others
         self.watch = Stopwatch("sim", "reward", "wait", "put")
 
     def through(
         self, groups: Mapping[int, int], samples: int
     ) -> Iterator[tuple[Sample, ...]]:
-        """Play `samples` episodes of each group, then end the iteration; `groups` maps a group to its prompt's number.
+        """Run `samples` episodes of each group and yield each completed group; then end the iteration.
 
-        Give each group as soon as it is whole, in the order of its samples. Never wait for room while answers are due:
-        they arrive by a channel with limits of its own.
+        `groups` maps a group to its prompt number. Samples keep their order. While answers are due, the pass never
+        blocks on a full request channel: the answers' channel is bounded too.
         """
         left = deque((group, number, 0) for group, number in groups.items())
-        # By group
+        # Refills so far, by group
         tried: dict[int, int] = {}
         whole: dict[int, list[Sample]] = {group: [] for group in groups}
         while len(whole) > self._more:
@@ -463,7 +467,7 @@ class Pass:
                     )
                 except (
                     NoPrompt
-                ) as error:  # the same prompt is not tried again: another is asked
+                ) as error:  # the same prompt would fail again, so another one is asked
                     self._worker.failures.again(error, NO_USE, samples)
                     left.append((group, number, tried[group] + 1))
                     continue
@@ -472,7 +476,7 @@ class Pass:
                         group=group, sample=sample, prompt=prompt, images=images
                     )
                     self._open[group, sample] = OpenEpisode(tokens, dialogue)
-                # The engine reads the prompt once
+                # One request for all samples, so the engine processes the prompt once
                 asked = self._request(group, 0, samples, 0, prompt, images)
                 self._to_ask.append(asked)
                 self.watch.draw("prompt_tokens", len(prompt))
@@ -490,7 +494,7 @@ class Pass:
                 group, sampled = graded.group, whole[graded.group]
                 if len(sampled) < samples:
                     continue
-                # Of those that are learned
+                # Rewards of the samples that can be learned
                 rewards = {sample.reward for sample in sampled if not sample.poisoned}
                 if tried[group] < self._refills and len(rewards) < 2:
                     self.refilled.append(sampled)
@@ -505,7 +509,7 @@ class Pass:
         self._end()
 
     def _leave(self, numbers: list[int]) -> None:
-        """Forget the episodes of groups that are not whole."""
+        """Drop the episodes of incomplete groups."""
         self.left = numbers
         self._to_ask.clear()
         self._open.clear()
@@ -514,7 +518,7 @@ class Pass:
             self._graded(wait=True)
 
     def _end(self) -> None:
-        """Put the end of the iteration for the rollout ranks, once all env ranks have their answers."""
+        """Send EndOfIteration to the rollout ranks, once all env ranks have their answers."""
         channels = self._context.channels
         ranks = self._worker.config.ranks
         if self._context.rank:
@@ -524,7 +528,7 @@ class Pass:
         else:
             while self._done_ranks < ranks["env"] - 1:
                 self._take()
-            # Requests that no engine has taken, of any env rank
+            # Requests of any env rank that no engine has taken
             if self._early:
                 with contextlib.suppress(ChannelEmpty):
                     while True:
@@ -536,7 +540,7 @@ class Pass:
         self.watch.lap("put")
 
     def _ask(self) -> bool:
-        """Put the next request; return False when there is no room. With no answer due, wait for room."""
+        """Put the next request; return False if the channel is full. With no answer due, block until there is room."""
         channel = self._context.channels[REQUESTS]
         request = self._to_ask[0]
         try:
@@ -552,9 +556,9 @@ class Pass:
         return True
 
     def _take(self) -> None:
-        """Wait for one answer, and continue its episode; where that is over, grade it.
+        """Wait for one answer and continue its episode, or grade the finished one.
 
-        While others are graded or replied to, wait for a moment only: these are not to wait for a long answer.
+        While other episodes wait for grading or replies, the wait is short, so that a long answer does not delay them.
         """
         owner = self._context.owner
         rank = self._context.rank
@@ -583,7 +587,7 @@ class Pass:
             self._iteration,
             self._prompts.held_out,
         )
-        # Of a round before this one, or of groups that were left
+        # An answer of an earlier round, or of a group that was dropped
         if self._early and (not asked or not self._open):
             return
         place = (item.group, item.sample)
@@ -609,7 +613,7 @@ class Pass:
         self._hear(_QUICK_S)
 
     def _hear(self, wait_s: float) -> None:
-        """Continue the episodes whose replies are there, after waiting so long for one; grade those that are over."""
+        """Continue the episodes whose replies have arrived (wait up to `wait_s` for one); grade finished ones."""
         over: list[Place] = []
         for reply in self._replies.done(wait_s):
             if reply.error is not None:
@@ -619,7 +623,7 @@ class Pass:
                 following = self._continued(self._open[reply.place], reply.text)
             except (
                 ConfigError
-            ) as error:  # no text, or none that the chat template takes
+            ) as error:  # a reply that is not text, or that the chat template rejects
                 self._failed(reply.place, error)
                 continue
             self.watch.lap("sim")
@@ -645,9 +649,9 @@ class Pass:
         self.watch.lap("sim")
 
     def _failed(self, place: Place, error: Exception) -> None:
-        """Begin an episode anew whose reply or facts failed, or leave it out."""
+        """Restart an episode whose reply or facts failed, or leave it out."""
         (group, sample), episode = place, self._open.pop(place)
-        # Which names it
+        # A RewardError already names the episode.
         if not isinstance(error, RewardError):
             error.add_note(f"for sample {sample} of group {group}")
         if self._worker.failures.again(error, episode.tries):
@@ -671,11 +675,11 @@ class Pass:
         )
 
     def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
-        """Return the next turn's request, or None when the episode is over."""
+        """Return the request for the next turn, or None if the episode is over."""
         settings = self._worker.config.config
         completion = episode.tokens.pieces[-1]
         assert isinstance(completion, Completion), "a reply is to an answer"
-        # An answer that was cut is incomplete: the environment takes it as it is, and the episode ends.
+        # A cut answer is incomplete: the environment gets it as it is, and the episode ends.
         if (
             reply is None
             or completion.finish != "stop"

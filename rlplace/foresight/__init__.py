@@ -1,1 +1,1 @@
-"""What a plan will take: profiles of work that was measured, and a run on a logical clock that they time."""
+"""The performance model: profiles of measured work, and predictions from a run of the loop on a logical clock."""

@@ -1,4 +1,4 @@
-"""What the seconds of a plan's stages depend on: what two plans agree in takes as long in both.
+"""What the seconds of a plan's stages depend on. Stages with equal keys take equally long, also in different plans.
 
 Between two stages the loop waits for everybody. A stage then takes what its own calls and moves take, so an iteration
 is a sum of stages, and each has to be predicted once::
@@ -22,40 +22,40 @@ from rlplace.foresight.space import Layout, Space
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 
 _Moves = tuple[tuple[str, Residency], ...]
-_Nodes = Sequence[tuple[int, int]]  # node, ranks there
-_NEAR = 1e-9  # relative: sums of the same numbers
+_Nodes = Sequence[tuple[int, int]]  # (node, number of ranks there)
+_NEAR = 1e-9  # relative tolerance of sums of the same numbers in another order
 
 
 class StageKey(NamedTuple):
-    """All that the seconds of a stage depend on under a profile."""
+    """Everything that the seconds of a stage depend on, for a given profile."""
 
     stage: str
     scored: bool  # whether advantages are computed at its end
     mode: object
     active: tuple[str, ...]
-    before: _Moves  # that are awaited first
-    beside: _Moves  # in the same messages as the work
-    # Component -> how many, on which nodes where that matters
+    before: _Moves  # moves that are awaited before the stage
+    beside: _Moves  # moves sent in the same messages as the work
+    # Component -> number of ranks, by node where that matters
     ranks: tuple[object, ...]
-    together: tuple[object, ...]  # who meets on accelerators
-    # The rollout, where it matters in which order that has ended what
+    together: tuple[object, ...]  # components that share accelerators
+    # Key of the rollout stage, where the order in which groups were completed matters
     after: StageKey | None = None
 
 
 class _Part(NamedTuple):
-    """What a schedule says of one stage."""
+    """What a schedule says about one stage."""
 
     stage: str
     scored: bool
     active: tuple[str, ...]
     before: _Moves
     beside: _Moves
-    there: tuple[str, ...]  # whoever works or moves
-    begun: bool  # whether the actor has learned in rollout
+    there: tuple[str, ...]  # components that work or move
+    begun: bool  # whether the actor has started to learn during rollout
 
 
 class Alike:
-    """Names what the stages of plans of one space depend on."""
+    """Computes the keys of stages, for plans of one space."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self._space = space
@@ -65,13 +65,13 @@ class Alike:
         self._sending = space.model.sending(space.config)
         inline = space.config.cluster.launcher == "inline"
         cores = int(profile.machine.get("cores", 1))
-        # Processes of a node that never wait for a processor
+        # Largest number of processes on a node for which each has a processor
         self._room = 0 if inline else cores
-        # By the identity of a schedule
+        # By id of the schedule
         self._parts: dict[int, tuple[Schedule, list[_Part]]] = {}
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return a key for each stage; one for the whole iteration where rollout goes on through all stages."""
+        """Return a key for each stage; one key for the whole iteration if generation continues through all stages."""
         if schedule.needs.ahead:
             return (self._whole(layout, schedule),)
         spread = {
@@ -109,7 +109,7 @@ class Alike:
         return tuple(found)
 
     def _parts_of(self, schedule: Schedule) -> list[_Part]:
-        """Return what a schedule says of each stage."""
+        """Return what a schedule says about each stage."""
         if id(schedule) not in self._parts:
             bases = {base_stage(stage): stage for stage in schedule.stages}
             base = self._space.model.scored_in(bases)
@@ -139,7 +139,10 @@ class Alike:
         return self._parts[id(schedule)][1]
 
     def _ordered(self, part: _Part, spread: Mapping[str, _Nodes]) -> bool:
-        """Return whether work depends on which groups came first: scorers share them out, or steps do."""
+        """Return whether work depends on the order in which groups were completed.
+
+        This holds if scorers share groups out among ranks, or if learning is split into steps.
+        """
         ranks = {c: sum(ranks for _, ranks in spread[c]) for c in part.active}
         space = self._space
         return space.model.ordered(space.config, part.stage, ranks, part.begun)
@@ -166,7 +169,7 @@ class Alike:
         return layout.mode, held, active, ranks, at_once
 
     def _have_room(self, spread: Sequence[_Nodes]) -> bool:
-        # The driver
+        # node 0 also runs the driver
         at_work = Counter({0: 1})
         for nodes in spread:
             for node, ranks in nodes:
@@ -179,10 +182,10 @@ def _named(moves: Sequence[Move]) -> _Moves:
 
 
 def seconds_of(prediction: Prediction, keys: Sequence[object]) -> dict[object, float]:
-    """Return what each stage of a prediction takes, by its key."""
+    """Return the seconds of each stage of a prediction, by key."""
     if len(keys) == 1:
         return {keys[0]: prediction.seconds}
-    # The first begins with everything off
+    # The first iteration differs: everything starts offloaded.
     counted = prediction.iterations[1:]
     found = [
         sum(one.stages[at].ended_s - one.stages[at].began_s for one in counted)

@@ -1,4 +1,4 @@
-"""What a search has found, in words, as plain values and as a picture."""
+"""The result of a search as text, as plain values (JSON) and as a picture (SVG)."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _STEPS = 6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """By which factor a cost would have to change for a runner-up to be the better plan."""
+    """The factor by which a cost would have to change for a runner-up to become the best plan."""
 
     cost: str
-    share: float  # of the processor seconds of the best plan
-    less: float | None  # None: not above 1 / FACTOR
-    more: float | None  # None: not below FACTOR
+    share: float  # share of the best plan's processor seconds
+    less: float | None  # a factor below 1; None: no such factor down to 1 / FACTOR
+    more: float | None  # a factor above 1; None: no such factor up to FACTOR
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """An answer with all that is told of it."""
+    """The answer of a search, with everything that is reported about it."""
 
     name: str  # of the config
     search: Search
     answer: Answer
-    # No plan is better in seconds, accelerators and free memory at once
+    # Pareto front: no other plan is better in seconds, accelerators and free memory
     front: Sequence[Found]
     turns: Sequence[Turn]
-    seconds: float  # that the search took
+    seconds: float  # duration of the search
     notes: Sequence[str] = ()
     probed: Sequence[Probe] = ()
 
@@ -53,7 +53,7 @@ class Result:
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:
-    """Return the plans that no other beats in seconds, accelerators or free memory without losing in another."""
+    """Return the plans that no other plan dominates in seconds, accelerators and free memory (the Pareto front)."""
 
     def beats(one: Found, other: Found) -> bool:
         mine, its = ((f.seconds, f.used, -(f.margin_bytes or 0)) for f in (one, other))
@@ -71,9 +71,10 @@ def turns(
     objective: Callable[[Found, float], float],
     over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Turn]:
-    """Bisect each of the costs that take most of the processors for the factor at which one of `others` is as good.
+    """For each of the most expensive costs, bisect the factor at which one of `others` becomes as good as the best
+    plan.
 
-    `over` tells whether time is over: then what is left of the costs is left out.
+    `over` tells whether time has run out; the remaining costs are skipped then.
     """
     spent = best.prediction.costs.spent
     whole = sum(spent.values()) or 1.0
@@ -81,7 +82,7 @@ def turns(
 
         def lead(factor: float, cost: str = cost) -> float:
             if over():
-                # Of no use: this cost is left out
+                # This cost cannot be varied, so it is skipped.
                 return 0.0
             scaled = _scaled(search.profile, cost, factor)
             ours, *theirs = (
@@ -101,7 +102,7 @@ def turns(
 
 
 def _flip(lead: Callable[[float], float], far: float) -> float | None:
-    """Return the factor between 1 and `far` at which the lead is lost, None where it is not."""
+    """Return the factor between 1 and `far` at which the lead is lost; None if it is never lost."""
     if lead(far) >= 0.0:
         return None
     near = 1.0
@@ -134,7 +135,7 @@ def _again(found: Found, profile: Profile) -> Prediction:
 
 
 def _unlike(found: Found, best: Found) -> str:
-    """Write what differs from the best plan."""
+    """Write how a plan differs from the best plan."""
     same = describe(best).split("; ")
     return (
         "; ".join(part for part in describe(found).split("; ") if part not in same)
@@ -143,7 +144,7 @@ def _unlike(found: Found, best: Found) -> str:
 
 
 def why_slower(best: Found, other: Found) -> str:
-    """Say which stage of `other` takes longer than that of the best, and what limits it."""
+    """Return which stage of `other` takes longer than in the best plan, and what limits that stage."""
     ours = predicted_seconds(best.prediction)
     theirs = predicted_seconds(other.prediction)
     longer = {
@@ -158,7 +159,7 @@ def why_slower(best: Found, other: Found) -> str:
 
 
 def render_text(result: Result) -> str:
-    """Write what was found as a page of text."""
+    """Render a result as a page of text."""
     answer = result.answer
     best = result.best
     lines = [
@@ -299,7 +300,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def render_json(result: Result) -> dict[str, Any]:
-    """Return what was found as plain values."""
+    """Return a result as plain values."""
     answer = result.answer
     best = result.best
 
@@ -343,7 +344,7 @@ _WIDTH = 960
 _ROW = 44  # height of a plan
 _TOP = 64  # y of the first plan
 _LEFT = 24
-_KEY = 110  # width of an entry of the legend
+_KEY = 110  # width of a legend entry
 _LOOK = (
     f"text{{font:12px {FONT};fill:#1f2328}}@media(prefers-color-scheme:dark){{text{{fill:#e6edf3}}"
     ".page{fill:#0d1117}}.page{fill:#fff}"
@@ -356,7 +357,7 @@ def render_svg(result: Result) -> str:
     The config's plan is drawn where it is slower than the best. Returns a self-contained
     SVG document.
     """
-    # The plans, with the names that stand above their bars.
+    # The plans to draw, by the names above their bars
     shown: dict[str, Found] = {}
     for at, found in enumerate(result.answer.found):
         name = f"runner-up {at}" if at else "best"
@@ -366,7 +367,7 @@ def render_svg(result: Result) -> str:
         shown["config"] = current
 
     longest = max(found.seconds for found in shown.values())
-    # Pixels of a second
+    # Pixels per second
     scale = (_WIDTH - 2 * _LEFT - 90) / longest
     bars: list[str] = []
     for row, (name, found) in enumerate(shown.items()):

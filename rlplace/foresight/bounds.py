@@ -1,4 +1,6 @@
-"""The least seconds that an iteration can take under a profile: sums, where `predict` runs the loop on a clock.
+"""Lower bounds on the seconds of an iteration under a profile.
+
+A bound is a sum, while `predict` runs the loop on a clock.
 
 Between two moments at which the loop waits for everybody, time passes for at least as long as
 
@@ -31,17 +33,17 @@ from rlplace.placement.schedule import Move, Schedule, base_stage
 
 
 class Bounds:
-    """Least seconds of iterations under a profile."""
+    """Lower bounds on the seconds of iterations, for one profile."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
-        """`plan`: one of those that bounds are asked for."""
+        """`plan`: any plan of the space."""
         model = model_of(config)
         self.stages: Stages = model.stages(config, plan, costs)
         self._sending = model.sending(config)
         topology = plan.topology
         inline = config.cluster.launcher == "inline"
         cores = int(costs.profile.machine.get("cores", 1))
-        # That a node's ranks can use at once: inline all are one process
+        # Processors that the ranks of a node can use at once; inline ranks are threads of one process.
         self._cores = 1 if inline else cores
         self._call_s = costs.of(f"driver/{config.cluster.launcher}_call").cpu_s
         self._nodes = len(topology.nodes)
@@ -55,9 +57,9 @@ class Bounds:
         options: Mapping[str, Sequence[Size]],
         known: Mapping[str, float] | None = None,
     ) -> float:
-        """Return a bound for all plans in which each component has one of these sizes, wherever it is.
+        """Return a bound for all plans whose components have one of the given sizes, for any places.
 
-        `known`: bounds of stages of such plans, where more is known of them.
+        `known`: better bounds for some stages, if available.
         """
         stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(
             known or {}
@@ -70,8 +72,8 @@ class Bounds:
         mode: Mode,
         options: Mapping[str, Sequence[Size]],
     ) -> float:
-        """Return what those who score add, each of them to rollout or to infer."""
-        # Of those that have no choice
+        """Return the seconds that scoring adds; each scorer works either during rollout or in infer."""
+        # Seconds of scorers that can only work in infer
         late_s = 0.0
         free: list[tuple[float, float]] = []
         generating = sum(
@@ -88,7 +90,7 @@ class Bounds:
                 generating + min(size.accelerators for size in options[component])
                 > self._most
             ):
-                # It shares accelerators with what generates
+                # This scorer shares accelerators with rollout, so it works later.
                 late_s = max(late_s, seconds[1])
             else:
                 free.append((seconds[0], seconds[1]))
@@ -131,7 +133,7 @@ class Bounds:
     def of_stage(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> float:
-        """Return a bound for a stage in all plans in which each component has one of these sizes."""
+        """Return a bound for a stage, over all plans whose components have one of these sizes."""
         key = (stage, mode, *(tuple(sizes[c]) for c in self.stages.depends(stage)))
         if key not in self._found:
             self._found[key] = min(
@@ -145,7 +147,7 @@ class Bounds:
             sum(load.cpu_s for load in found.loads.values())
             + (_calls(found.loads) - 1) * self._call_s
         )
-        # At most, where they are full
+        # Lowest number of nodes, if all are full
         nodes = {c: -(-found.wide[c] // self._per_node) or 1 for c in found.loads}
         fullest_s = max(
             (load.cpu_s / nodes[c] for c, load in found.loads.items()), default=0.0
@@ -157,9 +159,9 @@ class Bounds:
     def of_stages(
         self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
     ) -> list[float]:
-        """Return a bound for each stage of a plan, with its moves. `spread`: its ranks by node."""
+        """Return a bound for each stage of a plan, including its moves. `spread`: number of ranks by node."""
         found = list[float]()
-        # What is asked for before the loop waits is one message
+        # Calls that are sent before the loop waits go in one message.
         joins = not schedule.needs.ahead
         bases = {base_stage(stage): stage for stage in schedule.stages}
         scored = (
@@ -206,7 +208,7 @@ class Bounds:
         return found
 
     def _placed(self, loads: Loads, chain_s: float, spread: Spread) -> float:
-        # Of the driver
+        # Seconds of the driver's calls
         by_node = {0: (_calls(loads) - 1) * self._call_s}
         for component, load in loads.items():
             for node, ranks in spread[component].items():
@@ -220,10 +222,13 @@ class Bounds:
         )
 
     def _interval(self, loads: Loads, chain_s: float, node_s: float) -> float:
-        """Bound the seconds in which these calls are made; `node_s`: computed on one node meanwhile."""
+        """Bound the seconds from sending these calls to their last answer.
+
+        `chain_s`: work of components that wait for each other. `node_s`: seconds computed on each node meanwhile.
+        """
         if not loads:
             return 0.0
-        # Who waits for all ranks waits for all their messages, and all their answers come after.
+        # A component that waits for all its ranks receives all messages first; all answers come afterwards.
         longest_s = max(
             chain_s,
             *(
@@ -240,10 +245,10 @@ class Bounds:
 def intervals(
     schedule: Schedule, sending: Collection[str]
 ) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
-    """Return the stages, each with the moves that the loop awaits before it and those that go with its work.
+    """Yield the stages, each with the moves that the loop awaits first and the moves sent together with its work.
 
-    As `Loop` makes them: what leaves after a stage is asked for behind its work, but for the last stage and those of
-    `sending`, whose weights may still be read.
+    Mirrors `Loop`. Components that leave after a stage are offloaded behind their work, except in the last stage and in
+    the stages of `sending`, where their weights may still be read.
     """
     stages = schedule.stages
     for at, stage in enumerate(stages):

@@ -1,4 +1,4 @@
-"""What a lap of some size takes, from the points of a profile; what was asked for and is not there."""
+"""The cost of a lap (one measured unit of work) of any size, from the points of a profile; records missing costs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from rlplace.foresight.profile import ACCELERATOR, ASSUMED, COLD, Point, Profile, mean
 
-# The share of a lap that does not depend on its size, where a single size was measured: a policy of small batches is
-# bound by calls, a simulator steps one environment after another.
+# Share of a lap's seconds that does not depend on its size; used where only one size was measured. A policy with small
+# batches is bound by call overhead, a simulator steps one environment after another.
 _FIXED = {
     "sim": 0.1,
     "policy": 0.8,
@@ -28,17 +28,19 @@ _FIXED = {
 }
 _FIXED_ELSE = 1.0
 _SHARE = 0.02
-_NOISY = 0.35  # of the work; relative, of iterations or of points from their line
-_JOINED = ("/exchange", ".learn/rest")  # whose size are the ranks
-_NEAR = 1.2  # sizes that differ by less are one point: minibatches of a rank differ by chance
+# relative deviation, over iterations or from the line, above which a cost is called noisy
+_NOISY = 0.35
+_JOINED = ("/exchange", ".learn/rest")  # costs whose size is the number of ranks
+# ratio below which two sizes count as one point: minibatches of a rank differ by chance
+_NEAR = 1.2
 
 
 class Cost(NamedTuple):
-    """Of one lap."""
+    """The cost of one lap."""
 
     cpu_s: float
     blocked_s: float = 0.0
-    on_accelerator: bool = False  # cpu_s is of the rank's accelerator
+    on_accelerator: bool = False  # whether cpu_s is of the rank's accelerator
 
     @property
     def seconds(self) -> float:
@@ -48,7 +50,7 @@ class Cost(NamedTuple):
         return self._replace(cpu_s=self.cpu_s * count, blocked_s=self.blocked_s * count)
 
     def plus(self, *others: Cost) -> Cost:
-        """Return what processors do one after another."""
+        """Return the sum of two costs that run one after the other."""
         costs = (self, *others)
         return Cost(
             sum(cost.cpu_s for cost in costs), sum(cost.blocked_s for cost in costs)
@@ -59,17 +61,17 @@ NOTHING = Cost(0.0)
 
 
 class Costs:
-    """Answers from one profile. Keeps what it was asked for."""
+    """Costs from one profile. Records which costs were asked for."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        # Cost -> a size that was asked for
+        # Missing costs -> a size that was asked for
         self.missing: dict[str, float] = {}
-        # Cost -> a size outside of what was measured
+        # Costs asked for outside of the measured sizes -> such a size
         self.stretched: dict[str, float] = {}
-        # Costs that are not measured
+        # Costs that are assumed, not measured
         self.assumed: set[str] = set()
-        # Cost -> processor seconds that were asked for in all
+        # Cost -> total processor seconds that were asked for
         self.spent: dict[str, float] = defaultdict(float)
         self._found: dict[tuple[str, float], Cost] = {}
         self._points = {
@@ -77,7 +79,7 @@ class Costs:
         }
 
     def known(self, call: str, part: str, *, cold: bool) -> str:
-        """Return the name of a part's cost, cold or not, of the other kind where that alone was measured."""
+        """Return the name of a part's cost, cold or warm; the other kind if only that was measured."""
         names = (f"{call}/{COLD}{part}", f"{call}/{part}")
         return next(
             (name for name in (names if cold else names[::-1]) if name in self._points),
@@ -85,7 +87,7 @@ class Costs:
         )
 
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
-        """Return what laps take; nothing where it is not known."""
+        """Return the cost of laps; zero if it is not known."""
         key = (name, size)
         if (found := self._found.get(key)) is None:
             found = self._found[key] = self._of(name, size)
@@ -96,7 +98,7 @@ class Costs:
 
     @property
     def spread(self) -> float:
-        """Return the relative standard deviation of what was asked for, over iterations, as far as it was measured."""
+        """Return the relative standard deviation over iterations of what was asked for, where it was measured."""
         whole = sum(self.spent.values())
         if whole:
             return (
@@ -109,7 +111,7 @@ class Costs:
 
     @property
     def noisy(self) -> list[str]:
-        """Return the costs of a share of the work that varied much while measured, or that no line is near."""
+        """Return the important costs that varied much during measurement, or that are far from their fitted line."""
         whole = sum(self.spent.values())
         found = [
             name for name, seconds in self.spent.items() if seconds > _SHARE * whole
@@ -122,7 +124,7 @@ class Costs:
         ]
 
     def _bent(self, name: str) -> float:
-        """Return how far a point is from the line of all that has a size; those of ranks are on none."""
+        """Return the largest distance of a point from the fitted line; 0 for costs whose size is a number of ranks."""
         sized = [point for point in self._points.get(name, ()) if point.size > 0.0]
         if name.endswith(_JOINED):
             return 0.0
@@ -136,7 +138,7 @@ class Costs:
         return 0.0
 
     def sizes(self, name: str) -> list[float]:
-        """Return the sizes between which a cost is a line, and those beside them: where lines end, costs jump."""
+        """Return the sizes at which the cost's line bends, and their neighbours, since costs can jump there."""
         return [
             point.size * off
             for point in self._points.get(name, ())
@@ -148,7 +150,7 @@ class Costs:
 
     def _of(self, name: str, size: float) -> Cost:
         points = self._points.get(name, ())
-        # Alone it is another thing
+        # A single rank does not wait for others, so it is not on the line.
         if name.endswith(_JOINED):
             points = (
                 tuple(point for point in points if (point.size > 1.0) == (size > 1.0))
@@ -169,7 +171,7 @@ class Costs:
 
 
 def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return one point for all whose sizes are within a fifth of the first of them, weighed by laps."""
+    """Merge points whose sizes are within a fifth of each other, weighted by laps."""
     groups: list[list[Point]] = []
     for point in sorted(points, key=lambda p: p.size):
         if groups and point.size <= groups[-1][0].size * _NEAR:
@@ -182,7 +184,7 @@ def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
 def _at(
     points: Sequence[tuple[float, float, float]], size: float, fixed: float
 ) -> float:
-    """Return the value at `size`: between two points on their line, outside on that of all."""
+    """Return the value at `size`: interpolated between two points; outside of them, on the fitted line."""
     if len(points) == 1:
         at, value, _ = points[0]
         if at and size:
@@ -198,7 +200,7 @@ def _at(
 
 
 def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return base and slope, both at least 0, of the line through (size, value, weight) with least relative squares."""
+    """Return intercept and slope (both >= 0) of the line through (size, value, weight) with least relative squares."""
     sums = [0.0] * 5
     for x, y, _ in points:
         weight = 1.0 / max(y, 1e-12) ** 2
@@ -216,7 +218,7 @@ def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 
 
 def fit_error(points: Sequence[Point]) -> float:
-    """Return the largest relative distance of a point from the line of all; 0 for fewer than three."""
+    """Return the largest relative distance of a point from the fitted line; 0 for fewer than three points."""
     values = [(p.size, p.cpu_s, p.laps) for p in points]
     if len(values) < 3:
         return 0.0

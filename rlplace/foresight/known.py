@@ -1,4 +1,4 @@
-"""Which profile a command predicts from, and how far it is one of this job and machine."""
+"""Find the profile that a command predicts from, and check whether it fits the job and this machine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ NOTHING_MEASURED = "from published rates, of which an assumed share is reached; 
 FILE = "profile.json"
 LAST = "last"
 PUBLISHED = "published"
-_LOOKED_AT = 20  # newest runs, for one of this job
+_LOOKED_AT = 20  # number of newest runs that are searched
 
 
 def find_profile(
     config: Any, plan: Plan, case: MemoryCase, words: Sequence[str] = ()
 ) -> Profile | None:
-    """Return what the key `profile` names, several files merged; None where it names none.
+    """Return the profile that the key `profile` names, merged if it names several files; None if it names none.
 
-    `words`: a command line of the job, for the command that measures it. Raises ConfigError for a file that is no
-    profile, `last` without a run, and a profile of other simulators or models.
+    `words`: a command line of the job, used to suggest a measuring command. Raises ConfigError for a file that is no
+    profile, for `last` without a run, and for a profile of other simulators or models.
     """
     if config.profile is None:
         return None
@@ -47,7 +47,7 @@ def find_profile(
 def last_profile(
     config: Any, plan: Plan, words: Sequence[str] = ()
 ) -> tuple[Path, Profile]:
-    """Return the newest profile of this job, with its file; raise what is wrong with the newest where none is."""
+    """Return the newest profile of this job with its file. If no run has one, raise the error of the newest run."""
     folder = Path(config.runner.output_dir)
     files = sorted(
         folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True
@@ -71,7 +71,7 @@ def last_profile(
 
 
 def measuring(words: Sequence[str]) -> str:
-    """Write the command that measures the job of a command line, after which profile=last finds it."""
+    """Return the command that measures this job; afterwards profile=last finds the result."""
     kept = [
         word
         for word in words
@@ -81,7 +81,7 @@ def measuring(words: Sequence[str]) -> str:
 
 
 def _read(file: Path, config: Any, plan: Plan, words: Sequence[str]) -> Profile:
-    """Read one file of this job; what was measured on another machine says so."""
+    """Read a profile of this job. A profile from another machine is marked as such."""
     profile = read_profile(
         _text(file / FILE if file.is_dir() else file), file=str(file)
     )
@@ -106,7 +106,7 @@ def _text(file: Path) -> str:
 def _require_same(
     profile: Profile, file: Path, config: Any, plan: Plan, words: Sequence[str]
 ) -> None:
-    """Raise ConfigError where a component ran something else than in this job."""
+    """Raise ConfigError if a component of the profile ran something else than in this job."""
     here = subjects(config, plan)
     others = {
         c: profile.subjects[c]
@@ -136,7 +136,7 @@ def _differing(profile: Profile) -> list[str]:
 
 
 def foreign(profile: Profile) -> list[str]:
-    """Return how the profile's machine and versions differ from what is here, for a prediction to say."""
+    """Return how the profile's machine and versions differ from the present ones, to be shown with a prediction."""
     notes: list[str] = []
     if profile.machine.get("processor") == AS_PUBLISHED:
         return [NOTHING_MEASURED]

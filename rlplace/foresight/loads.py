@@ -1,4 +1,4 @@
-"""What the ranks of a job do between two moments at which its loop waits for all, by the sizes of its components.
+"""Lower bounds of the work of a job's ranks between two synchronizations of the loop, by the sizes of components.
 
 These are sums of the laps that the ranks of a prediction spend, at least: see the `performance` of each job.
 """
@@ -14,7 +14,7 @@ from rlplace.placement.schedule import Move
 
 
 class Size(NamedTuple):
-    """Of a component: its accelerators, and those of each rank."""
+    """Size of a component: its number of accelerators, and the number of each rank."""
 
     accelerators: int
     ranks: int
@@ -25,21 +25,23 @@ class Size(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """What holds for all components."""
+    """Settings that hold for all components."""
 
     groups: int  # stage groups
-    shared: bool  # env and rollout share processes, rank by rank
+    shared: bool  # whether env and rollout share processes, rank by rank
 
 
 class Load(NamedTuple):
-    """What one component does between two moments at which the loop waits for everybody."""
+    """Work of one component between two synchronizations of the loop."""
 
     ranks: int
     calls: int  # messages to each rank
-    longest_s: float  # of its most loaded rank, one after another
-    cpu_s: float  # of all ranks
-    least_s: float  # of the rank that computes least
-    meets: bool = False  # whether all ranks wait for each other when they begin and before they end
+    longest_s: float  # seconds of the most loaded rank
+    cpu_s: float  # processor seconds of all ranks
+    least_s: float  # processor seconds of the least loaded rank
+    meets: bool = (
+        False  # whether all ranks wait for each other at the start and at the end
+    )
 
     def after(self, other: Load) -> Load:
         longest_s, cpu_s, least_s = (
@@ -55,30 +57,30 @@ class Load(NamedTuple):
         )
 
     def on(self, ranks: int) -> float:
-        """Return the processor time of so many of its ranks, at least."""
+        """Return a lower bound of the processor seconds of `ranks` of its ranks."""
         if ranks == self.ranks:
             return self.cpu_s
         return ranks * self.least_s
 
 
 Sizes = Mapping[str, Size]
-Spread = Mapping[str, Mapping[int, int]]  # component -> node -> ranks there
+Spread = Mapping[str, Mapping[int, int]]  # component -> node -> number of ranks
 Loads = Mapping[str, Load]
 
 
 class Options(NamedTuple):
-    """Loads of a stage for some of the sizes that its components may have."""
+    """Loads of a stage, for some of the sizes that its components may have."""
 
     loads: Loads
-    chain_s: float  # of work of several components that wait for each other
-    wide: Mapping[str, int]  # component -> its most accelerators
+    chain_s: float  # seconds of work of components that wait for each other
+    wide: Mapping[str, int]  # component -> its largest number of accelerators
 
 
 class Stages(abc.ABC):
     """The loads of the stages of a job."""
 
-    names: tuple[str, ...]  # of stages that are no sub-stages
-    scoring: tuple[str, ...] = ()  # components that work in rollout, or else in infer
+    names: tuple[str, ...]  # names of the stages, without sub-stages
+    scoring: tuple[str, ...] = ()  # components that score, during rollout or in infer
 
     def __init__(self, config: Any, costs: Costs) -> None:
         self._config = config
@@ -89,20 +91,23 @@ class Stages(abc.ABC):
     def loads(
         self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
     ) -> tuple[Loads, float]:
-        """Return what each active component does in a stage, and a chain of work of several, without moves."""
+        """Return the work of each active component in a stage, and the seconds of components that wait for each other.
+
+        Moves are not included.
+        """
 
     @abc.abstractmethod
     def depends(self, stage: str) -> tuple[str, ...]:
-        """Return the components whose sizes the work of a stage depends on."""
+        """Return the components whose sizes affect the work of a stage."""
 
     @abc.abstractmethod
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Return the loads for sizes of which one is taken, or loads that are below those of all of them."""
+        """Yield loads for combinations of the given sizes, or loads that are below all of them."""
 
     def move(self, move: Move, size: Size, *, joins: bool) -> Load:
-        """Return what a change of residency takes. `joins`: it goes to the ranks in one message with other calls."""
+        """Return the load of a move between residencies. `joins`: it shares a message with other calls."""
         work = [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks
         if not joins:
             return self._load(move.component, work)
@@ -111,7 +116,7 @@ class Stages(abc.ABC):
         )
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
-        """Return a cost in which what an accelerator does is no work of processors."""
+        """Return a cost; accelerator work does not count as processor work."""
         call, _, part = name.partition("/")
         names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
         found = [self._costs.of(each, size) for each in sorted(names)]
@@ -128,7 +133,7 @@ class Stages(abc.ABC):
         return self._of(f"{component}/ray_call")
 
     def _load(self, component: str, work: Sequence[Cost]) -> Load:
-        """Return the load of one call; `work`: of each rank."""
+        """Return the load of one call. `work`: cost of each rank."""
         around = self._around(component)
         longest = max(cost.seconds for cost in work) + around.seconds
         cpu = [cost.cpu_s + around.cpu_s for cost in work]
@@ -142,7 +147,7 @@ class Stages(abc.ABC):
         return {"actor": push, "rollout": pull}, push.longest_s + pulled.seconds
 
     def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
-        """Return the least cost of any size between two, or of `each` one of what it does."""
+        """Return the least cost of any size between `low` and `high`; `each`: divided by the size."""
         sizes = [
             low,
             high,
@@ -154,6 +159,6 @@ class Stages(abc.ABC):
 
 
 def least_of(costs: Sequence[Cost]) -> Cost:
-    """Return a cost that is above none of these, of processors and in all."""
+    """Return the elementwise minimum of these costs."""
     cpu_s = min(cost.cpu_s for cost in costs)
     return Cost(cpu_s, min(cost.seconds for cost in costs) - cpu_s)

@@ -1,4 +1,4 @@
-"""Short runs of a job under other placements, to measure what its own placement does not show: costs of other sizes.
+"""Short runs of a job under other placements, which measure costs of sizes that its own placement does not have.
 
 A run under one placement has one size of each lap: so many simulators for each rank, so many samples of a minibatch.
 Placements with fewest and with most ranks are the ends of every curve; what lies between is on the line.
@@ -26,32 +26,32 @@ from rlplace.foresight.profile import Profile, read_profile
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import placed_names
 
-_TAIL = 12  # lines of the output of a run that failed
+_TAIL = 12  # last lines of a failed run's output to show
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A job under some placement."""
+    """A job under one placement."""
 
     name: str
-    mapping: Mapping[str, Any]  # its whole config
+    mapping: Mapping[str, Any]  # the whole config
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a short run has shown."""
+    """The result of a short run."""
 
     profile: Profile
-    # Stage -> predicted by its own profile, measured
+    # Stage -> (predicted from the run's own profile, measured)
     seconds: Mapping[str, Mapping[str, float]]
 
 
 def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
-    """Give the config as it is, then under placements whose costs have other sizes; some may be no valid plans."""
+    """Yield the config as it is, then placements whose costs have other sizes; some may not be valid plans."""
     yield Variant(name="as written", mapping=mapping)
     config = read_job(mapping)
     model = model_of(config)
-    # Components of a job of one's own, whose blocks need not be written.
+    # A custom job need not write a block for each component.
     own = job_of(config).components
     names = placed_names(mapping["cluster"]["component_placement"])
     for count in dict.fromkeys((1, accelerators, max(1, accelerators // 2))):
@@ -59,7 +59,7 @@ def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]
         what = "one rank of each" if count == 1 else f"{count} ranks of each"
         yield placed(mapping, what, dict.fromkeys(names, where), own)
         if model.pair and count != accelerators:
-            # In a block: a number as `accelerators` is how many.
+            # Within a block, a plain number in `accelerators` means a count.
             shared = {"placement": where, "process": "shared"}
             placement: dict[str, object] = dict.fromkeys(names, where)
             placement |= dict.fromkeys(model.pair, shared)
@@ -74,9 +74,9 @@ def placed(
     placement: Mapping[str, object],
     own: Collection[str] = (),
 ) -> Variant:
-    """Return the config under another placement, in which all that shares accelerators leaves them.
+    """Return the config with a placement in which all components that share accelerators are offloaded in turn.
 
-    `own`: components whose blocks are made where the config has none.
+    `own`: components whose blocks are created if the config has none.
     """
     changed = copy.deepcopy(dict(mapping))
     changed["cluster"]["component_placement"] = dict(placement)
@@ -87,16 +87,16 @@ def placed(
         block = changed.get(key)
         if not isinstance(block, dict):
             continue
-        # Not of a reward that is a function.
+        # A reward that is a function has no accelerators.
         if component in own or block.get("kind", "model") == "model":
             block["enable_offload"] = True
     return Variant(name=name, mapping=changed)
 
 
 def run(variant: Variant, iterations: int) -> Measured:
-    """Train for a few iterations, in a process and a folder of its own, and read the profile.
+    """Train a few iterations in a process and folder of their own, and read the profile.
 
-    Raises ConfigError with the end of the output of a run that fails.
+    Raises ConfigError with the last lines of output if the run fails.
     """
     mapping = copy.deepcopy(dict(variant.mapping))
     mapping["runner"] = mapping.get("runner", {}) | {

@@ -1,4 +1,4 @@
-"""The performance model of a job that says nothing of its costs: seconds of its calls, as they were measured.
+"""The default performance model: for a job that declares no costs, it uses the measured seconds of calls.
 
 ::
 
@@ -33,14 +33,14 @@ from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part as Lap
 from rlplace.workers.worker import MoveReport
 
-SECONDS = "seconds"  # the part that stands for a whole call
-TAKE = "take_metrics"  # that the loop calls behind the work of a stage
+SECONDS = "seconds"  # name of the part that stands for a whole call
+TAKE = "take_metrics"  # called by the loop after the work of a stage
 _WEIGHTS = (PUSH, PULL)
-_LEAST = 0.01  # of the longest work: how far less takes turns with it cannot be told
+_LEAST = 0.01  # share of the longest work; below it, turn-taking cannot be detected
 
 
 class MeasuredModel(PerformanceModel):
-    """The default: nothing is known of a component but the seconds of its calls."""
+    """The default model: only the seconds of each component's calls are known."""
 
     asks_channels = True
 
@@ -55,7 +55,7 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> list[tuple[str, Lap]]:
-        """Return one lap for each call of each component: that of its slowest rank, without waiting for processors."""
+        """Return one lap for each call of each component: its slowest rank, without waiting for processors."""
         found: list[tuple[str, Lap]] = []
         inline = config.cluster.launcher == "inline"
         constant = _constant(config)
@@ -72,7 +72,7 @@ class MeasuredModel(PerformanceModel):
                 if _works(name):
                     longest_s *= 1.0 - waiting.get(component, 0.0)
                 cpu_s = min(longest_s, sum(cpu for _, cpu in took) / len(took))
-                # What is left of the seconds is no work of a processor, and none waits for one in it.
+                # The remaining seconds use no processor and do not wait for one.
                 blocked_s = max(0.0, longest_s - max(cpu_s, crowded_s))
                 ranks = plan.placement.world_size(component)
                 size = 0.0
@@ -91,7 +91,7 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return by stage how far components that talk take turns: 0 where all work at once, 1 one after the other."""
+        """Return for each stage how far talking components take turns: 0 if they overlap fully, 1 if they alternate."""
         waiting = _waiting_share(iteration, waits)
         found: dict[str, float] = {}
         for stage, talking in _talking(config, plan.needs).items():
@@ -118,7 +118,7 @@ class MeasuredModel(PerformanceModel):
         return MeasuredSite(config, plan, costs, cores)
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return lengths that divide a node or the nodes, one rank on each accelerator."""
+        """Return the sizes that divide a node or the nodes, with one rank on each accelerator."""
         node = max(node.accelerators for node in space.nodes)
         nodes = len(space.nodes)
         even = [
@@ -145,7 +145,7 @@ class MeasuredModel(PerformanceModel):
         return [stage.name for stage in job_of(config).stages if stage.transfers]
 
     def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
-        """Return the config with another value: of a component's block, or of the engine."""
+        """Return the config with another value, in a component's block or in the engine's keys."""
         own: OpenConfig = config
         field = "components" if path[0] in own.components else "engine"
         return replaced(own, (field, *path), value)
@@ -155,7 +155,7 @@ class MeasuredModel(PerformanceModel):
 
 
 class MeasuredSite(Site):
-    """Knows how long components wait for those that they talk to."""
+    """Also knows how long components wait for the components that they talk to."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         super().__init__(config, plan, costs, cores)
@@ -164,7 +164,7 @@ class MeasuredSite(Site):
             ranks = plan.placement.world_size(component)
             sizes[component] = Size(ranks, ranks)
         work = MeasuredStages(config, plan, costs)
-        # First method of each component in a stage -> seconds in which it waits for its turn.
+        # (component, its first method in a stage) -> seconds of waiting for its turn
         self.turns_s: dict[tuple[str, str], float] = {}
         for stage, talking in _talking(config, plan.needs).items():
             waited_s = work.turns_s(stage, talking, sizes)
@@ -176,12 +176,12 @@ class MeasuredSite(Site):
 
 
 class MeasuredRank(Rank):
-    """Spends the seconds of each call; sends and takes weights as any rank does."""
+    """Spends the measured seconds of each call; sends and receives weights like any rank."""
 
     site: MeasuredSite
 
     def spent(self, method: str, *, constant: bool) -> Body:
-        """Spend what a call of a method takes."""
+        """Spend the seconds of one call of a method."""
         ranks = self.plan.placement.world_size(self.component)
         size = 0.0 if constant else 1.0 / ranks
         watch = self.watch(method)
@@ -193,7 +193,7 @@ class MeasuredRank(Rank):
         return dict[str, Metrics]()
 
     def take_metrics(self) -> Body:
-        """Return no metrics: a prediction has seconds alone."""
+        """Return no metrics: a prediction has seconds only."""
         yield from ()
         return dict[str, Metrics]()
 
@@ -221,7 +221,7 @@ class MeasuredRank(Rank):
 def _rank_with(
     component: str, methods: Sequence[str], constant: set[tuple[str, str]]
 ) -> type[Rank]:
-    """Return a class of ranks that has these methods."""
+    """Return a subclass of MeasuredRank that has these methods."""
     bodies = {
         method: _body(method, constant=(component, method) in constant)
         for method in methods
@@ -240,7 +240,7 @@ def _body(method: str, *, constant: bool) -> Callable[..., Body]:
 
 
 class MeasuredStages(Stages):
-    """The loads of the stages that a job declares."""
+    """The loads of a custom job's declared stages."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
         super().__init__(config, costs)
@@ -280,7 +280,7 @@ class MeasuredStages(Stages):
         return sum(self._cost_of(c, ranks).seconds for c in own if _works(c.method))
 
     def turns_s(self, stage: str, talking: Sequence[str], sizes: Sizes) -> float:
-        """Return the seconds in which the component with most work waits for those that it talks to."""
+        """Return how long the component with the most work waits for the components that it talks to."""
         work_s = [self.work_s(stage, c, sizes[c].ranks) for c in talking]
         share = self._costs.count(_turns(stage), 0.0)
         return share * (sum(work_s) - max(work_s))
@@ -309,7 +309,7 @@ class MeasuredStages(Stages):
 
     def _call(self, call: Call, ranks: int) -> Load:
         cost = self._cost_of(call, ranks)
-        # Calls that follow another call of the rank may go in one message with it.
+        # Further calls of a rank may share a message with its first call.
         load = self._load(call.component, [cost] * ranks)
         around = self._around(call.component)
         return load._replace(
@@ -339,7 +339,7 @@ def _calls(config: Any, needs: Needs) -> Iterator[Call]:
 
 
 def _constant(config: Any) -> set[tuple[str, str]]:
-    """Return the calls whose seconds do not depend on the number of ranks, as (component, method)."""
+    """Return the calls, as (component, method), whose seconds do not depend on the number of ranks."""
     parts = [p for s in job_of(config).stages for p in s.parts if isinstance(p, Part)]
     return {
         (part.component, method)
@@ -350,7 +350,7 @@ def _constant(config: Any) -> set[tuple[str, str]]:
 
 
 def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
-    """Return by stage the components that work in it and are joined by a channel with others there."""
+    """Return for each stage the working components that share a channel with another working component."""
     found: dict[str, list[str]] = {}
     for stage, steps in _steps(config, needs).items():
         calls = [call for step in steps for call in step.calls if _works(call.method)]
@@ -366,30 +366,30 @@ def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
 
 
 def _works(method: str) -> bool:
-    """Return whether a call is work of the job's own: no move, no weights that are sent, nothing of the loop."""
+    """Return whether a call is the job's own work: not a move, a weight transfer or a call of the loop."""
     return method not in (*_WEIGHTS, TAKE) and not method.startswith("move ")
 
 
 def _turns(stage: str) -> str:
-    """Name the number that says how far components of a stage take turns."""
+    """Return the name of the number that says how far components of a stage take turns."""
     return f"{stage.replace(' ', '_')}/in_turns"
 
 
 def _sources(config: Any, target: str) -> list[str]:
-    """Return the components whose weights a component takes."""
+    """Return the components that send weights to `target`."""
     transfers = [t for stage in job_of(config).stages for t in stage.transfers]
     return list(dict.fromkeys(t.source for t in transfers if target in t.targets))
 
 
 def _moved_bytes(config: Any, component: str, to: str) -> float:
-    """Return the declared bytes that a rank has on each accelerator before or after a move; 0 where none are."""
+    """Return the declared bytes that a move changes on each accelerator of a rank; 0 if undeclared."""
     declared = config.components[component].memory
     least = declared.weights if to == Residency.WEIGHTS.word else declared.full
     return float(least or 0)
 
 
 def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost:
-    """Return what a move takes: as measured, or in proportion to the bytes where these are others than at one time."""
+    """Return the cost of a move: as measured, or scaled by bytes if these differ from those measured."""
     name = _cost(component, f"move_{to.word}")
     size = _moved_bytes(config, component, to.word)
     cost = costs.of(name, size)
@@ -403,7 +403,7 @@ def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost
 
 
 def _cost(component: str, call: str) -> str:
-    """Name the cost of a call; moves have the name that all jobs give them."""
+    """Return the name of a call's cost. Moves have the same names in all jobs."""
     part = "rest" if call.startswith("move_") else SECONDS
     return f"{component}.{call}/{part}"
 
@@ -412,7 +412,7 @@ def _cost(component: str, call: str) -> str:
 
 
 def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
-    """Return the calls that ran at the same time: those of one stage, and its moves for themselves."""
+    """Return groups of calls that ran at the same time: those of one stage, and each stage's moves."""
     groups: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
     for call in calls:
         if call.name == TAKE:
@@ -437,7 +437,7 @@ def _by_method(
 def _waiting_share(
     iteration: IterationCalls, waits: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the share of its calls in which a component has waited at channels."""
+    """Return the share of call time that each component spent waiting at channels."""
     found: dict[str, float] = {}
     for component, waited_s in waits.items():
         seconds: dict[Any, float] = defaultdict(float)
@@ -451,7 +451,7 @@ def _waiting_share(
 
 
 def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
-    """Return the seconds of a component's slowest rank in a stage, one call after the other."""
+    """Return the seconds of a component's slowest rank in a stage: the sum of its calls."""
     seconds: dict[int, float] = defaultdict(float)
     for call in iteration.calls:
         if base_stage(call.stage) != stage or not _works(call.name):
@@ -462,7 +462,7 @@ def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
 
 
 def _last_push(iteration: IterationCalls) -> float:
-    """Return when the last weights of an iteration had been sent; 0 where none were."""
+    """Return when the last push of weights of an iteration ended; 0 if there was none."""
     ends = [
         call.record.began_s + call.record.seconds
         for call in iteration.calls
@@ -472,7 +472,7 @@ def _last_push(iteration: IterationCalls) -> float:
 
 
 def _own_seconds(call: RankCall, pushed_s: float) -> float:
-    """Return the seconds of a call; of one that takes weights, those after all had been sent."""
+    """Return the seconds of a call. A pull counts only from the end of the last push."""
     record = call.record
     if call.name != PULL:
         return record.seconds
@@ -481,21 +481,21 @@ def _own_seconds(call: RankCall, pushed_s: float) -> float:
 
 
 def _cpu_seconds(call: RankCall, inline: bool) -> float:
-    """Return the processor seconds of a call; those of its process's other threads too, where it has one of its own."""
+    """Return the processor seconds of a call; if it has a process of its own, those of all its threads."""
     record = call.record
     beside_s = 0.0 if inline or call.slot.process else record.beside_cpu_s
     return min(record.seconds, record.cpu_s + beside_s)
 
 
 def _crowded(calls: Sequence[RankCall], inline: bool) -> float:
-    """Return the seconds that processors of the fullest node need for calls, where ranks are more than processors."""
+    """Return the seconds that the busiest node's processors need, if it has more ranks than processors; else 0."""
     most_s = 0.0
     nodes: dict[int, list[RankCall]] = defaultdict(list)
     for call in calls:
         nodes[call.slot.node].append(call)
     for there in nodes.values():
         ranks = {call.slot for call in there}
-        # Threads of one process compute one at a time.
+        # The threads of one process compute one at a time.
         cores = 1 if inline else max(call.record.cores for call in there)
         if len(ranks) > cores:
             whole_s = sum(_cpu_seconds(call, inline) for call in there)

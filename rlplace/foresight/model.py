@@ -1,4 +1,4 @@
-"""Everything that the performance model asks of a job, on one page.
+"""The interface through which the performance model asks a job.
 
 A job gives its answers as an object: `Job.performance_model()`. The questions are of four kinds: what a run of the job
 measures, how its ranks spend seconds, which plans a search may choose among, and what else is measured for a profile.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StageBound(abc.ABC):
-    """A bound for one stage that no sum of loads gives, found by simulating the stage for some sizes."""
+    """A bound for one stage that is found by simulating that stage for some sizes, not by summing loads."""
 
     stage: str
     # The components at work in the stage, whose sizes the bound depends on.
@@ -38,31 +38,31 @@ class StageBound(abc.ABC):
     def known(
         self, sizes: Sequence[Size], acquired: Collection[frozenset[str]] | None = None
     ) -> float:
-        """Return the least seconds that were simulated, 0 where none were.
+        """Return the least simulated seconds, or 0 if nothing was simulated.
 
-        `sizes`: of each of the components. `acquired`: which of them move before they work; None: any of them may.
+        `sizes`: of each of the components. `acquired`: which of them must onload before they work; None: unknown.
         """
 
     @abc.abstractmethod
     def sharpen(self, sizes: Sequence[Size]) -> bool:
-        """Simulate what was not simulated yet; return whether there was anything."""
+        """Simulate sizes that were not simulated yet; return whether there were any."""
 
 
 class PerformanceModel(abc.ABC):
-    """What one job answers to the performance model. The defaults hold where nothing is special."""
+    """A job's answers to the performance model. The defaults suit jobs without special behaviour."""
 
-    # Components that may share processes, rank by rank, where `Mode.shared` says so.
+    # Components that share processes, rank by rank, if `Mode.shared` is set.
     pair: tuple[str, ...] = ()
-    # Whether the channels are asked how long ranks have waited. Workers whose laps tell it need that not.
+    # Whether to read from channels how long ranks have waited; not needed if the workers' laps show it.
     asks_channels: bool = False
-    # Components that generate ahead of all others, where generation runs ahead.
+    # Components that generate ahead of learning, if generation runs ahead.
     generating: tuple[str, ...] = ()
 
     # ── what a run measures ──────────────────────────────────────────────────────────────────────────────────────────
 
     @abc.abstractmethod
     def subject(self, config: Any, component: str) -> str:
-        """Return what a component runs, as far as its costs depend on it."""
+        """Describe what a component runs, as far as its costs depend on it."""
 
     def laps(
         self,
@@ -71,16 +71,16 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Sequence[tuple[str, Part]] | None:
-        """Return the names of costs with what an iteration has taken of them; None: one for each part of each call.
+        """Return (cost name, measured part) pairs of an iteration; None: one for each part of each call.
 
-        `waits`: seconds that a rank of each component has waited at channels, where `asks_channels`.
+        `waits`: seconds that a rank of each component has waited at channels, if `asks_channels`.
         """
         return None
 
     def counts(
         self, config: Any, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
-        """Return numbers of an iteration that a prediction needs beside seconds. `parts`: by the name of their cost."""
+        """Return numbers of an iteration, other than seconds, that a prediction needs. `parts`: by cost name."""
         return {}
 
     def stage_counts(
@@ -90,41 +90,41 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return more such numbers, of the calls of an iteration."""
+        """Return further numbers of this kind, derived from the calls of an iteration."""
         return {}
 
     def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
-        """Return the parts that are a call's own, where another component works in its thread; None: all are."""
+        """Return the parts of a call that belong to it, if another component works in its thread; None: all parts."""
         return None
 
     def part_name(self, plan: Plan, call: RankCall, part: Part) -> str:
-        """Return the name of a part's cost."""
+        """Return the name of the cost of a call's part."""
         return part.name
 
     def rest_size(self, plan: Plan, call: RankCall) -> float:
-        """Return the size of what a call does outside of its parts: 0 where nothing is counted."""
+        """Return the size of the work that a call does outside of its parts; 0: no size."""
         return 0.0
 
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
     def can_predict(self, config: Any) -> bool:
-        """Return whether it is known what the ranks do."""
+        """Return whether the behaviour of the job's ranks is modelled."""
         return True
 
     @abc.abstractmethod
     def ranks(self, config: Any, plan: Plan) -> Mapping[str, type[Rank]]:
-        """Return what the ranks of each component do, on a logical clock."""
+        """Return the logical-clock rank class of each component."""
 
     @abc.abstractmethod
     def site(self, config: Any, plan: Plan, costs: Costs, cores: int) -> Site:
-        """Return what the ranks share. `cores`: of each node."""
+        """Return the state that the ranks of a prediction share. `cores`: processors of each node."""
 
     def kinds_of_iterations(self, config: Any) -> int:
-        """Return how many iterations differ, one after the other."""
+        """Return the period after which iterations repeat: 2 if even and odd iterations differ, and so on."""
         return 1
 
     def published_profile(self, config: Any, plan: Plan, case: MemoryCase) -> Profile:
-        """Return a profile from published rates of accelerators. Raises ConfigError where there can be none."""
+        """Return a profile from published accelerator rates. Raises ConfigError if that is impossible."""
         raise nothing_published(
             "what the work of this job takes follows from no published rate", None
         )
@@ -132,75 +132,75 @@ class PerformanceModel(abc.ABC):
     # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
 
     def mode(self, plan: Plan) -> Mode:
-        """Return what holds for all components of a plan."""
+        """Return the settings of a plan that hold for all components."""
         return Mode(0, False)
 
     def modes(self, space: Space) -> tuple[Mode, ...]:
-        """Return what may hold for all components; what holds now is the first."""
+        """Return all possible modes; the present one comes first."""
         return (space.now,)
 
     def mode_changes(self, mode: Mode, now: Mode) -> Mapping[str, Any]:
-        """Return the keys of the config, beside the placement, in which a mode differs from another."""
+        """Return the config keys, beside the placement, in which a mode differs from the present one."""
         return {}
 
     @abc.abstractmethod
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return the sizes that each component may have; none of any where the mode cannot be."""
+        """Return the possible sizes of each component; empty if the mode is impossible."""
 
     @abc.abstractmethod
     def stages(self, config: Any, plan: Plan, costs: Costs) -> Stages:
-        """Return the loads of the stages: what bounds are sums of."""
+        """Return the loads of the stages, from which bounds are summed."""
 
     def stage_bound(self, space: Space, profile: Profile) -> StageBound | None:
-        """Return a bound for a stage that is simulated; None where there is none."""
+        """Return a bound from simulating one stage; None if the job has none."""
         return None
 
     def special_costs(self, mode: Mode) -> tuple[str, ...]:
-        """Return the costs that plans of a mode need, and others do not."""
+        """Return the costs that only plans of this mode need."""
         return ()
 
     def scored_in(self, stages: Collection[str]) -> str | None:
-        """Return the stage at whose end advantages are computed, of those of a schedule without turns."""
+        """Return the stage at whose end advantages are computed, given the stages without turns."""
         return None
 
     def sending(self, config: Any) -> Collection[str]:
-        """Return the stages that send weights: what leaves after them waits for their end."""
+        """Return the stages that send weights; components are offloaded only after such a stage has ended."""
         return ("sync",)
 
     def beside(self, stage: str) -> tuple[str, ...]:
-        """Return components whose ranks a stage depends on, though they do not work in it."""
+        """Return components whose number of ranks affects a stage although they do not work in it."""
         return ()
 
     def ordered(
         self, config: Any, stage: str, ranks: Mapping[str, int], begun: bool
     ) -> bool:
-        """Return whether the work of a stage depends on the order in which rollout has ended groups.
+        """Return whether the work of a stage depends on the order in which rollout completed groups.
 
-        `ranks`: of the components at work. `begun`: whether the actor has learned in rollout.
+        `ranks`: number of ranks of each working component. `begun`: whether the actor has learned during rollout.
         """
         return False
 
     def values(self, config: Any) -> Mapping[str, Sequence[int]]:
-        """Return the keys, beside the placement, that a search may vary, each with the values that it may have."""
+        """Return the config keys, beside the placement, that a search may vary, with their possible values."""
         return {}
 
     def learning_changes(self, varied: Mapping[str, Any]) -> Iterator[str]:
-        """Say what other values of these keys change in what is learned."""
+        """Describe how other values of these keys change what is learned."""
         yield from ()
 
     def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
-        """Return the config with another value at this path of keys."""
+        """Return the config with another value at this key path."""
         return replaced(config, path, value)
 
     # ── what else is measured for a profile ──────────────────────────────────────────────────────────────────────────
 
     def more_variants(self, mapping: Mapping[str, Any]) -> Iterator[Variant]:
-        """Give the job in more ways whose costs have other sizes, beside numbers of ranks."""
+        """Yield variants of the job whose costs have other sizes, beyond other numbers of ranks."""
         yield from ()
 
 
 def model_of(config: Any) -> PerformanceModel:
-    """Return the performance model of the job that a config is of."""
+    """Return the performance model of the config's job."""
     given: PerformanceModel | None = job_of(config).performance_model()
     if given is not None:
         return given
@@ -210,12 +210,12 @@ def model_of(config: Any) -> PerformanceModel:
 
 
 def sizes_of(components: Sequence[str], sizes: Sizes) -> tuple[Size, ...]:
-    """Return the sizes of these components."""
+    """Return the sizes of the given components."""
     return tuple(sizes[component] for component in components)
 
 
 def nothing_published(why: str, got: str | None) -> ConfigError:
-    """Return the error of a job for which nothing is published."""
+    """Return the error for a job without a published profile."""
     what = "no seconds can be told from published rates"
     return ConfigError.of(
         "nothing-published", "profile", what, got, why, "profile=last"

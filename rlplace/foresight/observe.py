@@ -1,4 +1,4 @@
-"""Calls of a run -> its profile."""
+"""Convert the calls of a run into a profile."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
-_WARM = 2  # first iterations of a command, which load libraries and fill caches
-_MOST = 200  # iterations that count, the latest
+# first iterations of a command, which load libraries and fill caches; not counted
+_WARM = 2
+_MOST = 200  # largest number of iterations that count: the latest ones
 _DRAWS = 256
-# Draws of a distribution that are kept; iterations that they are of, the latest
+# Iterations whose draws of a distribution are kept: the latest ones
 _DRAWN = 8
 EMULATED = "emulated"
-# Parts that an accelerator works in, where there is one.
+# Parts that run on the accelerator, if there is one.
 _ACCELERATED = (
     "policy",
     "prefill",
@@ -44,16 +45,16 @@ _ACCELERATED = (
     "exchange",
     "step",
 )
-# What others are waited for in, whom a prediction waits for as well: parts, and calls without laps.
+# Parts that are waiting time; a prediction computes waiting itself.
 _WAITING = ("wait", "put", "exchange", "infer_wait", "accumulate_wait")
 _MEETING = ("pull_weights", "refresh")
-# Parts of which a stopwatch inside tells more, where there is one
+# Parts that a stopwatch inside may split further.
 _LUMPS = (
     "learn",
     "infer",
     "accumulate",
 )
-# The library whose version a cost depends on.
+# Libraries whose versions can change costs.
 _LIBRARIES = (
     "torch",
     "ray",
@@ -67,7 +68,7 @@ _LIBRARIES = (
 
 
 class Observations:
-    """Takes iterations one by one; makes a profile of them."""
+    """Collects iterations one by one and makes a profile of them."""
 
     def __init__(
         self,
@@ -75,27 +76,27 @@ class Observations:
         plan: Plan,
         channels: Callable[[], Mapping[str, ChannelStats]] = dict,
     ) -> None:
-        """`channels`: asks all channels of the run how long ranks have waited at them since the start."""
+        """`channels`: returns for all channels how long ranks have waited at them since the start."""
         self._config = config
         self._channels = channels
-        # Component -> of all ranks, since the start
+        # Component -> seconds that all ranks have waited since the start
         self._waited: Mapping[str, float] = {}
         self._model = model_of(config)
         self._plan = plan
         self._seen = 0
-        # (cost, size to two digits) -> of each iteration
+        # (cost, size to two digits) -> one part for each iteration
         self._laps: dict[tuple[str, float], deque[Part]] = {}
-        # Count -> of each iteration
+        # Number -> its value in each iteration
         self._counts: dict[str, deque[float]] = {}
-        # Metric -> of each iteration
+        # Metric of seconds -> its value in each iteration
         self._seconds: dict[str, deque[float]] = {}
-        # Distribution -> of each iteration
+        # Distribution -> draws of each iteration
         self._draws: dict[str, deque[Sequence[float]]] = {}
-        # Node, number -> processor time at the end of its last call
+        # (node, process id) -> processor time at the end of its last call
         self._processes: dict[tuple[int, int], float] = {}
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
-        """Count an iteration that has ended, with its metrics."""
+        """Add a finished iteration with its metrics."""
         self._seen += 1
         around = self._around_calls(iteration)
         waits = self._waits()
@@ -136,7 +137,7 @@ class Observations:
             self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
 
     def _waits(self) -> dict[str, float]:
-        """Return the seconds that a rank of each component has waited at channels since this was asked last."""
+        """Return the seconds that a rank of each component has waited at channels since the last call."""
         if not self._model.asks_channels:
             return {}
         stats = self._channels()
@@ -155,13 +156,13 @@ class Observations:
         }
 
     def measured(self) -> dict[str, float]:
-        """Return the median over iterations of every metric of seconds; nothing before enough of them."""
+        """Return the median over iterations of each metric of seconds; empty before there are enough iterations."""
         return {
             name: statistics.median(values) for name, values in self._seconds.items()
         }
 
     def _around_driver(self, iteration: IterationCalls) -> Part:
-        """Return the driver's processor time for messages with calls; its own ranks' methods are not counted."""
+        """Return the driver's processor time for sending calls and taking results, without methods of inline ranks."""
         inside = (
             sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
         )
@@ -170,13 +171,13 @@ class Observations:
         )
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, list[Part]]:
-        """Return the processor time of workers outside of calls, for messages, by the components of a process."""
+        """Return the workers' processor time outside of calls, for messages, by the components of each process."""
         found: dict[tuple[int, int], list[RankCall]] = defaultdict(list)
         for call in iteration.calls if not self._inline else ():
             found[call.slot.node, call.record.process].append(call)
         around: dict[str, list[Part]] = defaultdict(list)
         for process, calls in found.items():
-            # Else their calls may run at once
+            # Calls of several components may overlap, so their time cannot be divided.
             alone = len({call.slot.component for call in calls}) == 1
             inside = sum(
                 call.record.cpu_s + call.record.beside_cpu_s * alone for call in calls
@@ -197,7 +198,7 @@ class Observations:
         return around
 
     def _costs(self, call: RankCall) -> list[tuple[str, Part]]:
-        """Name the parts of a call, and what is left of it as the part `rest`."""
+        """Return the named parts of a call; what no part covers is the part `rest`."""
         record = call.record
         prefix = f"{call.slot.component}.{call.name.replace(' ', '_')}"
         inner = len(record.spans) > 1
@@ -207,7 +208,7 @@ class Observations:
             return [
                 (f"{prefix}/{part.name}", part) for part in parts if part.name in own
             ]
-        # Of others in the process, too
+        # Time of other threads of a shared process must not be counted.
         beside_s = 0.0 if self._inline or call.slot.process else record.beside_cpu_s
         rest_s = max(0.0, record.cpu_s - sum(part.cpu_s for part in parts)) + beside_s
         alone = not parts and call.name not in _MEETING
@@ -248,7 +249,7 @@ class Observations:
         return ACCELERATOR
 
     def profile(self) -> Profile:
-        """Return what was measured; a profile without costs before enough iterations."""
+        """Return the measured profile; it has no costs before enough iterations."""
         costs: dict[str, list[Point]] = defaultdict(list)
         for (name, _), iterations in sorted(self._laps.items()):
             costs[name].append(_point(iterations))
@@ -271,25 +272,28 @@ class Observations:
 
 
 def _around(cpu_s: float, messages: int) -> Part:
-    """Return what messages took, of which none is known by itself."""
+    """Return a part for messages, of which only the sum is known."""
     return Part("call", 0.0, messages, cpu_s, cpu_s, cpu_s / messages, 0.0)
 
 
 def _messages(calls: Sequence[RankCall]) -> int:
-    """Count the messages in which calls went to their ranks."""
+    """Count the messages that carried the calls to their ranks."""
     return max(1, sum(call.work for call in calls))
 
 
 def _on_accelerator(part: Part) -> Part:
-    """Return a part in seconds of the clock: the rank's accelerator worked, and its thread waited for it."""
+    """Return a part in wall-clock seconds: the accelerator worked while the thread waited for it."""
     least_s = part.least_cpu_s + part.blocked_s
-    # In which ranks wait for each other
+    # Ranks wait for each other in an exchange, so the least seconds count for all laps.
     seconds = least_s * part.laps if part.name == "exchange" else part.wall_s
     return part._replace(cpu_s=seconds, least_cpu_s=least_s, blocked_s=0.0)
 
 
 def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
-    """Return draws in order, of many the quantiles: ranks and answers come home as they end, the short ones first."""
+    """Return the draws in ascending order; if there are too many, their quantiles.
+
+    The order of arrival would be biased: short answers arrive first.
+    """
     ordered = sorted(draws)
     if len(ordered) <= _DRAWS:
         return tuple(ordered)
@@ -299,7 +303,7 @@ def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
 
 
 def _sum(parts: Sequence[Part]) -> Part:
-    """Return the laps of all ranks in one iteration."""
+    """Return the sum of the parts of all ranks in one iteration."""
     laps = sum(part.laps for part in parts)
     return Part(
         name=parts[0].name,
@@ -327,7 +331,7 @@ def _point(iterations: Collection[Part]) -> Point:
 
 
 def machine() -> dict[str, Any]:
-    """Return what seconds depend on of this machine."""
+    """Return the properties of this machine that seconds depend on."""
     return {"host": platform.node(), "processor": _processor(), "cores": usable_cores()}
 
 
@@ -347,12 +351,12 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of installed libraries that do work."""
+    """Return the versions of installed libraries that do the work."""
     return {"python": platform.python_version(), **versions_of(_LIBRARIES)}
 
 
 def subjects(config: Any, plan: Plan) -> dict[str, str]:
-    """Return what each component runs, as far as its costs depend on it."""
+    """Describe what each component runs, as far as its costs depend on it."""
     model = model_of(config)
     return {
         component: model.subject(config, component)

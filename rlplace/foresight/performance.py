@@ -1,4 +1,4 @@
-"""The performance model of a job whose workers report laps, as a run asks it."""
+"""The performance model as a run uses it, for jobs whose workers report laps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlplace.foresight.show import compare_seconds
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 
-# Whose iterations are predicted at the end of a run: that takes seconds
+# Jobs with more ranks are not predicted at the end of a run, because that would take long.
 _MOST_RANKS = 512
 
 
 class Performance:
-    """Profiles, predictions and their comparison with what was measured, of one planned job."""
+    """Profiles of one planned job, predictions, and their comparison with measured seconds."""
 
     def __init__(self, config: Any, plan: Plan, case: MemoryCase) -> None:
         self._config = config
@@ -27,21 +27,21 @@ class Performance:
         self._case = case
 
     def given_profile(self) -> Profile | None:
-        """Return the profile that the config names, to predict from instead of the run's own. Raises ConfigError."""
+        """Return the profile that the config names, if any; it replaces the run's own. Raises ConfigError."""
         return find_profile(self._config, self._plan, self._case)
 
     def observations(
         self, channels: Callable[[], Mapping[str, ChannelStats]] = dict
     ) -> Observations:
-        """Return what takes the iterations of a run, to make a profile of them. `channels`: asks those of the run."""
+        """Return the collector of a run's iterations. `channels`: reads the waiting times of the run's channels."""
         return Observations(self._config, self._plan, channels)
 
     def compared(
         self, profile: Profile, given: Profile | None, measured: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return predicted beside measured seconds, as summary.json has them; None where nothing is predicted.
+        """Return predicted and measured seconds as summary.json holds them; None without a prediction.
 
-        `profile`: of the run itself; `given`: the one that the config names.
+        `profile`: measured by the run itself. `given`: named by the config.
         """
         placement = self._plan.placement
         ranks = sum(placement.world_size(c) for c in placement.components)

@@ -1,4 +1,6 @@
-"""A plan and a profile -> what an iteration will take: the real loop over ranks that spend predicted seconds."""
+"""Predict the seconds of an iteration from a plan and a profile: the real loop runs over ranks that spend predicted
+time.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,21 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
 
-_ITERATIONS = 3  # the first begins with everything off
+_ITERATIONS = 3  # the first differs, because everything starts offloaded
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """An iteration that was run on a logical clock."""
+    """The result of running iterations on a logical clock."""
 
-    numbers: Mapping[str, float]  # its metrics, named as those of a run; seconds
-    active: Mapping[str, Sequence[str]]  # stage -> the components that run in it
-    # The last ones, for a picture; a search keeps none
+    numbers: Mapping[str, float]  # metrics in seconds, named as in a run
+    active: Mapping[str, Sequence[str]]  # stage -> components that work in it
+    # The last iterations, for a picture; empty in a search
     iterations: Sequence[IterationCalls]
-    queues: Mapping[str, int]  # channel -> most items at any time
-    # Node -> the share of the time in which its processors were at work
+    queues: Mapping[str, int]  # channel -> largest number of items
+    # Node -> share of time in which its processors were busy
     processors: Mapping[int, float]
-    costs: Costs  # what was asked of the profile
+    costs: Costs  # the costs that were asked for
 
     @property
     def seconds(self) -> float:
@@ -42,7 +44,7 @@ class Prediction:
 
 
 def can_predict(config: Any) -> bool:
-    """Return whether `predict` knows what the job's ranks do."""
+    """Return whether the behaviour of the job's ranks is modelled."""
     return model_of(config).can_predict(config)
 
 
@@ -55,7 +57,7 @@ def open_loop(
     cores: int,
     iterations: int,
 ) -> tuple[Site, Loop]:
-    """Return a world with the ranks of a plan, and the real loop over them; `cores`: of each node."""
+    """Return a site with the simulated ranks of a plan, and the real loop over them. `cores`: of each node."""
     model = model_of(config)
     site = model.site(config, plan, costs, cores)
     groups = make_groups(site, model.ranks(config, plan))
@@ -73,7 +75,7 @@ def predict(config: Any, plan: Plan, case: MemoryCase, profile: Profile) -> Pred
     """Run iterations of the plan on a logical clock, timed by the profile."""
     costs = Costs(profile)
     cores = int(profile.machine.get("cores", 1))
-    # The first iteration, and one of each kind.
+    # The first iteration, and one of each kind
     rounds = 1 + model_of(config).kinds_of_iterations(config)
     count = max(_ITERATIONS, rounds) + 2 * plan.schedule.needs.ahead
     site, loop = open_loop(

@@ -1,4 +1,4 @@
-"""Runs of the best plans of a search, a few iterations each: what they measure goes into the profile."""
+"""Run the best plans of a search for a few iterations; their measurements are added to the profile."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Found
 from rlplace.units import counted, verb
 
-_ITERATIONS = 6  # of the first round
+_ITERATIONS = 6  # in the first round
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A plan that was run; seconds of an iteration."""
+    """A plan that was run, with the measured seconds of an iteration."""
 
     plan: str
     iterations: int
@@ -32,9 +32,9 @@ def probe(
     profile: Profile,
     tell: Callable[[str], None],
 ) -> tuple[list[Probe], Profile]:
-    """Run plans, then the better half of them for twice as long, and so on; return what was measured.
+    """Run the plans, then the faster half for twice as long, and so on; return the results and the extended profile.
 
-    `mapping`: the config as it was composed. Raises ConfigError where a run fails.
+    `mapping`: the composed config. Raises ConfigError if a run fails.
     """
     probes = list[Probe]()
     iterations = _ITERATIONS
@@ -63,10 +63,10 @@ def probe(
 
 
 def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with changes of a plan."""
+    """Return the config with the changes of a plan."""
     whole = copy.deepcopy(dict(mapping))
     for key, value in changes.items():
-        # Whose name may have dots
+        # A component name may contain dots.
         component = key.removeprefix(f"{PLACEMENT}.")
         path = (
             key.split(".") if component == key else [*PLACEMENT.split("."), component]
@@ -82,7 +82,7 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def describe(found: Found) -> str:
-    """Write a plan on one line."""
+    """Describe a plan on one line."""
     placement = found.plan.placement
     layout = found.layout
     parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]

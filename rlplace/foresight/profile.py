@@ -26,21 +26,21 @@ ASSUMED = "assumed"
 SOURCES = (MEASURED, ELSEWHERE, ASSUMED)
 PROCESSOR = "processor"
 ACCELERATOR = "accelerator"
-# The processor of a profile of which nothing was measured
+# Processor name of a profile that was not measured
 AS_PUBLISHED = "as published"
-COLD = "cold_"  # before the name of a part: of laps that come after the thread was off its processor
+COLD = "cold_"  # prefix of parts whose laps came after another thread had used the processor
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What one lap takes that does `size` (rows, tokens, sequences, bytes; 0: not counted)."""
+    """Cost of one lap with `size` units of work (rows, tokens, sequences, bytes; 0: no size)."""
 
     size: float
-    laps: float  # that were measured
-    cpu_s: float  # seconds of its processor, or of the rank's accelerator, for a lap on average
-    least_cpu_s: float  # of a lap that waited for nobody
-    blocked_s: float  # besides, with no processor however many are free
-    spread: float = 0.0  # standard deviation of cpu_s over iterations, relative
+    laps: float  # number of measured laps
+    cpu_s: float  # mean seconds of a lap on its processor, or on the rank's accelerator
+    least_cpu_s: float  # the same, of the lap with the least waiting
+    blocked_s: float  # further seconds that need no processor
+    spread: float = 0.0  # relative standard deviation of cpu_s over iterations
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +49,25 @@ class Curve:
 
     points: tuple[Point, ...]
     source: str = MEASURED
-    on: str = PROCESSOR  # what its seconds are of
+    on: str = PROCESSOR  # which device the seconds are of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Costs of work, and where they were measured. Immutable; `merged` makes another."""
+    """Costs of work, and the machine where they were measured. Immutable; `merged` returns a new profile."""
 
     machine: Mapping[str, Any]  # processor, cores, accelerator
     versions: Mapping[str, str]
-    subjects: Mapping[str, str]  # component -> what it runs: a simulator, a model
+    # component -> what it runs, such as a simulator or a model
+    subjects: Mapping[str, str]
     costs: Mapping[str, Curve]
-    # Name -> mean of an iteration
+    # Name -> mean over iterations
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # Distribution -> draws
     samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def merged(self, other: Profile) -> Profile:
-        """Return both; where both have measured the same size, a mean weighed by laps. `other` is the newer."""
+        """Return the union of two profiles; points of equal size are averaged by laps. `other` is newer."""
         costs = dict(self.costs)
         for name, curve in other.costs.items():
             mine = costs.get(name)
@@ -85,7 +86,7 @@ class Profile:
         )
 
     def elsewhere(self) -> Profile:
-        """Return the same, as measured on another machine."""
+        """Return the profile marked as measured on another machine."""
         costs = {
             name: dataclasses.replace(curve, source=ELSEWHERE)
             if curve.source == MEASURED
@@ -134,7 +135,7 @@ def _merged(old: Curve, new: Curve) -> Curve:
 
 
 def mean(a: Point, b: Point) -> Point:
-    """Return what both have measured, weighed by laps."""
+    """Return the mean of two points, weighted by laps."""
     laps = a.laps + b.laps
     share = a.laps / laps
 

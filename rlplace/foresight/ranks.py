@@ -1,4 +1,4 @@
-"""Workers on a logical clock: they take the calls of a real loop and spend predicted seconds instead of working.
+"""Simulated workers on a logical clock: they take the calls of the real loop and spend predicted seconds.
 
 ::
 
@@ -43,14 +43,14 @@ from rlplace.workers.launch.group import (
 from rlplace.workers.launch.host import Done, GroupSpec, Request
 from rlplace.workers.worker import MoveReport, Worker
 
-# Of a method: yields what it waits for, returns what the method does
+# A method as a generator: yields what it waits for, returns the method's result
 Body = Generator[Any, Any, Any]
 _DRIVER = "driver"
 _UNBOUNDED = 1 << 60
 
 
 class LogicalClock(Clock):
-    """The clock of a world, which goes on while somebody waits."""
+    """The clock of a simulated world; it advances while the driver waits."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -70,7 +70,7 @@ class LogicalClock(Clock):
         return self._run(set(calls), 1, timeout_s)
 
     def _run(self, calls: set[Call], enough: int, timeout_s: float) -> bool:
-        """Go on until `enough` of the calls have ended."""
+        """Advance until `enough` of the calls have ended."""
         ended = list[Future[Any]]()
         for call in calls:
             call.add_done_callback(ended.append)
@@ -80,10 +80,10 @@ class LogicalClock(Clock):
 
 
 class Site:
-    """What the ranks of one predicted run share. Owns the world and everything in it."""
+    """State that the ranks of a prediction share. Owns the world and everything in it."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
-        """`cores`: of each node."""
+        """`cores`: processors of each node."""
         self.config = config
         self.plan = plan
         self.costs = costs
@@ -106,7 +106,7 @@ class Site:
             self.world.spawn(self._drive(queue))
 
     def device(self, accelerator: int) -> Cores:
-        """Return an accelerator, which does one thing at a time; of a rank's several ones, the first stands for all."""
+        """Return a rank's accelerator, which does one thing at a time; the first stands for all of them."""
         return self._devices.setdefault(accelerator, Cores(self.world, 1))
 
     def barrier(self, component: str) -> Barrier:
@@ -114,19 +114,19 @@ class Site:
         return self._barriers.setdefault(component, Barrier(self.world, ranks))
 
     def push(self, channel: str, version: int) -> tuple[list[int], Event]:
-        """Return who has pushed a version so far, and what happens when all have."""
+        """Return the ranks that have pushed a version so far, and the event that all have."""
         return self._pushed.setdefault((channel, version), ([], Event(self.world)))
 
     def lent(self, rank: int) -> Channel:
-        """Return by what a rank that decided for another in its thread tells the seconds of that."""
+        """Return the channel through which a rank that computed for another one reports the seconds."""
         return self._lent.setdefault(rank, Channel(self.world, 1))
 
     def ask(self, act: Callable[[], None]) -> None:
-        """Have the driver do what sends a message, after those before."""
+        """Let the driver send a message, after its earlier work."""
         self._hand(self._asked, act)
 
     def answer(self, act: Callable[[], None]) -> None:
-        """Have the driver do what takes a result, after those before."""
+        """Let the driver take a result, after its earlier work."""
         self._hand(self._answers, act)
 
     def _hand(self, queue: Channel, act: Callable[[], None]) -> None:
@@ -134,7 +134,7 @@ class Site:
             raise AssertionError("a channel without bounds has room")
 
     def _drive(self, queue: Channel) -> Body:
-        # A message is sent, and its results taken
+        # The measured cost covers sending and taking, so each is half of it.
         each = self.costs.of(f"driver/{self.launcher}_call").cpu_s / 2
         while True:
             act = yield from queue.get()
@@ -143,7 +143,7 @@ class Site:
 
 
 class Rank:
-    """One rank. A subclass has the methods of its worker, as generators."""
+    """One simulated rank. A subclass has the methods of its worker as generators."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         self.site = site
@@ -164,7 +164,7 @@ class Rank:
         self._cores = site.cores[slot.node]
         self._watches = list[Stopwatch]()
         self._ended = 0.0
-        # When the last lap did, and whether others had the processor in it
+        # When the last lap ended, and whether others used the processor since
         self._off = True
         site.world.spawn(self._serve())
 
@@ -200,7 +200,7 @@ class Rank:
             self.site.answer(functools.partial(settle, outcomes))
 
     def spend(self, cost: Cost) -> Body:
-        """Compute, and wait for what no processor would shorten."""
+        """Compute for the seconds of a cost, then wait for its blocked seconds."""
         if cost.on_accelerator and self.slot.accelerators:
             yield Work(
                 self.site.device(self.slot.accelerators[0]), self.slot.owner, cost.cpu_s
@@ -211,13 +211,13 @@ class Rank:
             yield Sleep(cost.blocked_s)
 
     def lap(self, method: str, part: str, size: float = 0.0) -> Body:
-        """Spend what a lap of a method's part takes: more where it comes after others had the processor."""
+        """Spend a lap of a method's part; it costs more if others used the processor before it."""
         cold = self._off or self.world.now > self._ended
         name = self.costs.known(f"{self.component}.{method}", part, cold=cold)
         yield from self.lasting(self.costs.of(name, size))
 
     def lasting(self, cost: Cost) -> Body:
-        """Spend what a lap takes, with the wait before it."""
+        """Spend a cost, including its waiting time."""
         waited = self.world.now > self._ended
         began = self.world.now
         yield from self.spend(cost)
@@ -225,7 +225,7 @@ class Rank:
         self._off = waited or self._ended - began > cost.seconds + OFF_S
 
     def watch(self, *parts: str) -> Stopwatch:
-        """Start a stopwatch of the logical clock, whose spans go into the record of the call."""
+        """Start a stopwatch on the logical clock; its spans go into the record of the call."""
         watch = Stopwatch(*parts, read=lambda: (self.world.now, self.world.now))
         self._watches.append(watch)
         return watch
@@ -250,7 +250,7 @@ class Rank:
 
 
 class _Handle(WorkerHandle):
-    """The driver's way to a rank of the world."""
+    """The driver's handle of a simulated rank."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.slot)
@@ -269,7 +269,7 @@ class _Handle(WorkerHandle):
         return answer
 
     def cancel(self) -> None:
-        """Do nothing: a world that is not waited for stands still."""
+        """Do nothing: simulated ranks only run while the driver waits."""
 
     def proceed(self) -> Future[None]:
         done: Future[None] = Future()
@@ -277,15 +277,15 @@ class _Handle(WorkerHandle):
         return done
 
     def end(self) -> None:
-        """Do nothing, as `cancel`."""
+        """Do nothing, like `cancel`."""
 
 
 def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, WorkerGroup]:
-    """Make the worker groups of a plan; `kinds`: component -> what its ranks do."""
+    """Make the worker groups of a plan. `kinds`: component -> rank class."""
     groups = {}
     for component, kind in kinds.items():
         slots = tuple(site.plan.placement.slots(component))
-        # A group asks its class for the names of methods alone
+        # WorkerGroup only reads method names from its class.
         worker = cast(type[Worker], kind)
         spec = GroupSpec(
             name=component, worker=worker, config=None, slots=slots, channels={}

@@ -1,4 +1,4 @@
-"""The best plan of a space under a profile: branch and bound, best bound first, and what is known when time is over.
+"""Find the best plan of a space under a profile by best-first branch and bound; return the best so far at a deadline.
 
 ::
 
@@ -34,24 +34,24 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Schedule
 
 OBJECTIVES = ("seconds", "accelerator_seconds")
-_MORE = 24  # plans that are predicted after the best is proven, to know those behind it
+_MORE = 24  # plans to predict after the best is proven, to know the runners-up
 _DIVE = 25
-_FAR = 0.02  # every so many branches, while the best may be improved by such a share
-_SAME = 1e-9  # relative: bounds and predictions are sums in another order
+_FAR = 0.02  # keep searching for plans that are better by this share; see `_Run`
+_SAME = 1e-9  # relative tolerance of sums in another order
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A plan that holds, with what an iteration of it takes."""
+    """A valid plan with its predicted iteration."""
 
     space: Space
     layout: Layout
     plan: Plan
     case: MemoryCase
     prediction: Prediction
-    used: int  # accelerators
-    value: float  # of the objective
-    margin_bytes: int | None  # of the tightest accelerator; None: not known
+    used: int  # number of accelerators used
+    value: float  # value of the objective
+    margin_bytes: int | None  # free memory of the fullest accelerator; None: not known
 
     @property
     def seconds(self) -> float:
@@ -59,25 +59,26 @@ class Found:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The keys of the config that differ, with their values; None: the line goes."""
+        """The config keys that differ, with their values; None: the key is removed."""
         return self.space.changes(self.layout)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a search has found."""
+    """The result of a search."""
 
     objective: str
-    current: Found | None  # the plan of the config; None where it does not hold
-    found: tuple[Found, ...]  # the best first; of plans that take as long, one
+    current: Found | None  # the config's own plan; None if it is not valid
+    # best first; one for each set of plans that take equally long
+    found: tuple[Found, ...]
     all_found: tuple[Found, ...]
-    bound: float  # no plan of the space is below it
+    bound: float  # lower bound of all plans of the space
     counts: Mapping[str, int]
-    refused: Mapping[str, int]  # why plans do not hold -> how many
-    # Of the plans that do not fit in memory, that which lacks least
+    refused: Mapping[str, int]  # reason why plans are invalid -> number of plans
+    # The plan that exceeds memory least, of those that do not fit
     nearest: tuple[Space, Layout] | None
-    lacks_bytes: int  # that it lacks, on an accelerator
-    # Cost that the profile lacks -> plans that were left out for it
+    lacks_bytes: int  # bytes that it lacks on one accelerator
+    # Missing cost -> number of plans that were left out because of it
     lacking: Mapping[str, int]
     proven: bool
 
@@ -89,7 +90,7 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """Return by which share of its value the best could be improved at most; 0 where it is proven."""
+        """Return the share by which the best value could still be improved at most; 0 if it is proven."""
         best = self.best
         if best is None or self.proven:
             return 0.0
@@ -97,7 +98,7 @@ class Answer:
 
 
 def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
-    """Return what searches of several spaces have found; the first is that of the config as it is."""
+    """Merge the answers of several spaces; the first is that of the unchanged config."""
     found = sorted((one for answer in answers for one in answer.all_found), key=_rank)
     first = {_rounded(one.value): one for one in reversed(found)}
     failed = [answer for answer in answers if answer.nearest is not None]
@@ -132,13 +133,13 @@ class _Places(NamedTuple):
 class _Leaf(NamedTuple):
     layout: Layout
     cells: Cells
-    keys: tuple[object, ...]  # what its stages depend on
-    least: tuple[float, ...]  # seconds of each of them
+    keys: tuple[object, ...]  # keys of its stages
+    least: tuple[float, ...]  # lower bound of the seconds of each stage
     used: int
 
 
 _Node = _Sizes | _Places | _Leaf
-# Of equal bounds the deepest goes first
+# Among equal bounds, the deepest branch is opened first
 _DEPTH: Mapping[type, int] = {
     _Sizes: 0,
     _Places: 1,
@@ -147,16 +148,16 @@ _DEPTH: Mapping[type, int] = {
 
 
 class Search:
-    """Searches a space. What it has predicted is kept, so that a second search of a part of it costs little."""
+    """Searches a space. Predictions are cached, so a second search of a part costs little."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self.space = space
         self.profile = profile
         self.predicted: dict[tuple[object, ...], Prediction] = {}
         self._measured = {name.replace(COLD, "") for name in profile.costs}
-        # Seconds of stages that were predicted
+        # Predicted seconds by stage key
         self._known: dict[object, float] = {}
-        # Bounds of stages
+        # Lower bounds by stage key
         self._least: dict[object, float] = {}
         self._alike = Alike(space, profile)
         self._bound = space.model.stage_bound(space, profile)
@@ -171,16 +172,16 @@ class Search:
         rivals: Sequence[Found] = (),
         over: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """Return the best plans. `most`: accelerators; `keep`: that many best; `over` tells whether time is over.
+        """Return the `keep` best plans. `most`: largest number of accelerators; `over`: tells whether time has run out.
 
-        `rivals`: plans of other spaces; what cannot be better than the best of these is left out.
+        `rivals`: plans of other spaces; plans that cannot beat the best of them are left out.
         """
         return _Run(self, objective, most or self.space.most, keep, rivals, over).go()
 
     def least(
         self, layout: Layout, schedule: Schedule, keys: Sequence[object]
     ) -> tuple[float, ...]:
-        """Return a bound for each of the `keys`."""
+        """Return a lower bound for each stage key."""
         if not all(key in self._least for key in keys):
             found = self.bounds.of_stages(
                 schedule, layout.mode, layout.sizes, self.space.spread(layout)
@@ -204,24 +205,24 @@ class Search:
         return tuple(stages)
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return what the stages of a plan depend on: plans with the same keys take as long."""
+        """Return the stage keys of a plan; plans with equal keys take equally long."""
         return self._alike.keys(layout, schedule)
 
     def at_least(self, keys: Sequence[object], least: Sequence[float]) -> float:
-        """Return the sum of stages: of those that were predicted in other plans their seconds, else their bounds."""
+        """Return the sum over stages of the predicted seconds, or of the bound if a stage was not predicted."""
         return sum(
             self._known.get(key, bound) for key, bound in zip(keys, least, strict=True)
         )
 
     def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
-        """Return a bound for all plans with sizes of these."""
+        """Return a lower bound for all plans with one of these sizes."""
         known: dict[str, float] = {}
         if self._bound is not None:
             known[self._bound.stage] = self._least_sizes(self._bound, mode, options)[0]
         return self.bounds.of_sizes(mode, options, known)
 
     def sharpen(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> bool:
-        """Find out more of the sizes that a bound is of; return whether there was anything."""
+        """Improve the bound of these sizes by simulation; return whether anything was left to simulate."""
         if self._bound is None:
             return False
         _, sizes = self._least_sizes(self._bound, mode, options)
@@ -230,7 +231,7 @@ class Search:
     def _least_sizes(
         self, bound: StageBound, mode: Mode, options: Mapping[str, Sequence[Size]]
     ) -> tuple[float, tuple[Size, ...]]:
-        """Return the least seconds of the stage that is simulated, and the sizes that have them."""
+        """Return the least seconds of the simulated stage, and the sizes that have them."""
 
         def least(sizes: tuple[Size, ...]) -> float:
             one = {c: (size,) for c, size in zip(bound.components, sizes, strict=True)}
@@ -240,7 +241,7 @@ class Search:
         return min((least(sizes), sizes) for sizes in itertools.product(*each))
 
     def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
-        """Return the costs that a plan needs, unlike others, and that the profile lacks."""
+        """Return the special costs that a plan needs and the profile lacks."""
         moves = [
             m
             for entry in schedule.entries.values()
@@ -255,7 +256,7 @@ class Search:
     def predict(
         self, config: Any, plan: Plan, case: MemoryCase, layout: Layout
     ) -> Prediction:
-        """Predict a plan, once for all that take as long."""
+        """Predict a plan, once for all plans that take equally long."""
         keys = self.keys(layout, plan.schedule)
         if keys not in self.predicted:
             found = predict(config, plan, case, self.profile)
@@ -265,7 +266,7 @@ class Search:
 
 
 class _Run:
-    """One search: the branches that are left, and the best that were found."""
+    """One search: its open branches and the best plans so far."""
 
     def __init__(
         self,
@@ -285,19 +286,19 @@ class _Run:
         self.rivals = {id(found.prediction): found.value for found in rivals}
         self.heap: list[tuple[float, int, int, _Node]] = []
         self.order = itertools.count()
-        # By what is predicted of it, and its accelerators
+        # By stage keys and number of accelerators
         self.found: dict[tuple[object, int], Found] = {}
-        # Accelerators of a plan that takes as long
+        # Stage keys -> fewest accelerators
         self.fewest: dict[object, int] = {}
         self.current: Found | None = None
-        # With what it lacks in bytes
+        # The order key (what it lacks in bytes) and the layout
         self.nearest: tuple[tuple[bool, int], Layout] | None = None
         self.counts = Counter[str]()
         self.refused = Counter[str]()
         self.lacking = Counter[str]()
 
     def go(self) -> Answer:
-        # What the config has is predicted, whatever its bound
+        # The config's own plan is predicted whatever its bound
         self.current = self._check(self.space.current())
         for mode in self.space.modes:
             left = self.space.sizes(mode)
@@ -326,7 +327,7 @@ class _Run:
         self.counts["left out by bound"] += len(self.heap)
         found = sorted(self.found.values(), key=_rank)
         bound = self._limit(1) if proven else least
-        # Of those that take as long
+        # One of the plans that share a prediction
         first = {id(f.prediction): f for f in reversed(found)}
         return Answer(
             objective=self.objective,
@@ -343,7 +344,7 @@ class _Run:
         )
 
     def _expand(self, node: _Node, bound: float) -> None:
-        """Open a branch, or put it back where more is known of it by now."""
+        """Open a branch, or put it back if its bound has improved."""
         known = self._bound(node, bound)
         if known > bound * (1 + _SAME):
             self._push(known, node)
@@ -357,7 +358,7 @@ class _Run:
                 self._decide(node)
 
     def _bound(self, node: _Node, bound: float) -> float:
-        """Return what is known by now."""
+        """Return the best known lower bound of a branch."""
         if isinstance(node, _Leaf):
             return max(
                 bound,
@@ -384,7 +385,7 @@ class _Run:
                 return known
 
     def _dive(self, node: _Node, bound: float) -> None:
-        """Go down to a plan by the least bound each time: the sooner a good one is known, the more is left out."""
+        """Follow the least bound down to a plan: an early good plan prunes more branches."""
         others = self.heap
         at = (bound, 0, 0, node)
         while True:
@@ -405,7 +406,7 @@ class _Run:
         )
 
     def _limit(self, number: int) -> float:
-        """Return the value of the plan of this number among the best; infinite before so many are found."""
+        """Return the value of the best plan with this number in the ranking; infinite if there are fewer plans."""
         own = {id(found.prediction): found.value for found in self.found.values()}
         values = sorted((self.rivals | own).values())
         if len(values) >= number:
@@ -421,7 +422,7 @@ class _Run:
         return seconds
 
     def _size(self, node: _Sizes) -> None:
-        """Choose the size of one component more, of the one that has most to choose from."""
+        """Choose the size of one more component, the one with the most options."""
         open_ = [c for c, sizes in node.left.items() if len(sizes) > 1]
         if not open_:
             sizes = {c: only for c, (only,) in node.left.items()}
@@ -447,7 +448,7 @@ class _Run:
             )
 
     def _place(self, node: _Places, bound: float) -> None:
-        """Place one component more, the largest that is left; with all placed, choose who stays."""
+        """Place one more component, the largest unplaced one; after the last, choose which components stay resident."""
         left = [c for c in self.space.free if c not in node.starts]
         if not left:
             used = self.space.used(node.cells)
@@ -481,9 +482,9 @@ class _Run:
                 )
 
     def _leaves(self, node: _Places, used: int, bound: float) -> None:
-        """Open the plans with these places: who shares accelerators stays, or leaves where others need them.
+        """Open the plans with these places: components that share accelerators stay resident or are offloaded.
 
-        Who leaves has more to move, and may have its turn in another stage than if it stayed: no plan bounds another.
+        Offloading adds moves and can change stages, so neither variant bounds the other.
         """
         sharing = self.space.sharing(node.cells)
         seen = set[object]()
@@ -521,11 +522,11 @@ class _Run:
             self._push(bound, leaf)
 
     def _decide(self, node: _Leaf) -> None:
-        """Check a plan, unless one as good is known."""
+        """Check a plan, unless an equally good one is known."""
         if node.used >= self.fewest.get(node.keys, math.inf):
             return
         layout = node.layout
-        # Without those that need not move in any case
+        # Components that never have to move are removed from `stays`.
         needed = layout.stays
         for component in layout.stays:
             fewer = tuple(c for c in needed if c != component)
@@ -537,7 +538,7 @@ class _Run:
         self._check(dataclasses.replace(layout, stays=needed))
 
     def _check(self, layout: Layout) -> Found | None:
-        """Plan a layout, and predict it if it holds."""
+        """Make a plan from a layout, and predict it if it is valid."""
         self.counts["planned"] += 1
         config = self.space.config_of(layout)
         try:
@@ -587,7 +588,7 @@ class _Run:
 
 
 def _rank(found: Found) -> tuple[float, int, int, int]:
-    """Order plans: by value, then the fewer accelerators, the fewer keys that are varied, the more memory is left."""
+    """Return the sort key: value, then fewer accelerators, fewer changed keys, more free memory."""
     return (
         _rounded(found.value),
         found.used,

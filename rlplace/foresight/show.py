@@ -1,4 +1,4 @@
-"""A prediction in words, as plain values, as a picture, and compared with the measured seconds of a run."""
+"""A prediction as text, plain values and picture, and compared with measured seconds."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rlplace.report.timeline import render_timeline
 from rlplace.report.utilisation import bottleneck, longest_works
 from rlplace.tables import chapter
 
-NINE_OF_TEN = 1.64  # standard deviations to both sides that have nine of ten values
+NINE_OF_TEN = 1.64  # standard deviations to each side that contain nine of ten values
 STAGES = ("rollout", "infer", "learn", "sync", "moves")
-_NOTED = 6  # names of costs in a note
-_BUSY = 0.9  # share of time at work from which processors are named
+_NOTED = 6  # names of costs that a note lists
+_BUSY = 0.9  # busy share from which a node's processors are reported
 
 
 def foreseen(
@@ -57,7 +57,7 @@ def foreseen(
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:
-    """Return the least and the most seconds of nine of ten iterations, which vary as those of the profile did."""
+    """Return the range of seconds that holds nine of ten iterations, assuming the profile's variation."""
     off = NINE_OF_TEN * prediction.costs.spread
     least = max(0.0, prediction.seconds * (1.0 - off))
     return least, prediction.seconds * (1.0 + off)
@@ -76,7 +76,7 @@ def stage_seconds(
 
 
 def stages_of(prediction: Prediction) -> tuple[str, ...]:
-    """Return the stages of an iteration as they are told: the usual ones first, then those of a job's own."""
+    """Return the stages in display order: the usual ones first, then those of a custom job."""
     own = [base_stage(stage) for stage in prediction.active]
     return tuple(dict.fromkeys([*STAGES, *own]))
 
@@ -92,7 +92,7 @@ def limit(prediction: Prediction) -> str:
     works = longest_works(numbers, prediction.active)
     longest = bottleneck(numbers, prediction.active)
     if not any(seconds for seconds, _, _ in works):
-        # A job of one's own: no metric says how long each component has worked.
+        # A custom job has no metric of each component's working time.
         stages = predicted_seconds(prediction)
         whole_s = stages.pop("iteration")
         stage = max(stages, key=stages.__getitem__)
@@ -101,7 +101,7 @@ def limit(prediction: Prediction) -> str:
 
 
 def crowded(prediction: Prediction) -> str:
-    """Return the end of a sentence: the node whose processors are nearly always at work; "" for none."""
+    """Return the end of a sentence that names the node with busy processors; "" if there is none."""
     node, share = max(prediction.processors.items(), key=lambda pair: pair[1])
     if share < _BUSY:
         return ""
@@ -112,7 +112,7 @@ def crowded(prediction: Prediction) -> str:
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Name the costs of the prediction that were not measured here, as they are now."""
+    """Name the costs of the prediction that were not measured on this machine with these versions."""
     costs = prediction.costs
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:
@@ -135,7 +135,7 @@ def notes(prediction: Prediction) -> list[str]:
 
 
 def render_prediction(prediction: Prediction) -> str:
-    """Write the seconds of an iteration as a chapter of a plan."""
+    """Render predicted stage times as a chapter of a plan."""
     seconds = predicted_seconds(prediction)
     whole = f"an iteration takes {seconds.pop('iteration'):.3g} s"
     low, high = interval(prediction)
@@ -170,7 +170,7 @@ def prediction_parts(prediction: Prediction, plan: Plan, name: str) -> list[str]
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """Return the prediction as plain values."""
     low, high = interval(prediction)
-    # Begin and end of each stage, in seconds since the iteration began.
+    # Begin and end of each stage, in seconds from the start of the iteration
     last = prediction.iterations[-1]
     stages = []
     for stage in last.stages:
@@ -190,7 +190,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
 def compare_seconds(
     prediction: Prediction, measured: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Return the seconds of an iteration and of its stages, predicted and measured."""
+    """Return predicted and measured seconds of the iteration and its stages."""
     there = stage_seconds(measured, stages_of(prediction))
     compared = {}
     for stage, seconds in predicted_seconds(prediction).items():

@@ -27,7 +27,7 @@ from rlplace.placement.machines.topology import Ranges, show_range
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Schedule, schedule_of
 
-# Node -> accelerator -> the components there, as bits
+# node -> accelerator -> bit mask of the components there
 Cells = tuple[tuple[int, ...], ...]
 
 
@@ -38,12 +38,12 @@ class Layout:
     mode: Mode
     sizes: Sizes  # of every component
     starts: Mapping[str, int]  # free component -> its first accelerator
-    # Free components that stay on accelerators which others need
+    # Free components that stay resident on accelerators which others need
     stays: tuple[str, ...] = ()
 
 
 class _Shared(NamedTuple):
-    """Which pairs of components share accelerators."""
+    """The pairs of components that share accelerators."""
 
     components: tuple[str, ...]
     pairs: frozenset[tuple[str, str]]
@@ -56,7 +56,7 @@ class _Shared(NamedTuple):
 
 
 class Space:
-    """The plans of a job in which some components are free."""
+    """All plans of a job in which the free components may move."""
 
     def __init__(
         self,
@@ -68,11 +68,10 @@ class Space:
         varied: Mapping[str, Any] | None = None,
         written: Any = None,
     ) -> None:
-        """`fixed`: components that stay as they are. `accelerators`: how many a plan may use; none given: any.
+        """`fixed`: components that stay where they are. `accelerators`: allowed numbers of accelerators; empty: any.
 
-        `varied`: keys in which the config differs from the one that is `written`, besides the placement.
-
-        Raises ConfigError for names that are no component and numbers of accelerators that the cluster does not have.
+        `varied`: keys, besides the placement, in which the config differs from the `written` one. Raises ConfigError
+        for unknown components and for more accelerators than the cluster has.
         """
         placement = plan.placement
         for name in fixed:
@@ -110,7 +109,7 @@ class Space:
         )
         self.nodes = plan.topology.nodes
         self._schedules: dict[object, Schedule] = {}
-        # Of the layout that was asked for last
+        # Cache of the last layout's spread
         self._spread: tuple[object, Spread] = (
             None,
             {},
@@ -121,16 +120,16 @@ class Space:
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
-        """Return what may hold for all components; what it is now first."""
+        """Return all possible modes; the present one comes first."""
         return self.model.modes(self)
 
     def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return the sizes that each component may have; of those that are not free, the size that they have."""
+        """Return the possible sizes of each component; a fixed component has one."""
         return self.model.sizes(self, mode)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Return the lengths of intervals: up to a node, and whole nodes."""
+        """Return the possible lengths of intervals: up to a node, and whole nodes."""
         each = max(node.accelerators for node in self.nodes)
         alike = sum(node.accelerators == each for node in self.nodes)
         found = [*range(1, each + 1), *(each * n for n in range(2, alike + 1))]
@@ -144,7 +143,7 @@ class Space:
 
     @cached_property
     def empty(self) -> Cells:
-        """Return the accelerators with the components that are not free."""
+        """Return the accelerators with only the fixed components on them."""
         fixed = {
             number: sum(
                 bit
@@ -160,7 +159,9 @@ class Space:
     def places(
         self, cells: Cells, component: str, length: int
     ) -> Iterator[tuple[int, Cells]]:
-        """Return the first accelerator of each interval that differs from others, and the accelerators with it."""
+        """Yield the first accelerator of each distinct interval, with the accelerators after placing the component
+        there.
+        """
         bit = self._bits[component]
         seen = set[object]()
         for start, touched in self._intervals(length):
@@ -187,7 +188,7 @@ class Space:
             yield start, tuple(after)
 
     def again(self, cells: Cells, component: str, other: str) -> Cells:
-        """Return the accelerators with `component` where the `other` is."""
+        """Return the accelerators with `component` added where `other` is."""
         bit = self._bits[component]
         there = self._bits[other]
         return tuple(
@@ -218,7 +219,7 @@ class Space:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """Return a number for each node; equal nodes have the same. The driver makes its node unlike the others."""
+        """Return a class number for each node; equal nodes have the same. The driver's node differs from the others."""
         kinds: dict[object, int] = {}
         return tuple(
             kinds.setdefault(
@@ -228,7 +229,7 @@ class Space:
         )
 
     def spread(self, layout: Layout) -> Spread:
-        """Return how many ranks of each component each node has."""
+        """Return the number of ranks of each component on each node."""
         key = (*layout.starts.items(), *layout.sizes.items())
         if self._spread[0] != key:
             self._spread = key, self._spread_of(layout)
@@ -252,7 +253,7 @@ class Space:
         return found
 
     def sharing(self, cells: Cells) -> tuple[str, ...]:
-        """Return the free components that share accelerators: they may stay, or leave where others need these."""
+        """Return the free components that share accelerators, which may stay resident or be offloaded."""
         present = {here for row in cells for here in row}
         return tuple(
             c
@@ -261,7 +262,7 @@ class Space:
         )
 
     def schedule(self, cells: Cells, stays: Collection[str]) -> Schedule:
-        """Return what is resident when, and the moves, as a plan with these accelerators would have them."""
+        """Return the schedule (residency and moves) of a plan with these accelerators."""
         pairs = frozenset(
             (a, b)
             for here in {here for row in cells for here in row}
@@ -288,7 +289,7 @@ class Space:
         return sum(1 for row in cells for here in row if here)
 
     def current(self) -> Layout:
-        """Return the plan of the config as it is; of a component on several intervals, the first."""
+        """Return the config's own layout; of a component on several intervals, only the first counts."""
         placement = self.plan.placement
         starts = {c: placement.accelerators(c).pieces[0].start for c in self.free}
         sizes = {c: self.size_now(c) for c in placement.components}
@@ -297,7 +298,7 @@ class Space:
         return Layout(mode=self.now, sizes=sizes, starts=starts, stays=tuple(stays))
 
     def changes(self, layout: Layout) -> dict[str, Any]:
-        """Return the keys of the config that differ, with their values; None: the line goes."""
+        """Return the config keys that differ, with their values; None: the key is removed."""
         lines = self._lines(layout)
         written = self._written.cluster.component_placement
         changed: dict[str, Any] = self.varied | {
@@ -324,7 +325,7 @@ class Space:
         return changed
 
     def _sharing(self, layout: Layout) -> list[str]:
-        """Return the free components that share accelerators with any other."""
+        """Return the free components that share accelerators with another component."""
         on = self._held(layout)
         return [
             c for c in self.free if any(on[c] & on[other] for other in on if other != c)
@@ -344,7 +345,7 @@ class Space:
     def at_once(
         self, layout: Layout, groups: Iterable[Collection[str]]
     ) -> tuple[tuple[str, str, int], ...]:
-        """Return the pairs within a group that share accelerators, with how far apart they begin."""
+        """Return the pairs within `groups` that share accelerators, with the distance of their first accelerators."""
         on = self._held(layout)
         pairs = {
             pair
@@ -358,10 +359,10 @@ class Space:
         )
 
     def _lines(self, layout: Layout) -> dict[str, Any]:
-        """Return the placement of all components; those that are not free keep their own line where it says as much."""
+        """Return the placement lines of all components. Fixed components keep their line if it still means the same."""
         written = self.config.cluster.component_placement
         plain = self.plan.placement.canonical()
-        # Lines that name numbers say the same whatever the others do.
+        # Lines with explicit numbers do not depend on other components.
         kept = {
             c: line
             for c, line in written.items()
@@ -379,7 +380,7 @@ class Space:
                 if size.accelerators == 1
                 else show_range(range(start, start + size.accelerators))
             )
-            # In a block, `accelerators: 1` is a number of them
+            # Within a block, `accelerators: 1` means a count.
             own: dict[str, Any] = {"placement": place}
             if size.each > 1:
                 own["accelerators_per_rank"] = size.each
@@ -403,7 +404,10 @@ class Space:
 
 
 def _movable(placement: HybridComponentPlacement, component: str) -> bool:
-    """Return whether a component is on accelerators of any node, of engines several for each rank."""
+    """Return whether a component may move.
+
+    It may use any node, with one accelerator per rank unless it is an engine.
+    """
     spec = placement.spec(component)
     each = {segment.accelerators_per_rank for segment in spec.segments}
     plain = spec.parallel.ranks == 1 and spec.node_group == WHOLE_CLUSTER

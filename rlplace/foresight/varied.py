@@ -1,4 +1,4 @@
-"""The spaces of a job under other values of a few keys: sizes of micro-batches, and the bound of staleness.
+"""The spaces of a job under other values of a few keys, such as micro-batch sizes and the staleness bound.
 
 Gradients are summed over micro-batches, so their size changes seconds and memory, and nothing that is learned but its
 rounding. A bound of staleness changes what is learned: it is varied where that is asked for, and the answer says so.
@@ -29,9 +29,9 @@ def varied(
     accelerators: Collection[int],
     tell: Callable[[str], None],
 ) -> list[Space]:
-    """Return the space of a job as it is, then those with all other values of these keys.
+    """Return the space of the job as it is, then those with all other combinations of these keys' values.
 
-    Raises ConfigError for keys that this job cannot vary, and as `Space`.
+    Raises ConfigError for keys that this job cannot vary, and the errors of `Space`.
     """
     model = model_of(config)
     known = model.values(config)
@@ -94,7 +94,7 @@ def _value(config: Any, key: str) -> int:
 
 
 def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
-    """Return the config with a plan: its own, or where that does not hold, generation apart from all else."""
+    """Return the config with a plan: its own, or if that is invalid, one with generation on separate accelerators."""
     topology = space.plan.topology
     pair = space.model.generating
     try:
@@ -122,5 +122,5 @@ def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
 
 
 def changed_learning(best: Found) -> Iterator[str]:
-    """Say where a plan learns otherwise than the config."""
+    """Describe where a plan learns differently from the config."""
     return best.space.model.learning_changes(best.space.varied)

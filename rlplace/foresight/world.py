@@ -1,4 +1,4 @@
-"""A logical clock, and what shares it: processes that compute, sleep, wait for each other and hand over items.
+"""A logical clock, with processes that compute, sleep, wait for each other and exchange items.
 
 A process is a generator. It yields what it waits for, and goes on when the clock is there::
 
@@ -22,14 +22,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 Process = Generator[Any, Any, None]  # yields Work, Sleep or Event
-_LEAST_S = 1e-9  # work below it is done
-TURN_S = 0.0014  # the base slice of the scheduler of Linux 6 on two processors
-WANTED = 0.95  # share of the time in which processors are at work that more want than there are, measured on Linux
-_MOST_TURNS = 64  # of one work: turns of long ones are longer
+_LEAST_S = 1e-9  # shorter work counts as done
+TURN_S = 0.0014  # base time slice of the Linux 6 scheduler on two processors
+WANTED = 0.95  # busy share of processors when more processes want one than there are, as measured on Linux
+_MOST_TURNS = 64  # most turns of one piece of work; long work gets longer turns
 
 
 class Work(NamedTuple):
-    """`seconds` of one of the `cores`, for a thread of `process`."""
+    """`seconds` of one processor of `cores`, for a thread of `process`."""
 
     cores: Cores
     process: Hashable
@@ -37,13 +37,13 @@ class Work(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """So long, whatever others do."""
+    """Wait for so many seconds, independent of other processes."""
 
     seconds: float
 
 
 class Event:
-    """Happens once. Who waits for it goes on then, at once if it has happened."""
+    """Happens once. Processes that wait for it resume then; at once if it has happened."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -64,31 +64,31 @@ class Event:
 
 
 class World:
-    """Owns the clock and what is due. Deterministic: what is due at once happens in the order in which it was asked."""
+    """Owns the clock and the pending actions. Deterministic: simultaneous actions run in the order of their request."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._order = itertools.count()
-        # A heap
+        # A heap of (time, number, action)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._ready: deque[Process] = deque()
 
     def spawn(self, process: Process) -> None:
-        """Begin a process."""
+        """Start a process."""
         self._ready.append(process)
 
     def resume(self, process: Process) -> None:
-        """Let a process go on as soon as those before it have."""
+        """Let a process continue, after those that were resumed before."""
         self._ready.append(process)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """Call `act` when the clock is there."""
+        """Call `act` when the clock reaches `when`."""
         heapq.heappush(self._due, (when, next(self._order), act))
 
     def run(self, over: Callable[[], bool], until: float = float("inf")) -> bool:
-        """Go on until `over`, which is asked whenever something has happened. False where nothing is left to happen.
+        """Run until `over()` returns True; it is checked after each action. Return False if no action is left.
 
-        False also where the next thing is due after `until`, which then is the time.
+        Also returns False if the next action is later than `until`; the clock then stands at `until`.
         """
         while True:
             while self._ready:
@@ -140,31 +140,31 @@ class _Thread:
         self.process = process
         self.left_s = seconds
         self.turn_s = max(TURN_S, seconds / _MOST_TURNS)
-        # When its turn, and the work in it, began
+        # When its turn began, and when the work in it was last updated
         self.began = self.since = 0.0
-        # Seconds of work in a second
+        # Seconds of work per second
         self.rate = 1.0
-        # Counts its turns, and what it was given to do in them
+        # Number of the turn; outdated ends of turns are ignored
         self.turn = 0
-        # The turn, whose end is due, since others wait
+        # Whether the end of its turn is scheduled, because others wait
         self.ending = False
 
 
 class Cores:
-    """The processors of a node, or a device that computes for several: first come, first served, a turn at a time.
+    """The processors of a node, or a device that serves several threads: first come, first served, in turns.
 
-    A thread keeps its processor until it has nothing more to do, or for a turn where others wait. Of a process one
-    thread computes at a time, as of an interpreter.
+    A thread keeps its processor until its work is done, or for one turn if others wait. Of each process, one thread
+    computes at a time, as with Python's interpreter lock.
     """
 
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
-        """`wanted`: the share of the time in which several are at work if more processes want one than there are."""
+        """`wanted`: busy share of the processors when more processes want one than there are."""
         self._world = world
         self._free = count
         self._rate = wanted if count > 1 else 1.0
         self._waiting: deque[_Thread] = deque()
         self._running: dict[Hashable, _Thread] = {}
-        # Of all processors
+        # Sum over all processors
         self.busy_s = 0.0
 
     def add(self, thread: Process, process: Hashable, seconds: float) -> None:
@@ -202,7 +202,7 @@ class Cores:
         self._free += 1
 
     def _begin(self) -> None:
-        """Give free processors to those who wait, and those who have one an end of their turn where others wait."""
+        """Give free processors to waiting threads; if threads still wait, limit the running ones to one turn."""
         while self._free and (
             chosen := next(
                 (t for t in self._waiting if t.process not in self._running), None
@@ -250,7 +250,7 @@ class Cores:
 
 
 class Barrier:
-    """Where `parties` processes wait for each other, again and again."""
+    """A reusable point where `parties` processes wait for each other."""
 
     def __init__(self, world: World, parties: int) -> None:
         self._world = world
@@ -259,7 +259,7 @@ class Barrier:
         self._all = Event(world)
 
     def meet(self) -> Generator[Event, None, None]:
-        """Wait until all have come."""
+        """Wait until all parties have arrived."""
         self._here += 1
         if self._here == self._parties:
             every = self._all
@@ -279,7 +279,7 @@ class Channel:
         self._items: dict[str, deque[Any]] = {}
         self._takers: dict[str, deque[Event]] = {}
         self._putters: deque[Event] = deque()
-        # Items; `most`: at any time
+        # Number of items now, and the largest so far
         self._held = self.most = 0
 
     def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:

@@ -1,4 +1,4 @@
-"""What both jobs check of an export: the component, the place to write to."""
+"""Checks and helpers that the exports of both jobs share: the component and the output path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
 
 
 def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
-    """Check the place to write to. Raises ConfigError where something is there, or `files` do not end like it."""
+    """Raise ConfigError if something exists at the output path, or if its name has none of the endings `files`."""
     near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
     if (
         not out.exists()
@@ -83,7 +83,7 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
 
 @contextlib.contextmanager
 def written(out: Path) -> Iterator[None]:
-    """Write the new folder or file inside. Raises OutputError."""
+    """Yield a temporary path; it becomes `out` once the block has written it. Raises OutputError."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield

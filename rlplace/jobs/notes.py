@@ -1,4 +1,4 @@
-"""What both jobs say: of keys that a run needs, of a run that is resumed, of options of a command."""
+"""Messages that both jobs use: missing keys, resumed runs and wrong command options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlplace.errors import ConfigError, Problem
 
 
 def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
-    """Say that a learning rate that falls to the end falls to another end now."""
+    """Note that the end value of the learning-rate schedule has changed."""
     falls = config.actor.optimizer.schedule != "constant"
     if falls and "runner.total_iterations" in changed:
         return ["    the learning rate falls over the new number of iterations"]
@@ -17,7 +17,7 @@ def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
 
 
 def missing_problems(config: Config) -> Iterator[Problem]:
-    """Report the keys without which a job is planned only."""
+    """Report missing keys, without which a job can be planned but not run."""
     for key, (why, fix) in config.missing.items():
         yield Problem(
             code="plan-only",
@@ -32,5 +32,5 @@ def missing_problems(config: Config) -> Iterator[Problem]:
 def wrong_option(
     key: str, what: str, got: str | None, why: str | None, fix: str
 ) -> ConfigError:
-    """Return the error about an option of a command."""
+    """Return the error for a wrong option of a command."""
     return ConfigError.of("bad-option", key, what, got, why, fix)

@@ -1,4 +1,4 @@
-"""What is checked of a job on language models beyond its placement: sampling, models, parallel sizes, weights."""
+"""Checks of a language-model job beyond its placement: sampling, models, parallel sizes and weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rlplace.workers.roles.checks import (
 
 
 def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report what a run of a planned job would stumble over, whatever the machine."""
+    """Report what would stop a run of the planned job on any machine."""
     if not config.runs:
         yield from missing_problems(config)
         return
@@ -51,7 +51,8 @@ def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         yield from critic_problems(config)
     try:
         yield from check_scorers(config, plan.placement.components)
-    except ModuleNotFoundError as error:  # tokenizers are compared
+    # e.g. tokenizers, which are loaded to compare them
+    except ModuleNotFoundError as error:
         why = f"there is no module {error.name}"
         yield from missing_library(
             why, got="tokenizer.json", extra="text", key="reward", of="the models"
@@ -120,7 +121,7 @@ def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _sampling_problems(config: Config) -> Iterator[Problem]:
-    """Report answers that the actor cannot learn from as they are drawn, or that cannot end."""
+    """Report sampling settings with which the actor cannot learn, or with which answers cannot end."""
     rollout = config.text_rollout
     algorithm = config.algorithm
     for name, cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)):
@@ -131,7 +132,7 @@ def _sampling_problems(config: Config) -> Iterator[Problem]:
             got = f"{name}: {getattr(rollout, name)}"
             yield _wrong("cut-distribution", f"rollout.{name}", what, got, why, fix)
     if algorithm.tis_cap is None:
-        # Also of greedy answers
+        # Penalties change greedy answers too.
         for name, value in rollout.penalties.items():
             what = "penalised answers cannot be learned from without algorithm.tis_cap"
             why = "the engine's probabilities are penalised, the actor's are not: every ratio of the two is wrong\n"
@@ -214,7 +215,7 @@ def model_problems(
     *,
     tensor_parallel: int,
 ) -> Iterator[Problem]:
-    """Report what an engine cannot run. `model`: content of its config.json."""
+    """Report what an engine does not support. `model`: the content of its config.json."""
     context = algorithm.longest
     window = (
         model.get("sliding_window") if model.get("use_sliding_window", True) else None
@@ -263,7 +264,10 @@ def model_problems(
 
 
 def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report slices of a model that a run does not make: an engine has one rank, every other rank one accelerator."""
+    """Report parallel sizes that a run does not support.
+
+    An engine has one rank; every other rank has one accelerator.
+    """
     engine = config.text_rollout.engine
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
@@ -302,7 +306,7 @@ def _parallel_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _family_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report models that no worker computes, or whose files are quantised: it would take codes for weights."""
+    """Report model families that no worker supports, and quantized files, whose codes would be read as weights."""
     for component in plan.placement.components:
         block = config.block_of(component)
         model = (
@@ -325,7 +329,7 @@ def _family_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report what this machine lacks for a run: libraries of engines, weights, a tokenizer."""
+    """Report what this machine lacks for a run: engine libraries, weights or a tokenizer."""
     if config.text_rollout.engine == "vllm":
         from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
 
@@ -358,7 +362,7 @@ def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _actor_problems(config: Config) -> Iterator[Problem]:
-    """Check the actor's weights, and every prompt that can be known with the model's own tokenizer and template."""
+    """Check the actor's weights, and tokenize every prompt that is known in advance with the model's own tokenizer."""
     model = config.model or {}
     written = model.get("path")
     vocabulary = text_keys(model).get("vocab_size")
@@ -417,7 +421,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
 
 def _weights_problems(folder: Path, key: str) -> Iterator[Problem]:
     if not os.path.isdir(folder):
-        # As it was written: a hub id is no folder here
+        # Show the path as it was written; a hub id is not a local folder.
         here = Path.cwd()
         yield no_folder(
             str(folder.relative_to(here) if folder.is_relative_to(here) else folder),

@@ -14,12 +14,15 @@ from rlplace.errors import OutputError
 from rlplace.jobs.notes import wrong_option
 from rlplace.trained import Trained
 
-# Standard errors to either side of a mean: 95 % of a normal distribution.
+# Standard errors on each side of a mean: 95 % of a normal distribution
 _CONFIDENCE = 1.96
 
 
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
-    """Have held-out prompts answered, sum up and write transcripts. Raises ConfigError, OutputError, WorkerError."""
+    """Answer held-out prompts, summarize the rewards and write transcripts.
+
+    Raises ConfigError, OutputError, WorkerError.
+    """
     if request.video is not None:
         raise wrong_option(
             "video",

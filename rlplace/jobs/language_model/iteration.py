@@ -19,11 +19,12 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.schedule import Needs
 
 _BOTH = (ITERATION, VERSION)
-_EARLY = ("reference", "reward")  # roles that may score while others generate
+# roles that may score while answers are still generated
+_EARLY = ("reference", "reward")
 
 
 def work(needs: Needs) -> Work:
-    """Return the calls of an iteration of the components that `needs` has."""
+    """Return the calls of an iteration, for the components in `needs`."""
     stages = {"sync": _sync(needs), "rollout": _rollout(needs)}
     if "infer" in needs.residency:
         stages["infer"] = _infer(needs)

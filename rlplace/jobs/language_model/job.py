@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from rlplace.workers.worker import Worker
 
-# Roles whose ranks have no state that a checkpoint keeps.
+# Roles without state in checkpoints, so lost ranks can be replaced
 _REPLACED = ("env", "rollout", "reference", "reward")
 
 
@@ -105,7 +105,7 @@ class LanguageModelJob(Job):
         self, config: Config, plan_: Plan, case: MemoryCase
     ) -> Mapping[str, Any]:
         if config.cluster.launcher == "inline":
-            # Now: threads that import transformers at once find half of it.
+            # Import it now, in one thread: parallel imports of transformers fail.
             import rlplace.models.causal_lm  # noqa: F401
 
         components = plan_.placement.components
@@ -160,15 +160,15 @@ class LanguageModelJob(Job):
 
     def replaced_by_going_back(self, config: Config, plan_: Plan) -> Collection[str]:
         if plan_.schedule.needs.ahead:
-            # Some iteration is always being learned.
+            # At any time some iteration is being learned, so no rank can be lost.
             return plan_.placement.components
         if config.reference.refresh_every:
-            # There is no other copy of what a refreshed reference has.
+            # A refreshed reference has the only copy of its weights.
             return ("reference",)
         return ()
 
     def performance_model(self) -> LanguageModelPerformance:
-        # Here: a plan without a profile needs no NumPy.
+        # Imported here: a plan without a profile needs no NumPy.
         from rlplace.jobs.language_model.performance.model import (
             LanguageModelPerformance,
         )

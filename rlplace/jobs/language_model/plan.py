@@ -1,4 +1,4 @@
-"""Plan a job on language models: its stages, its channels, and what it takes of memory."""
+"""Plan a language-model job: its stages, channels and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAMPLE_READERS = ("actor", "critic", "reference", "reward")
 
 
 def needs_of(config: Config) -> Needs:
-    """Return what the algorithm needs resident in each stage."""
+    """Return which components must be resident in each stage, and to what degree."""
     names: Iterable[str] = placed_names(config.cluster.component_placement)
     if config.runs:
         names = ("actor", "rollout", "env", *scorers_of(names))
@@ -62,7 +62,7 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
         return plan
     placement = plan.placement
     sync = config.actor.sync
-    # A version stays in host memory until engines that generate ahead of the actor load it.
+    # Host memory holds a version until engines that generate ahead have loaded it.
     ahead = config.algorithm.max_staleness > 0
     on_devices = sync.mode == "all" and sync.through_host is not True and not ahead
     deliveries = deliver_by_node(placement)
@@ -83,7 +83,10 @@ def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> Memo
 
 
 def _leaves(config: Config, component: str) -> bool:
-    """Return whether a component leaves its accelerators. Rewards that are no models use none, and count as such."""
+    """Return whether a component is offloaded in the plan.
+
+    Rewards without a model use no accelerator and count as offloaded.
+    """
     block = config.block_of(component)
     if isinstance(block, RewardConfig) and block.kind != "model":
         return True
@@ -91,9 +94,9 @@ def _leaves(config: Config, component: str) -> bool:
 
 
 def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return what a job that is planned only would send: samples to all that score or learn, the actor's weights.
+    """Return the data routes of a plan-only job: samples to all scorers and learners, and the actor's weights.
 
-    None of a job that runs: what it sends goes by channels and deliveries.
+    Empty for a job that can run: its data goes through channels and deliveries.
     """
     if config.runs:
         return ()

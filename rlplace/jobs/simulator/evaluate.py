@@ -27,7 +27,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
             why,
             fix,
         )
-    # For torch: with small batches, more threads wait for each other.
+    # For torch: with small batches, more threads would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rlplace.envs.play import play
     from rlplace.models.policy import policy_of

@@ -19,7 +19,7 @@ from rlplace.trained import POLICY, Trained
 
 
 def export(trained: Trained, request: ExportRequest) -> None:
-    """Write a policy as a folder, or as the file that the name says. Raises ConfigError, OutputError."""
+    """Write a policy as a folder, or as a file if the name has a file ending. Raises ConfigError, OutputError."""
     out = request.out
     found = trained.checkpoint
     if found is None:
@@ -37,7 +37,7 @@ def export(trained: Trained, request: ExportRequest) -> None:
 
 
 def _check_exported(trained: Trained, request: ExportRequest) -> None:
-    """Raise ConfigError where more is asked of a policy that was exported before than it has."""
+    """Raise ConfigError if an exported policy is to be exported in a form that needs more than it contains."""
     if request.component == "actor" and not request.average:
         return
     option = "--ema" if request.average else f"--component {request.component}"

@@ -158,7 +158,7 @@ class SimulatorJob(Job):
         steps = decisions * config.torch_rollout.action_chunk
         progress.add(numbers, steps)
         numbers["env/steps_per_s"] = steps / numbers["time/iteration_s"]
-        # Without an episode that has ended in this iteration there is no new return.
+        # Without an episode that ended in this iteration, there is no new return.
         if progress.mean_return is not None and "env/return" in numbers:
             numbers["env/mean_return"] = progress.mean_return
 
@@ -166,7 +166,7 @@ class SimulatorJob(Job):
         return ("env", "rollout")
 
     def performance_model(self) -> SimulatorPerformance:
-        # Here: a plan without a profile needs no NumPy.
+        # Imported here: a plan without a profile needs no NumPy.
         from rlplace.jobs.simulator.performance.model import SimulatorPerformance
 
         return SimulatorPerformance()

@@ -1,4 +1,5 @@
-"""The seconds in which env and engines generate alone, simulated once for each number of them: a bound for all plans.
+"""Seconds of a rollout stage with env and engines alone, simulated for each number of their ranks: a bound for all
+plans.
 
 Where every node has processors enough for all its ranks, nobody else's work is in the way of env and engines: what they
 do in a plan is what they do alone, after the moves that go before their work. That takes in what no sum does, such as
@@ -40,7 +41,7 @@ _INDEXES = (1, 2)  # iterations that a prediction counts
 
 
 class _Sink(Channel):
-    """Takes everything, and knows since when."""
+    """Accepts all items and records when the first arrived."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, 1)
@@ -52,7 +53,7 @@ class _Sink(Channel):
 
 
 class Generation(StageBound):
-    """Least seconds of rollout stages of one space under a profile. Keeps what it has simulated."""
+    """Lower bounds of the rollout stages of one space under a profile. Simulated results are cached."""
 
     stage = "rollout"
     components = PAIR
@@ -65,11 +66,11 @@ class Generation(StageBound):
             Costs(profile).of(f"driver/{space.config.cluster.launcher}_call").cpu_s
         )
         self._found: dict[tuple[Size, Size, frozenset[str]], float] = {}
-        # Whether it says anything
+        # Whether the bound is valid for this job
         self.holds = self._holds()
 
     def _holds(self) -> bool:
-        """Return whether others can neither be in the way nor begin between the two."""
+        """Return whether no other component can delay env and engines or start between them."""
         config = self._space.config
         plan = self._plan
         names = plan.placement.components
@@ -89,13 +90,13 @@ class Generation(StageBound):
         if plan.placement.accelerators("env") and any(
             name.startswith("env.") for name in on
         ):
-            # Its moves and the engines' work are on the same accelerators
+            # Moves of another component would share accelerators with the engines' work
             return False
         first, last = sorted(names.index(c) for c in PAIR)
         if early & {*names[first:last]}:
             return False
         most = max(node.accelerators for node in self._space.nodes)
-        # With the driver
+        # One more for the driver
         at_work = 1 + sum(
             most
             if c in self._space.free
@@ -125,7 +126,7 @@ class Generation(StageBound):
         return bool(missing)
 
     def _acquired(self) -> list[frozenset[str]]:
-        """Return which of the two may have to move before they work."""
+        """Return the possible sets of env and rollout that must move before they work."""
         may = [
             c
             for c in PAIR
@@ -151,7 +152,7 @@ class Generation(StageBound):
         return self._alone(config, plan, moved)
 
     def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
-        """Run the iterations of env and engines alone."""
+        """Run the iterations with env and engines alone; return the seconds."""
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
         site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
         sinks = {
@@ -182,7 +183,7 @@ class Generation(StageBound):
         return 0.0
 
     def _asked_within(self, seconds: float, ranks: dict[str, int]) -> bool:
-        """Return whether everybody is asked before anyone can answer: who scores waits for a whole group."""
+        """Return whether all ranks get their call before any rank can answer; scorers wait for a whole group."""
         early = {*self._plan.needs.early} & {*self._plan.placement.components}
         sizes = self._space.sizes(self._space.now)
         most = {c: max(size.ranks for size in sizes[c]) for c in early}

@@ -1,4 +1,4 @@
-"""What the ranks that score and learn in a job with language models do with their time: actor, critic, scorers.
+"""Simulated ranks that score and learn in a language-model job: actor, critic and scorers.
 
 Rank 0 takes samples for all ranks of a group, which pack them by their tokens as the real ones do and meet in every
 micro-batch.
@@ -29,12 +29,13 @@ from rlplace.workers.arguments import (
 )
 
 _FIRST_PAUSE_S = 0.001
-_LONGEST_PAUSE_S = 0.02  # of `workers.training.ranks`
+# longest pause between two looks, as in `workers.training.ranks`
+_LONGEST_PAUSE_S = 0.02
 
 
 @functools.lru_cache(maxsize=64)
 def pack(sizes: SampleSizes, ranks: int, budget: int) -> Packing:
-    """Pack samples once for all ranks, and for other plans."""
+    """Pack samples for all ranks; results are cached for other plans."""
     return packing.pack(sizes, ranks, budget)
 
 
@@ -60,9 +61,9 @@ def _pack_steps(
 def sizes_of(
     groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None
 ) -> SampleSizes:
-    """Return the sizes of samples of groups: of each the prompt, and the tokens of its samples, which begin with it.
+    """Return the token counts of the groups' samples, where each sample begins with the group's prompt.
 
-    `again`: as of `workers.training.samples.sizes_of`.
+    `again`: as in `workers.training.samples.sizes_of`.
     """
     whole = [
         (number, prompt, each)
@@ -76,7 +77,7 @@ def sizes_of(
 
 
 def looks() -> Iterator[float]:
-    """Yield the pauses between two looks of a rank for what rank 0 has."""
+    """Yield the pauses of a rank that polls for rank 0's value."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
@@ -84,12 +85,12 @@ def looks() -> Iterator[float]:
 
 
 class JoinedRank(TextRank):
-    """Base: ranks with collectives."""
+    """Base of ranks that use collectives."""
 
-    _scattered = 0  # things that rank 0 has handed to all
+    _scattered = 0  # number of values that rank 0 has scattered
 
     def scatter(self, value: object = None) -> Body:
-        """Return what rank 0 gives, once all ranks have it."""
+        """Return rank 0's value, once all ranks have it."""
         given = self.site.given(self.component, self._scattered)
         self._scattered += 1
         if self.slot.rank == 0:
@@ -108,7 +109,7 @@ class JoinedRank(TextRank):
         return given.value
 
     def sizes_of(self, groups: Sequence[Group]) -> SampleSizes:
-        """Return the sizes of their samples, in the order of the groups."""
+        """Return the token counts of the groups' samples, in the order of the groups."""
         ordered = sorted(groups)
         return sizes_of(
             ((g.prompt, g.tokens) for g in ordered),
@@ -118,13 +119,13 @@ class JoinedRank(TextRank):
     def score(
         self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
-        """Make a pass over all samples without gradients."""
+        """Run a forward pass over all samples."""
         for picks in packed.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "score", sizes.size(picks), method, "infer")
         yield from self.exchange(method, watch)
 
     def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
-        """Make one pass of the model, in which several ranks exchange weights."""
+        """Run one forward pass; several ranks exchange weights in it."""
         parts = (
             (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
         )
@@ -142,7 +143,7 @@ class JoinedRank(TextRank):
 
 
 class TrainedRank(JoinedRank):
-    """Base of what learns."""
+    """Base of ranks that learn."""
 
     @property
     def budget(self) -> int:
@@ -151,11 +152,11 @@ class TrainedRank(JoinedRank):
         return block.token_budget
 
     def pack(self, sizes: SampleSizes) -> Packing:
-        """Pack a pass over all samples."""
+        """Pack all samples for a forward pass."""
         return pack(sizes, self.ranks // self.together, self.budget)
 
     def steps(self, sizes: SampleSizes, iteration: int) -> tuple[Packing, ...]:
-        """Pack the optimizer steps of an iteration."""
+        """Pack the samples of each optimizer step of an iteration."""
         algorithm = self.job.algorithm
         seed = f"{self.job.runner.seed} {iteration}"
         return _pack_steps(
@@ -188,10 +189,10 @@ class TrainedRank(JoinedRank):
 
 
 class LmActorRank(TrainedRank):
-    """As `LmActor`."""
+    """Simulates `LmActor`."""
 
-    _groups: list[Group] | None = None  # on rank 0, of the iteration
-    # On rank 0: of all samples, whose advantages are computed
+    _groups: list[Group] | None = None  # groups of the iteration, on rank 0
+    # Rank 0: sizes of all samples whose advantages are computed
     _experience: SampleSizes | None = None
 
     def infer(self, iteration: int, version: int) -> Body:
@@ -282,7 +283,7 @@ class LmActorRank(TrainedRank):
         return dict[str, Metrics]()
 
     def _take(self, part: int | None) -> Body:
-        """Take all groups of the iteration, or `part` more of them."""
+        """Take all groups of the iteration, or the next `part` of them."""
         if self._groups is None:
             self._groups = []
             for _ in range(part or self.site.job.prompts):
@@ -290,7 +291,7 @@ class LmActorRank(TrainedRank):
         return self._groups
 
     def _gather(self, part: int | None) -> Body:
-        """Take groups and their scores, put the returns; return the sizes of all samples."""
+        """Take groups and their scores, put the returns, and return the sizes of all samples."""
         sizes = self.sizes_of((yield from self._take(part)))
         for scorer in self.site.job.scorers:
             scored = 0
@@ -303,9 +304,9 @@ class LmActorRank(TrainedRank):
 
 
 class CriticRank(TrainedRank):
-    """As `Critic`."""
+    """Simulates `Critic`."""
 
-    _inferred = SampleSizes(())  # of all samples
+    _inferred = SampleSizes(())  # sizes of all samples
 
     def infer(self, iteration: int, version: int) -> Body:
         watch, inner = self.watch("infer_wait", "infer"), self.watch()
@@ -336,7 +337,7 @@ class CriticRank(TrainedRank):
 
 
 class ScorerRank(JoinedRank):
-    """As `Scorer`: a reference or reward, which is a model, a function or an endpoint."""
+    """Simulates `Scorer`: a reference or a reward (a model, a function or an endpoint)."""
 
     def infer(self, iteration: int, version: int) -> Body:
         watch = self.watch("infer", "wait")
@@ -349,7 +350,7 @@ class ScorerRank(JoinedRank):
         ]
         due = self.site.job.prompts if sharded else stop - first
         while due:
-            # Samples and size of each
+            # (number of samples, tokens) of each batch
             batches: list[tuple[int, int]] = []
             if not sharded or self.slot.rank == 0:
                 taken = yield from self._take(due)
@@ -391,7 +392,7 @@ class ScorerRank(JoinedRank):
         return dict[str, Metrics]()
 
     def _take(self, due: int) -> Body:
-        """Return all groups that are there, one at least."""
+        """Return all groups that have arrived, waiting for at least one."""
         channel = self.site.channels[samples_for(self.component)]
         taken: list[Group] = [(yield from channel.get())]
         while len(taken) < due and (group := channel.get_nowait()) is not None:

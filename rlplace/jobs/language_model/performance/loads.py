@@ -1,4 +1,4 @@
-"""What the ranks of a job with language models do between two moments at which its loop waits for all, at least.
+"""Lower bounds of the work of a language-model job's ranks between two synchronizations of the loop.
 
 Lengths are those that a prediction draws. What learns or scores all samples at once packs them as in a run. Where they
 come bit by bit they take as many tokens however they are packed: at least their number times the least that any
@@ -33,7 +33,7 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.memory.case import read_again
 from rlplace.workers.arguments import SCORERS, asked_of
 
-# Iterations of a prediction that are counted, where nothing is generated ahead
+# Iterations of a prediction that are counted, if nothing is generated ahead
 _INDEXES = (
     1,
     2,
@@ -41,21 +41,21 @@ _INDEXES = (
 
 
 class _Drawn(NamedTuple):
-    """Of the iteration with least of each."""
+    """Token counts; each field is the least over the counted iterations."""
 
-    answers: int  # tokens of all
-    tokens: int  # of all samples, prompts included
-    together: int  # the same, of groups that each compute their prompt once
-    longest: int  # answer
-    shortest: int  # sample
+    answers: int  # generated tokens of all answers
+    tokens: int  # tokens of all samples, including prompts
+    together: int  # tokens of all samples if each group computes its prompt once
+    longest: int  # tokens of the longest answer
+    shortest: int  # tokens of the shortest sample
 
 
 class _Passes(NamedTuple):
-    """Seconds of micro-batches over all samples."""
+    """Seconds of the micro-batches of a pass over all samples."""
 
     ranks: int
-    longest_s: float  # one after another
-    cpu_s: float  # of all ranks
+    longest_s: float  # of the most loaded rank
+    cpu_s: float  # processor seconds of all ranks
 
     @property
     def of_each(self) -> Cost:
@@ -67,14 +67,14 @@ class _Passes(NamedTuple):
 
 
 class TextStages(Stages):
-    """Of a job with language models. Of one that generates ahead, what learns."""
+    """Stages of a language-model job. If generation runs ahead, only learning is bounded."""
 
     _config: Config
 
     def __init__(
         self, config: Config, costs: Costs, together: Mapping[str, int]
     ) -> None:
-        """`together`: how many ranks of each component compute the same samples."""
+        """`together`: for each component, the number of ranks that compute the same samples."""
         super().__init__(config, costs)
         self._together, self._again = together, read_again(config)
         ahead = config.algorithm.max_staleness > 0
@@ -130,7 +130,7 @@ class TextStages(Stages):
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Give one: of each component the least that any of its sizes has."""
+        """Yield one option: for each component, the least load of any of its sizes."""
         components = self.depends(stage)
         found: dict[str, Load] = {}
         for component in components:
@@ -164,7 +164,7 @@ class TextStages(Stages):
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _one(self, stage: str, component: str, size: Size) -> Load:
         ranks = size.ranks
-        # Which prompts a round learns follows from time: nothing is known
+        # The prompts of a round depend on timing, so nothing is known.
         if self._algorithm.short_rounds:
             return self._load(component, [Cost(0.0)] * ranks)
         match role_of(component), stage:
@@ -178,19 +178,19 @@ class TextStages(Stages):
                 return self._infer(component, ranks)
             case _, "learn":
                 return self._learn(component, ranks)
-            case _, "advantages":  # of rank 0
+            case _, "advantages":  # on rank 0
                 rest = self._of(f"{component}.compute_advantages/rest")
                 return self._load(component, [rest, *[Cost(0.0)] * (ranks - 1)])
-            case _:  # the actor begins to learn while others generate
+            case _:  # the actor starts to learn while answers are still generated
                 work = Cost(0.0)
         return self._shared(component, work, ranks)
 
     def _shared(self, component: str, work: Cost, ranks: int) -> Load:
-        """Return a load of which each rank has as much on average: some of them may have nothing."""
+        """Return a load that is evenly shared on average; single ranks may have no work."""
         return self._load(component, [work] * ranks)._replace(least_s=0.0)
 
     def _joined(self, component: str, passes: _Passes, rest: Cost) -> Load:
-        """Return a load of ranks that wait for each other in every micro-batch. `rest`: of each, besides."""
+        """Return the load of ranks that wait for each other in every micro-batch. `rest`: other cost of each rank."""
         one = self._load(component, [rest] * passes.ranks)
         longest_s = one.longest_s + passes.longest_s
         cpu_s = one.cpu_s + passes.cpu_s
@@ -198,7 +198,7 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
     def _wholes(self, again: float | None) -> Sequence[SampleSizes]:
-        """Return the sizes of all samples of each iteration; of episodes of several turns, nothing."""
+        """Return the sizes of all samples of each iteration; empty for episodes of several turns."""
         several = self._config.text_env.max_turns > 1
         if several:
             return ()
@@ -215,7 +215,7 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return the tokens of prompt and first answer of each sample of each iteration, group by group."""
+        """Return (prompt tokens, tokens of the first answer) of each sample of each iteration, group by group."""
         lengths = Lengths(self._config, self._costs)
         each = self._algorithm.samples_per_prompt
         return [
@@ -239,7 +239,7 @@ class TextStages(Stages):
         for samples in self._lengths:
             answers = [answer for _, answer in samples]
             sizes = self._sizes(samples, again)
-            # Whole groups
+            # Cut at whole groups
             units = sizes.units(range(len(samples)), len(samples), sum(sizes.tokens))
             found.append(
                 (
@@ -254,7 +254,7 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _read(self) -> Cost:
-        """Return what it takes to read all prompts, each by itself."""
+        """Return the cost of processing all prompts, each by itself."""
         prompts = (
             prompt
             for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt]
@@ -283,9 +283,9 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _tail(self, envs: int, engines: int) -> float:
-        """Return what an env rank takes with answers that come home as soon as engines could end them.
+        """Return the seconds of an env rank if answers arrive as early as engines can finish them.
 
-        Nobody has an answer before its prompt is read and its tokens are decoded, one step each.
+        An answer needs its prompt to be processed and one decoding step for each token.
         """
         if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0
@@ -324,13 +324,13 @@ class TextStages(Stages):
         return asked_s + statistics.fmean(found) + over_s
 
     def _at_once(self, ranks: int) -> int:
-        """Return how many answers an engine can have in flight."""
-        # Of a group all are taken at once
+        """Return the largest number of answers that an engine can have in flight."""
+        # A group's samples are taken together.
         taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
         return min(taken, self._config.text_rollout.step_sequences)
 
     def _decode(self, at_once: int) -> Cost:
-        """Return the least that a step takes. With vLLM one that reads prompts decodes as well."""
+        """Return the least cost of a decoding step. With vLLM, a step that processes prompts also decodes."""
         decode = self._least("rollout.generate/decode", 1, at_once)
         if self._config.text_rollout.engine != "vllm":
             return decode
@@ -346,7 +346,7 @@ class TextStages(Stages):
         )
 
     def _generate(self, ranks: int) -> Cost:
-        """Return the work of an engine that has its share; some engine has as much."""
+        """Return the work of an engine with an even share; at least one engine has that much."""
         generate = "rollout.generate/"
         block = self._config.text_rollout
         at_once = self._at_once(ranks)
@@ -376,10 +376,10 @@ class TextStages(Stages):
         steps: int = 1,
         whole: bool = True,
     ) -> _Passes:
-        """Return a pass of all ranks over all samples, in so many optimizer steps.
+        """Return the cost of a pass of all ranks over all samples, in `steps` optimizer steps.
 
-        `whole`: all samples are packed at once. Else a micro-batch takes at least a line from its least cost on; each
-        step has one, and none has more than `most`.
+        `whole`: all samples are packed at once. Otherwise each step has at least one micro-batch of at most `most`
+        tokens, and the cost of micro-batches is bounded by a line.
         """
         component = cost.rpartition("/")[0].rpartition(".")[0]
         again = self._again.get(component)
@@ -418,7 +418,7 @@ class TextStages(Stages):
     def _packed(
         self, cost: str, packing: Packing, sizes: SampleSizes
     ) -> tuple[float, float]:
-        """Return the seconds of micro-batches in which ranks wait for each other, and those of processors."""
+        """Return the seconds of micro-batches in which ranks wait for each other, and their processor seconds."""
         longest_s = 0.0
         cpu_s = 0.0
         for together in zip(*packing.ranks, strict=True):
@@ -470,7 +470,7 @@ class TextStages(Stages):
     def _learn(self, component: str, ranks: int) -> Load:
         algorithm = self._algorithm
         learn = f"{component}.learn/"
-        # Steps of an epoch
+        # Optimizer steps of an epoch
         each = -(-self._samples // (algorithm.train_batch or self._samples))
         step = self._of(learn + "exchange", ranks).plus(self._of(learn + "step"))
         rest = step.times(algorithm.epochs * each).plus(
@@ -485,7 +485,7 @@ class TextStages(Stages):
         return self._joined(component, passes.times(algorithm.epochs), rest)
 
     def _forward(self, component: str, part: str, ranks: int, *methods: str) -> str:
-        """Return the cost of a pass of the model, as `JoinedRank.forward` names it."""
+        """Return the name of a forward pass's cost, as `JoinedRank.forward` does."""
         parts = (f"sharded_{part}", part) if ranks > 1 else (part, f"sharded_{part}")
         names = [f"{component}.{method}/{name}" for name in parts for method in methods]
         return next(

@@ -1,4 +1,4 @@
-"""What the performance model asks of the job on language models."""
+"""The performance model of the language-model job."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from rlplace.units import counted
 
 STALENESS = "algorithm.max_staleness"
 _AHEAD = (0, 1, 2)
-_TIMES = (1, 2, 4)  # a budget is so many times smaller or larger
-_SLICES = (1, 2, 4, 8)  # accelerators of an engine
-# By role
+_TIMES = (1, 2, 4)  # factors by which a search makes a token budget smaller or larger
+_SLICES = (1, 2, 4, 8)  # accelerators of an engine that a search tries
+# Rank classes by role
 _RANKS: Mapping[str, type[Rank]] = {
     "actor": LmActorRank,
     "critic": CriticRank,
@@ -48,7 +48,7 @@ _RANKS: Mapping[str, type[Rank]] = {
 
 
 class LanguageModelPerformance(PerformanceModel):
-    """GRPO, PPO and relatives: engines generate, scorers score whole groups, learners pack them."""
+    """GRPO, PPO and relatives: engines generate, scorers score whole groups, learners pack samples by tokens."""
 
     generating = PAIR
 
@@ -115,7 +115,7 @@ class LanguageModelPerformance(PerformanceModel):
         return stage == "learn" and (begun or steps)
 
     def values(self, config: Config) -> Mapping[str, Sequence[int]]:
-        """Return budgets of tokens, which hold the longest sample, and the bound of staleness."""
+        """Return token budgets that can hold the longest sample, and staleness bounds."""
         found: dict[str, Sequence[int]] = {}
         for component in config.placed:
             block = config.block_of(component)
@@ -148,7 +148,7 @@ def _budgets(config: Config, now: int) -> list[int]:
 
 
 def _sizes(space: Space, component: str) -> tuple[Size, ...]:
-    """Return lengths that divide a node or the nodes, for engines with the accelerators of each."""
+    """Return sizes that divide a node or the nodes; engines may have several accelerators each."""
     now = space.size_now(component)
     if component not in space.free:
         return (now,)
@@ -182,7 +182,7 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
 
 
 def _shares_out(config: Config, component: str) -> bool:
-    """Return whether each rank scores the groups that it takes."""
+    """Return whether each rank scores the groups that it takes by itself."""
     if role_of(component) not in ("reference", "reward"):
         return False
     block = config.block_of(component)

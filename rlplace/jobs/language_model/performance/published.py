@@ -1,4 +1,4 @@
-"""A profile of a language-model job from what makers publish of its accelerators, where nothing was measured yet.
+"""A profile of a language-model job from published rates of its accelerators, for use before anything is measured.
 
 A pass takes 2 operations for each weight and token forward and 4 more backward (Kaplan et al. 2020,
 arXiv:2001.08361); a token step reads all weights, and the keys and values of what is in flight. The shares of the
@@ -38,16 +38,17 @@ _TRAINING = 0.4
 _READING = 0.5
 _MEMORY = 0.6
 _LINK = 0.7
-_STEP_S = 0.003  # of an engine's token step besides
-_CALL_S = 0.001  # of a process, for a call by Ray
+_STEP_S = 0.003  # other seconds of an engine's decoding step
+_CALL_S = 0.001  # seconds of a process for a Ray call
 _IN_FLIGHT = (1, 32, 256, 1024)
 _TOKENS = (64, 1024, 8192, 65536)
-_ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)  # answers end at these shares of the longest
-_BF16 = 2  # bytes
+# assumed lengths of answers, as shares of the longest
+_ENDED = (0.2, 0.4, 0.6, 0.8, 1.0)
+_BF16 = 2  # bytes per number
 
 
 class Rates(NamedTuple):
-    """Of one accelerator; per second."""
+    """Published rates of one accelerator, per second."""
 
     operations: float
     memory_bytes: float
@@ -57,7 +58,7 @@ class Rates(NamedTuple):
 
 @functools.cache
 def published() -> Mapping[str, Sequence[float]]:
-    """Return the rows of published.toml: TFLOP/s of dense bf16, GB/s of memory."""
+    """Return the rows of published.toml: dense bf16 TFLOP/s and memory GB/s of each product."""
     rows = tomllib.loads(
         Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     )
@@ -91,7 +92,7 @@ def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
 
 
 def _rates(nodes: Sequence[Node]) -> Rates:
-    """Return the least of all nodes."""
+    """Return the lowest rates of all nodes."""
     products = {run.product for node in nodes for run in node.alike}
     unknown = [
         product for product in products if known_name(product) not in published()
@@ -121,7 +122,7 @@ def _rates(nodes: Sequence[Node]) -> Rates:
 def _costs(
     config: Config, plan: Plan, component: str, rates: Rates
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
-    """Give part, points (size, seconds) and what these are of, for each of a component's costs."""
+    """Yield (part, points of size and seconds, device) for each cost of a component."""
     role = role_of(component)
     ranks = plan.placement.world_size(component)
     if role == "env":
@@ -224,7 +225,7 @@ def _costs(
 def _moves(
     ledger: MemoryLedger, component: str, rates: Rates
 ) -> Iterator[tuple[str, Curve]]:
-    """Give what it takes to bring a component's bytes on and off an accelerator."""
+    """Yield the costs of moving a component's bytes on and off an accelerator."""
     held = {residency: ledger.bytes(component, residency) for residency in Residency}
     for residency in Residency:
         moved = max(abs(held[residency] - other) for other in held.values())

@@ -1,4 +1,4 @@
-"""What the ranks that generate in a job with language models do with their time: env and rollout.
+"""Simulated ranks that generate in a language-model job: env and rollout.
 
 ::
 
@@ -37,24 +37,24 @@ from rlplace.workers.arguments import (
 )
 from rlplace.workers.roles.tails import Tails
 
-# Of an engine for a later turn of a conversation, or an end that does not wait, while it decodes to its next end of an
-# answer.
+# Checks of an engine for new requests (later turns, non-waiting ends) while it decodes up to the next end of an answer
 _LOOKS = 16
-_END = object()  # of an iteration
-_IN_TURN_S = 0.005  # rewards that take longer are given by other processes
+_END = object()  # marks the end of an iteration
+_IN_TURN_S = 0.005  # rewards that take longer are computed by other processes
 
 
 class Request(NamedTuple):
-    """Of all samples of a group in the first turn, of one in later ones."""
+    """A request for all samples of a group in the first turn, and for one sample in later turns."""
 
-    asked: int  # in which iteration
-    iteration: int  # that has this prompt as its `group`: of a prompt that was left, or comes early, another
+    asked: int  # the iteration that asked it
+    # the iteration that owns the prompt; differs from `asked` for a postponed prompt or one asked ahead
+    iteration: int
     env: int
     group: int
     first: int
     samples: int
     turn: int
-    tokens: int  # of the prompt
+    tokens: int  # prompt tokens
 
 
 class Answer(NamedTuple):
@@ -64,24 +64,25 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A sample that has its reward."""
+    """A sample with its reward."""
 
     request: Request
-    tokens: int  # with its prompt
+    tokens: int  # including the prompt
 
 
 class Group(NamedTuple):
-    """What is put when all samples of a group are there: tokens of each, prompts included."""
+    """A completed group: the tokens of each sample, including the prompt."""
 
-    number: tuple[int, int]  # the iteration that has its prompt, and its place there
+    # the iteration that owns the prompt, and the group's number there
+    number: tuple[int, int]
     prompt: int
     tokens: tuple[int, ...]
 
 
 class Lengths:
-    """Lengths of prompts, answers and conversations, and the seconds of rewards, the same in every placement.
+    """Lengths of prompts, answers and conversations, and seconds of rewards; the same in every placement.
 
-    In each iteration they are the quantiles of what was measured, in an order that follows from its number.
+    Each iteration uses the quantiles of the measured values, in an order that depends on its number only.
     """
 
     def __init__(self, config: Config, costs: Costs) -> None:
@@ -101,7 +102,7 @@ class Lengths:
         return min(drawn[group % len(drawn)], self._longest - 1)
 
     def turns(self, iteration: int, group: int, sample: int) -> int:
-        """Return the answers of an episode."""
+        """Return the number of answers of an episode."""
         if self._turns > 1:
             return min(
                 self._turns,
@@ -110,7 +111,7 @@ class Lengths:
         return 1
 
     def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
-        """Return the tokens that the task adds after an answer."""
+        """Return the tokens of the environment's reply to an answer."""
         return self._of(
             "env.reply_tokens", self._longest_prompt, iteration, group, sample, turn
         )
@@ -173,7 +174,7 @@ class Lengths:
 
 
 class TextSite(Site):
-    """What the ranks of a predicted run with language models share."""
+    """State that the simulated ranks of a language-model job share."""
 
     def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
         super().__init__(config, plan, costs, cores)
@@ -183,21 +184,21 @@ class TextSite(Site):
             config=config, ranks=ranks, read_again=read_again(config)
         )
         self.lengths = Lengths(config, costs)
-        # Engines, at an iteration's end, what is in flight
+        # Whether engines drop answers in flight at the end of an iteration
         self.drops = config.algorithm.short_rounds > 0
-        # Groups of the iteration that no engine has begun
+        # Groups of the iteration that no engine has started
         self.untaken = 0
-        # Conversations that will ask for another turn
+        # Conversations that will request another turn
         self.open = 0
         self._given: dict[tuple[str, int], _Given] = {}
 
     def given(self, component: str, number: int) -> _Given:
-        """Return what rank 0 of a component hands to all its ranks as the `number`th thing."""
+        """Return the `number`th value that rank 0 of a component gives to all its ranks."""
         return self._given.setdefault((component, number), _Given(self))
 
 
 class _Given:
-    """A value that rank 0 has for all. The others look for it now and then, as `Ranks.wait_for_rank_0` does."""
+    """A value that rank 0 has for all ranks. The others poll for it, as in `Ranks.wait_for_rank_0`."""
 
     def __init__(self, site: Site) -> None:
         self.there = Event(site.world)
@@ -205,7 +206,7 @@ class _Given:
 
 
 class TextRank(Rank):
-    """Base: what all ranks of these jobs share."""
+    """Base of all ranks of this job."""
 
     job: Config
     site: TextSite
@@ -220,7 +221,7 @@ class TextRank(Rank):
 
     @property
     def together(self) -> int:
-        """How many ranks compute the same samples."""
+        """Return the number of ranks that compute the same samples."""
         return self.plan.placement.spec(self.component).parallel.ranks
 
     @property
@@ -228,7 +229,7 @@ class TextRank(Rank):
         return self.site.barrier(self.component)
 
     def cost(self, size: float, *names: str, laps: float = 1.0) -> Cost:
-        """Return what laps take, by the first `<method>/<part>` of `names` that was measured."""
+        """Return the cost of laps, using the first of the `<method>/<part>` names that was measured."""
         known = (
             name
             for name in names
@@ -239,7 +240,7 @@ class TextRank(Rank):
         )
 
     def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
-        """Spend a lap and count it."""
+        """Spend a lap and count it on the stopwatch."""
         yield from self.spend(
             self.cost(size, *(f"{method}/{part}" for method in methods))
         )
@@ -247,7 +248,7 @@ class TextRank(Rank):
 
 
 class TextEnvRank(TextRank):
-    """As `TextEnvWorker`. A prompt has the same lengths whenever it is asked."""
+    """Simulates `TextEnvWorker`. A prompt has the same lengths whenever it is asked."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
@@ -284,9 +285,9 @@ class TextEnvRank(TextRank):
         readers: Sequence[str],
         more: int = 0,
     ) -> Body:
-        """Ask while there is room, take answers as they come, put whole groups; as `Pass.through`.
+        """Request answers while there is room, take answers as they come, put completed groups; as `Pass.through` does.
 
-        `groups`: by the iteration that has them. `more`: of them it does not wait for.
+        `groups`: the iteration that owns each group's prompt. `more`: number of groups that are not waited for.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         lengths = self.site.lengths
@@ -318,7 +319,7 @@ class TextEnvRank(TextRank):
             if item is _END:
                 ended += 1
                 continue
-            # Of a round that did not wait for it
+            # An answer of an earlier round, which did not wait for it
             if item.request.asked != iteration:
                 continue
             if isinstance(item, Answer):
@@ -349,13 +350,13 @@ class TextEnvRank(TextRank):
         return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Return the next answer, or what is graded; _END where another env rank has all of its own."""
+        """Return the next answer or graded sample; _END if another env rank has all its answers."""
         answer = yield from self.site.channels[COMPLETIONS].get(str(self.slot.rank))
         yield from self.part(watch, "wait", 0, "run")
         return answer
 
     def _following(self, answer: Answer) -> Request | None:
-        """Return the request for the next turn; None where the episode is over."""
+        """Return the request for the next turn; None if the episode is over."""
         asked = answer.request
         sample = answer.sample
         lengths = self.site.lengths
@@ -374,7 +375,7 @@ class TextEnvRank(TextRank):
         )
 
     def _submit(self, answer: Answer) -> Graded | None:
-        """Return the graded sample; None where another process grades it, which then hands it over."""
+        """Return the graded sample; None if another process grades it and delivers it later."""
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)
         seconds = self.site.lengths.reward_s(
@@ -390,7 +391,7 @@ class TextEnvRank(TextRank):
         yield from self.site.channels[COMPLETIONS].put(graded, str(self.slot.rank))
 
     def _end(self, watch: Stopwatch, ended: int) -> Body:
-        """Tell env rank 0; there, wait for all and tell the engines."""
+        """Report the end to env rank 0; that rank waits for all and informs the engines."""
         yield from self.spend(self.cost(0, "run/rest"))
         if self.slot.rank:
             yield from self.site.channels[COMPLETIONS].put(_END, "0")
@@ -411,16 +412,16 @@ class TextEnvRank(TextRank):
 
 
 class TextRolloutRank(TextRank):
-    """As `TextRolloutWorker` with its engine."""
+    """Simulates `TextRolloutWorker` with its engine."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
-        # A heap: the step in which it ends, its number
+        # A heap of (step in which the answer ends, number, answer)
         self._active: list[tuple[int, int, Answer]] = []
-        # Begun by no step
+        # Requests that no step has started
         self._waiting = deque[Answer]()
         self._steps = self._begun = 0
-        # Newest version of the weights
+        # Newest loaded version of the weights
         self._held = -1
         algorithm = self.job.algorithm
         answers = (
@@ -455,7 +456,7 @@ class TextRolloutRank(TextRank):
         }
 
     def _answer_all(self, watch: Stopwatch) -> Body:
-        """Answer until the iteration ends; return how many tokens that were."""
+        """Answer until the iteration ends; return the number of tokens."""
         tokens = 0
         asking = True
         while asking or self.in_flight:
@@ -483,7 +484,10 @@ class TextRolloutRank(TextRank):
         return tokens
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Begin requests while there is room; wait for one if none is in flight. False when the iteration ends."""
+        """Start requests while there is room; wait for one if none is in flight.
+
+        Return False at the end of the iteration.
+        """
         requests = self.site.channels[REQUESTS]
         while self._room:
             item = (
@@ -506,20 +510,20 @@ class TextRolloutRank(TextRank):
         return True
 
     def _count(self, request: Request) -> None:
-        """Note what still may be asked while answers are in flight."""
+        """Update how many requests may still come while answers are in flight."""
         self.site.untaken -= request.turn == 0
         turns = self.site.lengths.turns(request.iteration, request.group, request.first)
         self.site.open -= request.turn > 0 and request.turn + 1 == turns
 
     def _update(self, watch: Stopwatch) -> Body:
-        """Load weights that were pushed meanwhile."""
+        """Load weights that were pushed during generation."""
         while self._held >= 0 and self.site.push(WEIGHTS, self._held + 1)[1].happened:
             self._held += 1
             yield from self.spend(self.cost(0, "generate/update", "pull_weights/rest"))
             watch.lap("update")
 
     def _begin(self, watch: Stopwatch) -> Body:
-        """Make a step that reads prompts. vLLM decodes in the same pass, and reads many prompts in several."""
+        """Make a step that processes prompts. vLLM decodes in the same step, and splits many prompts over several."""
         room = self.job.text_rollout.step_sequences - len(self._active)
         read = 0
         mixed = self.job.text_rollout.engine == "vllm"
@@ -548,7 +552,7 @@ class TextRolloutRank(TextRank):
             watch.lap("prefill", read)
 
     def _decode(self, watch: Stopwatch, asking: bool) -> Body:
-        """Make the steps up to the next end of an answer, fewer where a request may come that there is room for."""
+        """Decode up to the next end of an answer, or fewer steps if a request may come for which there is room."""
         steps = self._active[0][0] - self._steps
         if asking and self._room and self.site.untaken:
             steps = 1

@@ -1,4 +1,4 @@
-"""What the ranks of a job on simulators do between two moments at which its loop waits for all, at least."""
+"""Lower bounds of the work of a simulator job's ranks between two synchronizations of the loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplace.placement.flow import block_edges
 
 
 class SimulatorStages(Stages):
-    """Of a job with simulators."""
+    """Stages of a simulator job."""
 
     names = ("sync", "rollout", "learn")
     _config: Config
@@ -57,7 +57,9 @@ class SimulatorStages(Stages):
                 )
 
     def _rollout(self, mode: Mode, ranks: Mapping[str, int]) -> tuple[Loads, float]:
-        """Return env and rollout, and the steps of one stage group of a rank, which wait for each other."""
+        """Return the loads of env and rollout, and the seconds of one stage group's steps, in which both wait for each
+        other.
+        """
         config = self._config
         run = "env.run/"
         generate = "rollout.generate/"
@@ -90,7 +92,7 @@ class SimulatorStages(Stages):
         around_answer = of(generate + "wait").plus(of(generate + "put"))
 
         def policy(shares: Sequence[int]) -> Cost:
-            """Return what the answers of one step and group take at least."""
+            """Return the least cost of the decisions for one step and stage group."""
             if merges:
                 return self._least(
                     generate + "policy", min(shares), mode.groups * sum(shares)
@@ -153,7 +155,7 @@ class SimulatorStages(Stages):
 
 
 def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int, int]]:
-    """Return source rank, target rank and rows of every share, as `scatter_rows` cuts them."""
+    """Yield source rank, target rank and number of rows of every transfer, as `scatter_rows` splits them."""
     blocks = [block_edges(rows, ranks) for ranks in (sources, targets)]
     at = [0, 0]
     for start, stop in itertools.pairwise(sorted({*blocks[0], *blocks[1]})):

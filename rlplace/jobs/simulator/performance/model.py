@@ -1,4 +1,4 @@
-"""What the performance model asks of the job on simulators."""
+"""The performance model of the simulator job."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rlplace.placement.plan import Plan
 from rlplace.report.calls import RankCall
 from rlplace.stopwatch import Part
 
-GROUPS = (1, 2, 4)  # stage groups that a search tries
+GROUPS = (1, 2, 4)  # numbers of stage groups that a search tries
 _STEPS_SHARE = "actor.learn/steps_share"
-# Short parts that take longer where other threads have had the processor before, by call.
+# Short parts, by call, that take longer after other threads have used the processor
 _CHILLED = {
     ("env", "run"): ("sim", "wait", "put"),
     ("rollout", "generate"): ("policy", "wait", "put"),
 }
-# Costs of talking: in one process, and by channels.
+# Communication costs: within one process, and through channels
 _DIRECT = ("env.run/direct_wait", "env.run/direct_put")
 _CHANNELS = (
     "env.run/wait",
@@ -47,7 +47,7 @@ _CHANNELS = (
 
 
 class SimulatorPerformance(PerformanceModel):
-    """PPO on simulators: env and rollout talk in every step, the actor learns from whole trajectories."""
+    """PPO on simulators: env and rollout exchange data in every step; the actor learns from whole trajectories."""
 
     pair = ("env", "rollout")
 
@@ -66,7 +66,7 @@ class SimulatorPerformance(PerformanceModel):
     def counts(
         self, config: Config, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
-        """Count the share of the planned optimizer steps that were made before the KL stopped them."""
+        """Return the share of planned optimizer steps that were made before the KL limit stopped them."""
         algorithm = config.algorithm
         steps = [part.laps for part in parts.get("actor.learn/step", ())]
         if algorithm.target_kl is None or not steps:
@@ -76,7 +76,7 @@ class SimulatorPerformance(PerformanceModel):
 
     def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
         if _is(call, "rollout", "generate") and plan.row_routes.direct:
-            # It decides in the thread of env.
+            # The policy computes in env's thread.
             return ("policy",)
         return None
 
@@ -129,7 +129,7 @@ class SimulatorPerformance(PerformanceModel):
         return {"rollout.pipeline_stage_num": mode.groups}
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return sizes whose ranks divide the rows."""
+        """Return sizes whose number of ranks divides the rows."""
         config: Config = space.config
         rows = config.simulator_env.total_num_envs
         found: dict[str, tuple[Size, ...]] = {}
@@ -156,7 +156,7 @@ class SimulatorPerformance(PerformanceModel):
         return _DIRECT if mode.shared else _CHANNELS
 
     def beside(self, stage: str) -> tuple[str, ...]:
-        # The trajectories that the actor learns from are cut by the ranks of env.
+        # The number of env ranks determines how trajectories are split for the actor.
         return ("env",) if stage == "learn" else ()
 
     # ── what else is measured for a profile ──────────────────────────────────────────────────────────────────────────
@@ -174,7 +174,7 @@ def _is(call: RankCall, component: str, method: str) -> bool:
 
 
 def _simulator(config: Config) -> str:
-    """Name a simulator with all that changes what a step of it takes."""
+    """Describe a simulator with all settings that affect the seconds of its steps."""
     env = config.simulator_env
     words = [env.kind, env.id or "", *_given(env.kwargs)]
     for wrapper in env.wrappers:

@@ -1,4 +1,4 @@
-"""What the ranks of a job with simulators do with their time: env, rollout and the actor of PPO."""
+"""Simulated ranks of a simulator job: env, rollout and the PPO actor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplace.stopwatch import Stopwatch
 
 
 class SimulatorRank(Rank):
-    """Base: what the three share."""
+    """Base of the three rank classes."""
 
     job: Config
 
@@ -26,12 +26,12 @@ class SimulatorRank(Rank):
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
-        # Looking at all routes takes long
+        # Cached, because checking all routes takes long
         self.direct = "observations" not in site.channels
 
 
 class EnvRank(SimulatorRank):
-    """As `VectorEnvWorker.run`."""
+    """Simulates `VectorEnvWorker.run`."""
 
     def run(self, iteration: int) -> Body:
         watch = self.watch("sim", "wait", "put")
@@ -65,7 +65,7 @@ class EnvRank(SimulatorRank):
         return watch.metrics("env")
 
     def _decision(self, rows: int) -> Cost:
-        """Return what a decision in this thread takes."""
+        """Return the cost of a decision in this thread."""
         return self.costs.of(
             self.costs.known("rollout.generate", "policy", cold=False), rows
         )
@@ -79,7 +79,7 @@ class EnvRank(SimulatorRank):
             )
 
     def _answer(self, shares: tuple[Share, ...], group: int, rows: int) -> Body:
-        # The decision runs in this thread, and its part is counted in this wait
+        # The decision runs in this thread; its seconds are part of this wait.
         if self.direct:
             decided = self._decision(rows)
             waited = self.costs.of("env.run/direct_wait")
@@ -94,7 +94,7 @@ class EnvRank(SimulatorRank):
 
 
 class RolloutRank(SimulatorRank):
-    """As `VectorRolloutWorker.generate`."""
+    """Simulates `VectorRolloutWorker.generate`."""
 
     def generate(self, iteration: int) -> Body:
         watch = self.watch("policy", "wait", "put")
@@ -131,7 +131,7 @@ class RolloutRank(SimulatorRank):
 
 
 class PolicyActorRank(SimulatorRank):
-    """As `PolicyActor.learn`: ranks meet in every minibatch."""
+    """Simulates `PolicyActor.learn`: ranks synchronize in every minibatch."""
 
     def learn(self, iteration: int, version: int) -> Body:
         watch, inner = self.watch("wait", "learn"), self.watch()

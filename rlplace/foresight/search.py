@@ -36,7 +36,7 @@ from rlplace.placement.schedule import Schedule
 OBJECTIVES = ("seconds", "accelerator_seconds")
 _MORE = 24  # plans to predict after the best is proven, to know the runners-up
 _DIVE = 25
-_FAR = 0.02  # keep searching for plans that are better by this share; see `_Run`
+_FAR = 0.02  # every _DIVE branches, dive to a plan while the best may improve by this share
 _SAME = 1e-9  # relative tolerance of sums in another order
 
 

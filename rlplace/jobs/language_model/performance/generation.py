@@ -90,7 +90,7 @@ class Generation(StageBound):
         if plan.placement.accelerators("env") and any(
             name.startswith("env.") for name in on
         ):
-            # Moves of another component would share accelerators with the engines' work
+            # Env's moves and the engines' work would use the same accelerators.
             return False
         first, last = sorted(names.index(c) for c in PAIR)
         if early & {*names[first:last]}:

@@ -160,7 +160,7 @@ class LanguageModelJob(Job):
 
     def replaced_by_going_back(self, config: Config, plan_: Plan) -> Collection[str]:
         if plan_.schedule.needs.ahead:
-            # At any time some iteration is being learned, so no rank can be lost.
+            # Some iteration is always being learned, so replacing any rank means going back to a checkpoint.
             return plan_.placement.components
         if config.reference.refresh_every:
             # A refreshed reference has the only copy of its weights.

@@ -12,14 +12,14 @@ from rlplace.envs.contract import Spaces
 from rlplace.placement.flow import Delivery, Routes, block_edges
 from rlplace.placement.language.spec import Parallel, role_of
 
-# Roles that read the samples and score them
+# Roles that read samples and score them
 SCORERS = (
     "critic",
     "reference",
     "reward",
 )
 
-# Channels of simulators. Keys: the rollout rank; "<env rank>/<stage group>"; the actor rank.
+# Channels of simulator jobs. Keys: rollout rank; "<env rank>/<stage group>"; actor rank.
 OBSERVATIONS = "observations"
 ACTIONS = "actions"
 TRAJECTORIES = "trajectories"
@@ -39,21 +39,21 @@ def samples_for(component: str) -> str:
 
 
 def scores_of(component: str) -> str:
-    """Name the channel of a component's tuples of Scores, of any length; taken by actor rank 0."""
+    """Name the channel with a component's scores: tuples of Scores of any length, taken by actor rank 0."""
     return f"scores.{component}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfIteration:
-    """Put on `requests` once for each rollout rank: no more requests follow in this iteration."""
+    """Put on `requests` once for each rollout rank: the iteration has no further requests."""
 
     iteration: int
-    drop: bool = False  # what is not answered yet
+    drop: bool = False  # whether unanswered requests are dropped
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Put on `completions` for env rank 0: this env rank has all answers of the iteration."""
+    """Put on `completions` for env rank 0: this env rank has all its answers of the iteration."""
 
     iteration: int
     env_rank: int
@@ -64,17 +64,17 @@ class WorkerArguments:
     """The `config` of every worker of a run."""
 
     config: Config
-    ranks: Mapping[str, int]  # of each placed component
-    # Of weights, where ranks share memory; without any each rank gets its own
+    ranks: Mapping[str, int]  # number of ranks of each placed component
+    # Planned copies of the weights, if ranks share memory; if empty, each rank gets its own copy
     deliveries: tuple[Delivery, ...] = ()
-    # component -> stage -> bytes that a rank at work holds beside its residency, on each accelerator, as planned
+    # component -> stage -> planned bytes of working memory on each accelerator, beside the resident state
     working: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    # Of a component; left out: one rank
+    # Parallel sizes by component; a component that is missing has one rank per replica
     parallel: Mapping[str, Parallel] = dataclasses.field(default_factory=dict)
-    # component -> what a token of a prompt costs for each answer that reads it, as `SampleSizes.again`; left out are
-    # those that compute it anew for each
+    # component -> cost of a prompt token for each answer that shares the prompt (`SampleSizes.again`); missing
+    # components compute the prompt anew for each answer
     read_again: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # To write them behind the next iteration; else this waits for them
+    # Whether checkpoints are copied and written during the next iteration; if not, that iteration waits
     copies_checkpoints: bool = True
 
     # ── of text tasks ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -89,7 +89,7 @@ class WorkerArguments:
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Components that read the samples beside the actor: critic, reference, rewards."""
+        """Components besides the actor that read the samples: critic, reference, rewards."""
         return tuple(c for c in self.ranks if role_of(c) in SCORERS)
 
     @property
@@ -104,17 +104,20 @@ class WorkerArguments:
 
     @property
     def prompts(self) -> int:
-        """Groups of one iteration."""
+        """Number of prompts (groups) of one iteration."""
         prompts = self.config.algorithm.prompts
         assert prompts is not None, "checked before a run"
         return prompts
 
     def groups(self, env_rank: int) -> range:
-        """Return the groups of an iteration that an env rank owns: neighbours, sizes that differ by one at most."""
+        """Return the groups of an iteration that an env rank owns.
+
+        They are adjacent, and counts differ by at most one.
+        """
         return self._block(self.prompts, env_rank)
 
     def held_out(self, env_rank: int) -> range:
-        """Return the prompts of an evaluation that an env rank owns."""
+        """Return the held-out prompts that an env rank owns in an evaluation."""
         return self._block(self.config.runner.eval_prompts, env_rank)
 
     def _block(self, rows: int, env_rank: int) -> range:
@@ -131,7 +134,7 @@ class SimulatorArguments(WorkerArguments):
 
 
 def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
-    """Return what the actor is to infer by its own weights before the first step of an iteration."""
+    """Return what the actor must compute with its own weights before the first step of an iteration."""
     algorithm = config.algorithm
     asked: set[Literal["old", "reference", "values"]] = set()
     if algorithm.name == "ppo" or (
@@ -157,7 +160,10 @@ def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]
 
 
 def parts_of(job: WorkerArguments) -> tuple[int, ...]:
-    """Return the groups of each part in order; a single part where something is asked of all samples first."""
+    """Return the number of groups of each part, in order.
+
+    There is a single part if something must be computed from all samples first.
+    """
     config, algorithm = job.config, job.config.algorithm
     scored = job.scorers or config.reference.share_actor or config.critic.on_actor
     if (

@@ -1,4 +1,4 @@
-"""Metrics of a worker of one's own: what it times, counts and returns, until the loop takes them."""
+"""Metrics of a custom worker: what it times, counts and returns, collected until the loop takes them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from rlplace.errors import WorkerMisuse
 from rlplace.metrics import Metric
 from rlplace.stopwatch import Stopwatch
 
-OTHER = "other"  # part of a call that no timer has
+OTHER = "other"  # the part of a call that no timer covers
 _REDUCTIONS = ("mean", "sum", "max", "min")
 
 
 class Collected:
-    """Owns the metrics since the last `take`. Timers of the thread of a call are parts of that call's record, too."""
+    """Owns the metrics since the last `take`.
+
+    Timers in the thread of a call also become parts of that call's record.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._metrics: dict[str, Metric] = {}
-        # Of this call: of outer timers, then inner
+        # Stopwatches of the running call: outer timers first
         self._watches: list[Stopwatch] = []
         self._depth = 0
         self._thread = 0
@@ -36,7 +39,7 @@ class Collected:
         self._thread = threading.get_ident()
 
     def take(self) -> dict[str, Metric]:
-        """Return what was collected, and forget it."""
+        """Return the collected metrics and clear them."""
         with self._lock:
             taken = self._metrics
             self._metrics = {}
@@ -44,7 +47,7 @@ class Collected:
 
     @contextlib.contextmanager
     def timer(self, component: str, name: str) -> Iterator[None]:
-        """Add the seconds of a block to `<component>/<name>_s`, of which the longest of all ranks counts."""
+        """Add the seconds of a block to `<component>/<name>_s`; the maximum over ranks is reported."""
         watch = self._enter() if threading.get_ident() == self._thread else None
         began = time.perf_counter()
         try:
@@ -60,7 +63,7 @@ class Collected:
                 self._metrics[key] = Metric(before.value + seconds, "max")
 
     def _enter(self) -> Stopwatch:
-        """Return the stopwatch of this depth; what passed since its last lap belongs to no timer."""
+        """Return the stopwatch of this nesting level. Time since its last lap belongs to no timer."""
         if self._depth == len(self._watches):
             self._watches.append(Stopwatch())
         watch = self._watches[self._depth]
@@ -77,7 +80,7 @@ class Collected:
         reduce: str,
         weight: Any,
     ) -> None:
-        """Add a number. Raises WorkerMisuse for what is none, or for a name that is reduced in another way."""
+        """Add a number. Raises WorkerMisuse if it is not a number, or if the name was reduced in another way before."""
         if reduce not in _REDUCTIONS:
             raise _bad_metric(
                 owner,
@@ -99,7 +102,7 @@ class Collected:
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
     def add_result(self, owner: str, component: str, result: Any) -> None:
-        """Add what a method returned, if it is a mapping of names to numbers or Metrics."""
+        """Add the result of a method, if it is a mapping of names to numbers or Metrics."""
         if not (isinstance(result, Mapping) and result and _are_numbers(result)):
             return
         for name, value in result.items():
@@ -125,7 +128,7 @@ class Collected:
 
 
 def _merged(a: Metric, b: Metric) -> Metric:
-    """Return one number for two of the same rank."""
+    """Combine two numbers of the same rank."""
     weight = a.weight + b.weight
     if a.reduce == "mean" and weight > 0:
         value = (a.value * a.weight + b.value * b.weight) / weight

@@ -1,4 +1,4 @@
-"""What the engine tells every worker of a job beside the config of its user: sizes of groups, and weight syncs."""
+"""What the engine tells every worker of a job, besides the user's config: numbers of ranks and weight syncs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlplace.placement.flow import Delivery, deliver_by_node
 if TYPE_CHECKING:
     from rlplace.placement.language.hybrid import HybridComponentPlacement
 
-_TIMEOUT_S = 120.0  # that of a channel which names none
+_TIMEOUT_S = 120.0  # deadline of a channel without one of its own
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSync:
-    """The plan of how all weights of component `source` come to every rank of component `target`."""
+    """The plan for sending all weights of component `source` to every rank of component `target`."""
 
     source: str
     target: str
@@ -29,7 +29,7 @@ class WeightSync:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """The same for all workers of a job."""
+    """Facts that are the same for all workers of a job."""
 
     ranks: Mapping[str, int]  # number of ranks of each component
     syncs: tuple[WeightSync, ...] = ()
@@ -54,7 +54,7 @@ def facts_of(
     weights: Iterable[tuple[str, str]] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> JobFacts:
-    """Return the facts of a job; `weights` names pairs of components, source first: `[("learner", "sampler")]`.
+    """Return the facts of a job. `weights`: pairs of components, source first: `[("learner", "sampler")]`.
 
     All groups of the job are created with the same facts, `Learner.create_group(config, facts)`, and launched where
     `placement` has them. Raises PlacementError for a pair that is no pair of placed components.
@@ -80,7 +80,7 @@ def facts_of(
 
 
 def weights_channel(source: str, target: str) -> str:
-    """Name the channel of a weight sync between components of a user's own."""
+    """Name the channel of a weight sync between two custom components."""
     return f"weights.{source}.{target}"
 
 

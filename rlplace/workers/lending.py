@@ -1,4 +1,4 @@
-"""How two workers of one process call each other: one lends an object while it waits, the other uses it in its thread.
+"""In-process calls between two workers: one lends an object while it waits, the other uses it in its own thread.
 
 ::
 
@@ -17,28 +17,28 @@ from typing import Any
 
 from rlplace.errors import ChannelTimeout
 
-_TICK_S = 0.1  # who waits looks this often whether it is cancelled
+_TICK_S = 0.1  # interval at which a waiting worker checks for cancellation
 
 
 class Lent(Exception):
-    """Raised from its cause where the lent object failed: the failure is that of the worker which lent it."""
+    """Raised from its cause when the lent object failed: the failure belongs to the lending worker."""
 
 
 class _Place:
-    """What is lent in one process."""
+    """The object that is lent in one process."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        # Lent, and not taken yet
+        # Lent and not yet taken
         self.thing: Any = None
-        # Of what is lent
+        # Set when the lent object is returned
         self.returned: threading.Event | None = None
-        # Of the lent object
+        # Error of the lent object
         self.failure: BaseException | None = None
 
 
 class Lending:
-    """The places of the processes that a launcher has here, by name."""
+    """The lending places of a launcher's processes on this machine, by process name."""
 
     def __init__(self) -> None:
         self._places: defaultdict[str, _Place] = defaultdict(_Place)
@@ -57,9 +57,10 @@ class Lending:
         timeout_s: float,
         check: Callable[[], None],
     ) -> None:
-        """Lend `thing` once; return when it was taken and given back. Once taken, it is waited for without a deadline.
+        """Lend `thing` once; return after another worker has taken and returned it.
 
-        Raises what the object raised in the other thread; what `check` raises; ChannelTimeout if none takes it in time.
+        There is no deadline once it is taken. Raises what the object raised in the other thread, what `check` raises,
+        and ChannelTimeout if no worker takes it in time.
         """
         place = self._place(process)
         until = time.monotonic() + timeout_s
@@ -73,10 +74,10 @@ class Lending:
                 try:
                     _wait(place, owner, process, until, timeout_s, check)
                 except BaseException:
-                    # Nobody can take it any more
+                    # From here on no worker can take it.
                     place.thing = None
                     raise
-        # Who has taken it gives it back also where it fails or is cancelled
+        # The borrower returns it even if it fails or is cancelled.
         returned.wait()
         if place.failure is not None:
             raise place.failure
@@ -85,7 +86,7 @@ class Lending:
     def borrow(
         self, process: str, *, owner: str, timeout_s: float, check: Callable[[], None]
     ) -> Iterator[Any]:
-        """Take what is lent, and give it back in the end. `Lent` raised inside fails the lender with its cause.
+        """Borrow the lent object for a block. `Lent` raised inside fails the lender with its cause.
 
         Raises what `check` raises, and ChannelTimeout if nothing is lent in time.
         """
@@ -114,7 +115,10 @@ def _wait(
     timeout_s: float,
     check: Callable[[], None],
 ) -> None:
-    """Sleep for a tick, or until something changes."""
+    """Sleep until something changes, at most one tick.
+
+    Raises what `check` raises, and ChannelTimeout at the deadline.
+    """
     check()
     if time.monotonic() >= until:
         raise ChannelTimeout.about(

@@ -28,14 +28,16 @@ from rlplace.errors import (
 )
 from rlplace.placement.language.slots import Slot, owner_of
 
-CAPACITY = 64  # messages to the ranks of a group on one node that no rank has taken yet
-TIMEOUT_S = 120.0  # deadline of a send or recv that names none
-_PARTICIPANTS = 1024  # names, and pairs of a sender and a receiver
-_LOOK_S = 0.25  # how often a receiver looks whether the sender's group has ended
+# most messages to the ranks of a group on one node that were not taken yet
+CAPACITY = 64
+TIMEOUT_S = 120.0  # deadline of a send or recv without one of its own
+_PARTICIPANTS = 1024  # most names, and most sender-receiver pairs
+# interval at which a receiver checks whether the sender's group has ended
+_LOOK_S = 0.25
 
 
 def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
-    """Return the spec of a channel for messages to so many ranks of a group."""
+    """Return the spec of a channel for messages to the given number of ranks."""
     return ChannelSpec(
         name=name,
         capacity_items=CAPACITY,
@@ -46,11 +48,11 @@ def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mailbox:
-    """Where messages to the ranks of a group go."""
+    """The channels for messages to the ranks of a group."""
 
     group: str
-    channels: tuple[Channel, ...]  # one for each of its nodes
-    of_rank: tuple[int, ...]  # index of the rank's channel
+    channels: tuple[Channel, ...]  # one channel for each node of the group
+    of_rank: tuple[int, ...]  # for each rank, the index of its channel
 
     @property
     def world_size(self) -> int:
@@ -58,24 +60,27 @@ class Mailbox:
 
 
 class Messages:
-    """A worker's way to the workers of all launched groups. Thread-safe: the launcher tells of groups at any time."""
+    """Sends and receives a worker's messages.
+
+    Thread-safe: the launcher reports started and ended groups at any time.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # With ends of the worker's own
+        # Mailboxes by group; the channels are the worker's own ends
         self._mailboxes: dict[str, Mailbox] = {}
-        # Groups that have ended, and why
+        # Ended groups, and why
         self._gone: dict[str, str] = {}
 
     def meet(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Know these groups from now on; one that has ended before is there again."""
+        """Register groups. A group that ended before is available again."""
         with self._lock:
             for mailbox in mailboxes:
                 self._mailboxes[mailbox.group] = mailbox
                 self._gone.pop(mailbox.group, None)
 
     def part(self, group: str, why: str) -> None:
-        """Know that a group has ended: its messages are waited for no longer."""
+        """Record that a group has ended, so that receivers stop waiting for its messages."""
         with self._lock:
             self._gone[group] = why
 
@@ -140,7 +145,7 @@ class Messages:
         until = time.monotonic() + patience_s
         while True:
             left_s = until - time.monotonic()
-            # Before the look: it may have sent a last one
+            # Read this before looking for a message: the sender may have sent a last one before its end.
             gone = self._why_gone(source)
             look_s = 0.0 if gone else max(0.0, min(left_s, _LOOK_S))
             try:
@@ -178,7 +183,7 @@ class Messages:
         )
 
     def _peer(self, owner: str, mailbox: Mailbox, rank: int) -> str:
-        """Return the name of a rank. Raises WorkerMisuse where it does not exist."""
+        """Return the name of a rank. Raises WorkerMisuse if it does not exist."""
         if type(rank) is not int or not 0 <= rank < mailbox.world_size:
             raise WorkerMisuse.about(
                 "no-such-rank",
@@ -191,7 +196,7 @@ class Messages:
         return owner_of(mailbox.group, rank)
 
     def _why_gone(self, group: str) -> str:
-        """Return why a group has ended; "" while it is there."""
+        """Return why a group has ended; "" while it runs."""
         with self._lock:
             return self._gone.get(group, "")
 

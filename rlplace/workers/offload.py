@@ -1,4 +1,4 @@
-"""Move tensors between accelerator and host in place: storages are emptied and filled, tensor objects stay.
+"""Move tensors between accelerator and host in place: the storage is emptied and refilled, the tensor objects stay.
 
 Optimizers, FSDP and views hold on to tensor objects, so tensors must not be replaced. Resizing the storage below them
 to nothing releases the memory and leaves every view valid for the day the bytes come back.
@@ -15,9 +15,9 @@ from rlplace.workers.launch.devices import Device
 
 
 class Offloadable:
-    """The storages of some tensors, all on the accelerator or all on the host. Owns the host copies.
+    """The storages of some tensors, either all on the accelerator or all on the host. Owns the host copies.
 
-    `tensors` is asked anew at every offload. They start on the accelerator, and are accounted at once.
+    `tensors` is called again at every offload. The storages start on the accelerator and are accounted for at once.
     """
 
     def __init__(
@@ -26,12 +26,12 @@ class Offloadable:
         self.what = what
         self._device = device
         self._tensors = tensors
-        # By the address of the emptied storage, which stays. None: on the accelerator.
+        # Host copies by the address of the emptied storage object, which stays. None: on the accelerator.
         self._host: dict[int, tuple[torch.UntypedStorage, Tensor]] | None = None
         device.acquire(self.accelerator_bytes, what)
 
     def account(self) -> None:
-        """Account what the storages hold now, where they are on the accelerator.
+        """Account for the present bytes of the storages, if they are on the accelerator.
 
         Raises AcceleratorOutOfMemory.
         """
@@ -40,18 +40,18 @@ class Offloadable:
 
     @property
     def accelerator_bytes(self) -> int:
-        """Bytes that the storages hold now, measured."""
+        """Measured bytes of the storages now."""
         return sum(storage.nbytes() for storage in storages(self._tensors()))
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host copies, measured."""
+        """Measured bytes of the host copies."""
         return sum(
             copy.untyped_storage().nbytes() for _, copy in (self._host or {}).values()
         )
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or its bytes in the host copy while they are there; to be read, or changed in place."""
+        """Return the tensor, or a view of its host copy while it is offloaded; for reading or in-place changes."""
         _, copy = (self._host or {}).get(tensor.untyped_storage()._cdata, (None, None))
         if copy is None:
             return tensor
@@ -65,7 +65,10 @@ class Offloadable:
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Copy to the host, release the storage, then the accounted bytes. Free when already offloaded."""
+        """Copy to the host, then free the storage and release the accounted bytes.
+
+        Does nothing if already offloaded.
+        """
         if self._host is not None:
             return
         self._host = {}
@@ -77,14 +80,14 @@ class Offloadable:
         self._arrive()
         for storage, _ in self._host.values():
             storage.resize_(0)
-        # A GPU also takes back here what torch's allocator would keep
+        # On a GPU, this also frees the blocks that torch's allocator caches.
         self._device.release(self.what)
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Bring the bytes back as they were. Free when already resident.
+        """Copy the bytes back. Does nothing if already resident.
 
-        Raises AcceleratorOutOfMemory; then nothing has changed.
+        Raises AcceleratorOutOfMemory; nothing has changed then.
         """
         if self._host is None:
             return
@@ -92,12 +95,12 @@ class Offloadable:
         for storage, copy in self._host.values():
             storage.resize_(copy.numel())
             _as_bytes(storage).copy_(copy, non_blocking=storage.device.type == "cuda")
-        # Before the copies may be used for something else
+        # The copies must be complete before their memory is reused.
         self._arrive()
         self._host = None
 
     def _arrive(self) -> None:
-        """Wait once for all copies between a GPU and the host: to wait for each leaves the bus idle in between."""
+        """Wait once for all copies between GPU and host; waiting for each would leave the bus idle in between."""
         if any(
             storage.device.type == "cuda" for storage, _ in (self._host or {}).values()
         ):
@@ -105,7 +108,7 @@ class Offloadable:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Return the distinct storages of `tensors` that hold memory; views and tied weights count once."""
+    """Return the distinct storages of `tensors` that hold memory. Views and tied weights count once."""
     distinct: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()

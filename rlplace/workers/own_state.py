@@ -1,4 +1,4 @@
-"""State of workers of a user's own: what `save_state` returns, as one file per rank, and back.
+"""Checkpoint state of custom workers: the result of `save_state` as one file per rank, and back.
 
 A state is made of dicts, lists, tuples, numbers, texts, bytes, None, tensors and NumPy arrays, nested at will, so that
 reading a checkpoint runs no code. It is copied when it is asked for and written behind what the worker does next.
@@ -22,21 +22,24 @@ _ARRAY = "numpy"  # marks an array among the tensors of a file
 
 
 class StateOfRank:
-    """Writes and reads the state of one rank. Owns the thread that writes."""
+    """Writes and reads the state of one rank. Owns the writing thread."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._behind = FilesBehind(worker.context)
 
     def write(self, folder: Path, state: Any) -> None:
-        """Copy `state`; write it into `folder` behind. Raises WorkerMisuse for what cannot be stored."""
+        """Copy `state` and write it into `folder` in the background.
+
+        Raises WorkerMisuse for values that cannot be stored.
+        """
         import torch
 
         copied = _copied(state, "save_state()", self._worker)
         name = _file_of(self._worker.rank)
 
         def write() -> list[str]:
-            # The file counts once it is on the disk.
+            # The file is valid only once it is on disk.
             with open(folder / name, "wb") as file:
                 torch.save(copied, file)
                 file.flush()
@@ -46,7 +49,7 @@ class StateOfRank:
         self._behind.start(folder, write)
 
     def read(self, folder: Path) -> list[Any]:
-        """Return the state of every rank that has saved, in rank order. Raises ConfigError."""
+        """Return the states of all ranks that saved, in rank order. Raises ConfigError."""
         import torch
 
         component = self._worker.component
@@ -65,10 +68,10 @@ class StateOfRank:
 
 
 def state_for(worker: Worker, states: list[Any]) -> Any:
-    """Return the state that a rank loads, of the states of all ranks that saved.
+    """Return the state that a rank loads, given the states of all ranks that saved.
 
-    Ranks whose state was None have none of their own: each rank gets that of rank 0. Raises ConfigError where each rank
-    has a state of its own, and another number of ranks saved than there is now.
+    If all ranks but 0 saved None, every rank gets the state of rank 0. Raises ConfigError if each rank has a state of
+    its own and the number of ranks has changed.
     """
     if all(state is None for state in states[1:]):
         return states[0] if states else None
@@ -90,7 +93,7 @@ def _file_of(rank: int) -> str:
 
 
 def _copied(value: Any, path: str, worker: Worker) -> Any:
-    """Return a copy of a state on the host. Raises WorkerMisuse, with the path to what cannot be stored."""
+    """Return a copy of a state on the host. Raises WorkerMisuse with the path to a value that cannot be stored."""
     import numpy as np
     import torch
 
@@ -114,7 +117,7 @@ def _copied(value: Any, path: str, worker: Worker) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """Return a state as it was saved, with its arrays."""
+    """Return a saved state with its arrays restored."""
     if isinstance(value, dict):
         if value.keys() == {_ARRAY}:
             return value[_ARRAY].numpy()

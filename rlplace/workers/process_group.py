@@ -1,4 +1,4 @@
-"""The process group of a worker group, for workers of one's own: torch.distributed among the group's ranks.
+"""The torch.distributed process group of a custom worker group.
 
 ::
 
@@ -23,17 +23,17 @@ _PAUSE_S = 0.01
 
 
 class ProcessGroup:
-    """Joins the default process group of torch.distributed once for a worker. Owns the store where the ranks meet."""
+    """Joins the default process group of torch.distributed once. Owns the store where the ranks meet."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._store: Any = None
-        # By this worker: one in the same process may have
+        # Whether this worker opened the group; another one of the process may have
         self._opened = False
         self._round = 0
 
     def join(self, backend: str | None, timeout_s: float) -> Any:
-        """Return the group of all ranks, once all have joined; the same again where it is open. A collective."""
+        """Join all ranks and return the group; return the same group if it is open. A collective."""
         context = self._context
         if dist.is_initialized():
             return _everyone(context)
@@ -76,7 +76,7 @@ class ProcessGroup:
         )
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until all ranks are here. Raises ClusterError that names those that are not."""
+        """Wait until all ranks have arrived. Raises ClusterError that names the missing ranks."""
         context = self._context
         here = f"here {self._round} "
         self._store.set(f"{here}{context.rank}", "1")
@@ -104,7 +104,7 @@ class ProcessGroup:
 
 
 def _everyone(context: WorkerContext) -> Any:
-    """Return the default group. Raises WorkerMisuse where it is not that of the worker's group."""
+    """Return the default group. Raises WorkerMisuse if it belongs to other ranks than the worker's group."""
     if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
         raise WorkerMisuse.about(
             "other-process-group",

@@ -1,4 +1,4 @@
-"""What a worker of one's own has given to `self.offload(...)`: weights, and what only training needs.
+"""The objects that a custom worker has passed to `self.offload(...)`: weights, and state that only training needs.
 
 ::
 
@@ -23,27 +23,27 @@ from rlplace.workers.worker import MoveReport
 
 
 class Registered:
-    """Owns the modules, optimizers and tensors that leave the accelerators with their component."""
+    """Owns the modules, optimizers and tensors that are offloaded with their component."""
 
     def __init__(self, slot: Slot, device: Device) -> None:
         self._slot = slot
         self._device = device
         self._modules: list[nn.Module] = []
         self._optimizers: list[Any] = []
-        # Tensors, and mappings of them
+        # Tensors, and nested mappings of tensors
         self._tensors: list[Any] = []
-        # What is new is on the accelerator
+        # Newly registered objects are on the accelerator.
         self._residency = Residency.FULL
         weights = f"{slot.component} weights"
         state = f"{slot.component} gradients and optimizer state"
-        # By the residency that they need
+        # Tensors by the lowest residency that needs them
         self._parts: dict[Residency, Offloadable] = {
             Residency.WEIGHTS: Offloadable(weights, device, self._weights),
             Residency.FULL: Offloadable(state, device, self._state),
         }
 
     def add(self, things: tuple[Any, ...]) -> MoveReport:
-        """Register more. Raises WorkerMisuse for what cannot be offloaded; then nothing was registered."""
+        """Register more objects. Raises WorkerMisuse if one cannot be offloaded; nothing is registered then."""
         for thing in things:
             if not _is_module(thing) and not _is_optimizer(thing):
                 self._check_tensors(thing)
@@ -58,13 +58,13 @@ class Registered:
         return self._report(self._residency)
 
     def account(self) -> None:
-        """Account what is on the accelerators now: gradients and optimizer state come with the first step."""
+        """Account for everything on the accelerators now: gradients and optimizer state appear with the first step."""
         for part in self._parts.values():
             part.account()
 
     def move(self, to: Residency) -> MoveReport:
-        """Bring the parts on or off. What comes back is equal to the bit."""
-        # What leaves makes room first
+        """Bring the parts on or off the accelerators. Restored tensors are bitwise equal."""
+        # Offload first, to make room for what is onloaded.
         for needs in reversed(self._parts):
             if to < needs:
                 self._parts[needs].offload()
@@ -100,7 +100,7 @@ class Registered:
             yield from self._local(_tensors_in(dict(optimizer.state)))
 
     def _local(self, tensors: Any) -> Iterator[Tensor]:
-        """Yield this rank's tensors, of DTensors the local shard; on a GPU only those that are there."""
+        """Yield this rank's tensors: the local shard of a DTensor; with a GPU, only tensors on the GPU."""
         real = self._device.torch_name != "cpu"
         for tensor in tensors:
             here = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -126,7 +126,7 @@ def _is_module(thing: Any) -> bool:
 
 
 def _is_optimizer(thing: Any) -> bool:
-    """Return whether it has what an optimizer has: some of other libraries are no torch.optim.Optimizer."""
+    """Return whether an object has an optimizer's attributes; not all optimizers are torch.optim.Optimizer."""
     return isinstance(thing, torch.optim.Optimizer) or (
         hasattr(thing, "param_groups") and hasattr(thing, "state")
     )

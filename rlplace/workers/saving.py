@@ -1,4 +1,4 @@
-"""Write a rank's files of a checkpoint in a thread of its own, behind what the worker does next."""
+"""Write a rank's checkpoint files in a background thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rlplace.checkpoints import report_failed, report_written
 from rlplace.errors import ConfigError, OutputError
 from rlplace.workers.worker import WorkerContext
 
-_CLOSE_S = 5.0  # a worker that ends does not wait longer: what is not reported by then is no checkpoint
+# longest wait of a closing worker; files that are not reported by then belong to no checkpoint
+_CLOSE_S = 5.0
 
 
 class FilesBehind:
     """Writes one checkpoint after the other and reports each. Owns the thread.
 
-    What goes wrong is reported too, and ends no worker: the run goes on, and keeps the checkpoint before.
+    Errors are reported too and do not end the worker: the run continues and keeps the earlier checkpoint.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -25,12 +26,12 @@ class FilesBehind:
         self._thread: threading.Thread | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for what is being written, if anything."""
+        """Wait for the checkpoint that is being written, if any."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def start(self, folder: Path, write: Callable[[], Iterable[str]]) -> None:
-        """Write behind: `write` makes this rank's files in `folder`, on the disk, and returns their names."""
+        """Start writing: `write` creates this rank's files in `folder`, flushed to disk, and returns their names."""
         self.wait()
         name = f"{self._context.owner} writes {folder.name}"
         self._thread = threading.Thread(
@@ -51,7 +52,8 @@ class FilesBehind:
             self._context.log.warning("cannot save: %s", text)
             try:
                 report_failed(folder, rank, text)
-            except OSError:  # of a full disk, most likely, which has room for a name
+            # Usually the disk is full, but it still has room for the file name of a report.
+            except OSError:
                 with contextlib.suppress(OSError):
                     (folder / f"rank_{rank:05}.failed").touch()
 

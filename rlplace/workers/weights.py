@@ -52,10 +52,11 @@ def open_sender(
     verify_every: int = 0,
     delta_share: float = 0.0,
 ) -> WeightSender:
-    """Open this rank's end of a sync with component `target`, which has so many ranks.
+    """Open this rank's sender of a sync with component `target`, which has `ranks` ranks.
 
-    Sends by the planned `deliveries` where ranks share memory, else a copy to each rank. Where weights go from device
-    to device, all ranks meet at the store by which the ranks of this group have joined. The rest is as of WeightSender.
+    Weights go by the planned `deliveries` if ranks share memory, else one copy goes to each rank. For device-to-device
+    transfers, all ranks meet at the store through which this group's ranks have joined. The other arguments are those
+    of WeightSender.
     """
     component = context.slot.component
     if context.folder is None or not deliveries:
@@ -90,7 +91,7 @@ def open_receiver(
     deliveries: Sequence[Delivery] = (),
     engine: object = None,
 ) -> WeightReceiver:
-    """Open this rank's end of a sync. `engine`: one that may cut its weights over several accelerators."""
+    """Open this rank's receiver of a sync. `engine`: whether it may split weights over several accelerators."""
     return receiver_of(
         context.channels[channel],
         context.rank,
@@ -103,7 +104,7 @@ def open_receiver(
 
 
 def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> Metrics:
-    """Return what a push took. `pushed`: bytes by transport."""
+    """Return the metrics of a push. `pushed`: bytes by transport."""
     pushed_bytes = sum(pushed.values())
     return {
         f"{component}/push_s": Metric(seconds, "max"),
@@ -119,7 +120,7 @@ def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> M
 def pull_metrics(
     component: str, received: ReceivedWeights, *, waited_s: float, loading_s: float
 ) -> Metrics:
-    """Return what a pull took: until all had come, and from then on."""
+    """Return the metrics of a pull: seconds until all weights had arrived, and seconds of loading them."""
     seconds = waited_s + loading_s
     pulled_bytes = sum(received.transports.values())
     return {
@@ -144,7 +145,7 @@ def _device_of(context: WorkerContext) -> torch.device:
 
 
 class WeightEnds:
-    """Opened when they are first used. Used by the worker's thread alone."""
+    """Senders and receivers, opened at their first use. Only the worker's thread uses them."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -156,7 +157,7 @@ class WeightEnds:
         self._receivers: dict[str, WeightReceiver] = {}
 
     def push(self, version: int, to: str | None) -> Metrics:
-        """Send this rank's weights to component `to`; None: to each that takes them."""
+        """Send this rank's weights to component `to`; None: to every component that takes them."""
         from rlplace.comm.weights.named import shards_of
 
         syncs = self._syncs_to(to)
@@ -176,7 +177,7 @@ class WeightEnds:
         }
 
     def pull(self, version: int, source: str | None) -> Metrics:
-        """Take the weights of component `source`; None: of the only one that sends them."""
+        """Receive the weights of component `source`; None: the only component that sends to this one."""
         from rlplace.comm.weights.named import fill
 
         sync = self._sync_from(source)
@@ -203,7 +204,7 @@ class WeightEnds:
             receiver.begin_again()
 
     def _syncs_to(self, target: str | None) -> list[WeightSync]:
-        """Return the syncs in which this component sends. WeightSyncError where there are none with `target`."""
+        """Return the syncs in which this component sends. Raises WeightSyncError if `target` has none."""
         facts = self._context.facts
         syncs = facts.syncs_from(self._component) if facts else ()
         found = [sync for sync in syncs if target in (None, sync.target)]
@@ -214,7 +215,10 @@ class WeightEnds:
         return found
 
     def _sync_from(self, source: str | None) -> WeightSync:
-        """Return the sync in which this component takes weights. WeightSyncError where it is none, or not clear."""
+        """Return the sync in which this component receives.
+
+        Raises WeightSyncError if there is none, or several to choose from.
+        """
         facts = self._context.facts
         syncs = facts.syncs_to(self._component) if facts else ()
         found = [sync for sync in syncs if source in (None, sync.source)]
@@ -253,7 +257,10 @@ class WeightEnds:
         return self._receivers[sync.source]
 
     def _tensors(self, method: str) -> Mapping[str, Tensor]:
-        """Ask the worker for its weights. Raises WeightSyncError for what is none, NotResident for offloaded ones."""
+        """Call the worker's `weights`.
+
+        Raises WeightSyncError for a wrong result, NotResident if tensors are offloaded.
+        """
         from rlplace.comm.weights.named import absent
 
         tensors: object = self._worker.weights()
@@ -274,7 +281,7 @@ class WeightEnds:
     def _compare(
         self, received: ReceivedWeights, own: Mapping[str, Tensor], source: str
     ) -> None:
-        """Raise WeightSyncError where names or shapes differ; nothing has been copied by then."""
+        """Raise WeightSyncError if names or shapes differ; nothing has been copied then."""
         from rlplace.comm.weights.named import misfits
 
         found = misfits(received.tensors, own)
@@ -298,7 +305,7 @@ class WeightEnds:
     def _about(
         self, *, code: str, what: str, why: str, fix: str, got: str | None = None
     ) -> WeightSyncError:
-        """Describe a problem of the worker's class, with the line of its `weights`."""
+        """Build an error about the worker's class that shows the line of its `weights`."""
         problem = Problem(
             code=code,
             key=self._context.owner,
@@ -313,7 +320,7 @@ class WeightEnds:
 
 @contextlib.contextmanager
 def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
-    """Add to a deadline that passed how the two ends of a sync are called."""
+    """On a timeout, add to the error how both ends of a sync must be called."""
     try:
         yield
     except ChannelTimeout as late:
@@ -325,7 +332,7 @@ def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
 
 
 def undeclared(worker: Worker) -> WeightSyncError:
-    """Describe a class without weights, whose component is to send or to take them."""
+    """Build the error for a class without weights whose component has to send or receive some."""
     context = worker.context
     component = context.slot.component
     kind = type(worker)
@@ -348,7 +355,7 @@ def undeclared(worker: Worker) -> WeightSyncError:
 
 
 def line_of(written: type | Callable[..., object]) -> Source | None:
-    """Return file and line of a class or a function; None where its source is not at hand."""
+    """Return file and line of a class or function; None if the source is not available."""
     try:
         file = inspect.getsourcefile(written)
         _, line = inspect.getsourcelines(written)
@@ -365,7 +372,7 @@ def _unplanned(
     asked: str | None,
     known: Sequence[str],
 ) -> WeightSyncError:
-    """Describe a call for a pair of components that has no sync; `known`: the others that this one has syncs with."""
+    """Build the error for a pair of components without a sync. `known`: components that this one has syncs with."""
     near = did_you_mean(asked, known) if asked else None
     fix = f"facts_of(placement, weights=[{pair!r}]), for the groups of both"
     if near:
@@ -392,7 +399,7 @@ def _several(context: WorkerContext, sources: Sequence[str]) -> WeightSyncError:
 
 
 def _not_weights(returned: object) -> str | None:
-    """Say what was returned in place of weights; None where it is weights."""
+    """Describe a result of `weights` that is not a mapping of tensors; None if it is one."""
     import torch
 
     if not isinstance(returned, Mapping):

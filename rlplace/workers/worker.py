@@ -49,13 +49,14 @@ if TYPE_CHECKING:
     from rlplace.workers.registered import Registered
     from rlplace.workers.weights import WeightEnds
 
-_BROADCAST = "broadcast of "  # in the keys of a group's mailboxes
-_AS_LAUNCHED: Any = object()  # of a constructor: the config that is there already
+_BROADCAST = "broadcast of "  # prefix of keys of a group's mailboxes
+# default of constructor arguments: keep the config that the launcher has set
+_AS_LAUNCHED: Any = object()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one group join for collectives; port 0 for a class that does not need its own process.
+    """The address where the ranks of one group join; port 0 for a class that does not need a process of its own.
 
     Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to the code that uses it.
     `master_port` is another port of the same host, which is kept free for rank 0 to listen at: MASTER_PORT.
@@ -70,25 +71,25 @@ class Rendezvous:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WorkerContext:
-    """A worker's place. Made by the launcher, owned by the worker's process."""
+    """A worker's environment. Made by the launcher, owned by the worker's process."""
 
     slot: Slot
     world_size: int
-    device: Device  # the memory of this slot's accelerators: accounted where emulated, real on a GPU
+    device: Device  # memory of this slot's accelerators: accounted if emulated, real on a GPU
     rendezvous: Rendezvous
-    channels: Mapping[str, Channel]  # already named for this rank
-    # Of the job in this node's shared memory, gone when the job ends; None: all are threads
+    channels: Mapping[str, Channel]  # by name; keys are already those of this rank
+    # Job folder in this node's shared memory, removed when the job ends; None if all workers are threads
     folder: Path | None = None
-    # With the other workers of the process
+    # Shared with the other workers of the process
     lending: Lending = dataclasses.field(default_factory=Lending)
-    # Set when siblings failed
+    # Set when another worker of the job has failed
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
-    facts: JobFacts | None = None  # of the job; None outside of one
-    # By the engine for this worker: closed after its `close`
+    facts: JobFacts | None = None  # facts of the job; None outside of a job
+    # Resources that the engine opened for this worker, closed after its `close`
     opened: contextlib.ExitStack = dataclasses.field(
         default_factory=contextlib.ExitStack
     )
-    # To and from the workers of all groups
+    # Messages to and from the workers of all groups
     messages: Messages = dataclasses.field(default_factory=Messages)
 
     @property
@@ -105,19 +106,19 @@ class WorkerContext:
         return logging.getLogger(f"rlplace.{self.slot.component}.{self.slot.rank}")
 
     def check_cancelled(self, method: str) -> None:
-        """Raise ChannelBroken where a sibling has failed or the run is ending."""
+        """Raise ChannelBroken if another worker has failed or the run is ending."""
         if self.cancelled.is_set():
             raise cancelled(self.owner, method)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReport:
-    """What a change of residency did on one rank."""
+    """What a change of residency did on one rank. Bytes are measured."""
 
     residency: Residency
-    # Held on each of the rank's accelerators after the move, measured
+    # Bytes on each of the rank's accelerators after the move
     accelerator_bytes: int
-    host_bytes: int  # offloaded copies held on the host after the move, measured
+    host_bytes: int  # bytes of offloaded copies on the host after the move
 
 
 class Worker:
@@ -136,8 +137,8 @@ class Worker:
     uses_accelerators: ClassVar[bool] = True
     # Modules that `setup` imports, for a process that imports them once for many workers.
     imports: ClassVar[tuple[str, ...]] = ()
-    # Whether the launcher gives the class what the tools below need: mailboxes for `send`, the variables RANK,
-    # WORLD_SIZE, ... of a process of its own, a log that is shown.
+    # Whether the launcher provides what the tools below need: mailboxes for `send`, the variables RANK, WORLD_SIZE, ...
+    # in a process of its own, and a visible log.
     with_tools: ClassVar[bool] = True
 
     _module_of_weights: nn.Module | None = None
@@ -156,10 +157,10 @@ class Worker:
         return worker
 
     _collected: Collected
-    _lanes: Lanes  # of messages that go on beside the worker
-    _registered: Registered | None  # what `offload` was given
+    _lanes: Lanes  # of messages that are sent and received in the background
+    _registered: Registered | None  # what `offload` has registered
     _joined: ProcessGroup | None
-    _own_state: StateOfRank | None  # that is written
+    _own_state: StateOfRank | None  # writes what `save_state` returns
 
     def __init__(
         self, config: Any = _AS_LAUNCHED, context: WorkerContext | None = None
@@ -191,7 +192,7 @@ class Worker:
     def setup(self) -> None:
         """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed.
 
-        What was given to `offload` leaves the accelerators by itself when `setup` ends.
+        Objects that were passed to `offload` leave the accelerators automatically when `setup` ends.
         """
 
     def move(self, to: Residency) -> MoveReport:
@@ -205,9 +206,9 @@ class Worker:
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Drop what this rank has of an iteration that is done anew, because a worker of any group had to be replaced.
+        """Discard this rank's data of an iteration that is repeated because a worker of any group was replaced.
 
-        Called on all ranks, new ones too, while none is at work and all channels are empty.
+        Called on all ranks, new ones too, while no rank is working and all channels are empty.
         """
         if self._weight_ends is not None:
             self._weight_ends.begin_again()
@@ -224,7 +225,7 @@ class Worker:
         return None
 
     def load_state(self, state: Any) -> None:
-        """Take what `save_state` has returned; its tensors are on the host. Called once, after `setup`."""
+        """Load what `save_state` has returned; its tensors are on the host. Called once, after `setup`."""
 
     def load_states(self, states: list[Any]) -> None:
         """Take the states of all ranks that saved, in rank order; another number of ranks may have saved.
@@ -236,13 +237,13 @@ class Worker:
         self.load_state(state_for(self, states))
 
     def write_state(self, folder: str) -> Metrics:
-        """Have what `save_state` returns written into `folder` behind what the worker does next. Called by the loop."""
+        """Write the result of `save_state` into `folder` in the background. Called by the loop."""
         state = self.save_state()
         self._state_of_rank().write(Path(folder), state)
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Have the worker take what a checkpoint has in `folder`. Called by the loop, before the first iteration."""
+        """Load this worker's state from a checkpoint's `folder`. Called by the loop before the first iteration."""
         states = self._state_of_rank().read(Path(folder))
         if states:
             self.load_states(states)
@@ -278,7 +279,7 @@ class Worker:
         self._module_of_weights = module
 
     def weights_loaded(self, version: int) -> None:
-        """Do what is due once the tensors of `weights` have the values of `version`; by default nothing."""
+        """Called once the tensors of `weights` have the values of `version`. By default it does nothing."""
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
         """Send this rank's weights as `version`, which only goes up. Call it on the group, with `pull_weights`.
@@ -309,7 +310,7 @@ class Worker:
         return self._weight_ends
 
     def _require_weights(self) -> None:
-        """Raise WeightSyncError where the job has the engine send or fill weights that the class does not name."""
+        """Raise WeightSyncError if the job plans to send or fill weights that the class does not provide."""
         component = self.context.slot.component
         facts = self.context.facts
         kind = type(self)
@@ -543,7 +544,7 @@ class Worker:
         self._collected.begin_call()
 
     def _end_call(self, method: str, result: Any) -> None:
-        """Take in what a method that has ended well leaves behind."""
+        """Collect the results and timers of a method that has ended without an error."""
         if self._registered is not None:
             if method == "setup":
                 self.move(Residency.OFF)
@@ -555,9 +556,9 @@ class Worker:
 
 
 class RoleWorker(Worker):
-    """Base of the workers of a run. Owns whatever it opened, and closes it in the end, the last first."""
+    """Base of the shipped workers. Owns what it has opened, and closes it in reverse order."""
 
-    # What these send, count and log is part of the run
+    # The metrics and messages of these workers are handled by the run itself.
     with_tools: ClassVar[bool] = False
 
     config: WorkerArguments
@@ -575,9 +576,9 @@ class RoleWorker(Worker):
     def create_group(
         cls, config: Any = None, facts: JobFacts | None = None
     ) -> GroupBuilder:
-        """Return the group of a job's component; `config` is what `Job.arguments` has made for it.
+        """Return the group of a job's component; `config` is the result of `Job.arguments`.
 
-        Raises WorkerMisuse for the config of a whole job: `rlplace.FSDPActor` and its like take that.
+        Raises WorkerMisuse for the config of a whole job, which `rlplace.FSDPActor` and similar classes take.
         """
         if config is None or isinstance(config, Mapping):
             raise WorkerMisuse.about(
@@ -592,7 +593,7 @@ class RoleWorker(Worker):
         return super().create_group(config, facts)
 
     def _require(self, needs: Residency, method: str) -> None:
-        """Raise NotResident below `needs`."""
+        """Raise NotResident if the residency is below `needs`."""
         if self.residency < needs:
             raise not_resident(
                 self.context.owner, method, has=self.residency, needs=needs
@@ -622,7 +623,7 @@ def cancelled(owner: str, method: str) -> ChannelBroken:
 
 
 def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:
-    """Describe a message of another step, stage group or row than the one that was due."""
+    """Build the error for a message of an unexpected step, stage group or row."""
     why = f"due was {expected}; nothing may be left from before"
     return ChannelMisuse.about("out-of-step", owner, what, got=got, why=why)
 

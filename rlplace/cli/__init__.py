@@ -1,1 +1,1 @@
-"""The commands: one module each, and how a command ends."""
+"""The commands, one module each, and helpers for exit codes."""

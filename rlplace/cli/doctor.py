@@ -1,4 +1,4 @@
-"""`python -m rlplace.doctor`: what this machine has, and which of the shipped configs run on it. Starts nothing.
+"""`python -m rlplace.doctor`: report what this machine has and which shipped configs run on it. Starts no worker.
 
 Exit codes: 0 a config can run, 1 none can, 2 wrong usage.
 """
@@ -48,14 +48,14 @@ from rlplace.workers.launch.reservation import Machine, check_size, node_uses
 
 FORMATS = ("text", "json")
 DRIVER = Path("/proc/driver/nvidia/version")
-_REASON = ("code", "key", "what", "got", "why", "fix")  # of a Problem, in JSON
-_NOT_OF_RUNS = {"dev", "docs", "peers"}  # extras
-# By version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes
+_REASON = ("code", "key", "what", "got", "why", "fix")  # fields of a Problem in JSON
+_NOT_OF_RUNS = {"dev", "docs", "peers"}  # extras that runs do not need
+# Minimum driver by CUDA version: docs.nvidia.com/cuda/cuda-toolkit-release-notes
 _LEAST_DRIVERS = {
     "12": 525,
     "13": 580,
 }
-_NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # what torch brings it in
+_NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")  # packages in which torch ships NCCL
 _LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
     "processes": resource.RLIMIT_NPROC,
@@ -65,15 +65,15 @@ _LIMITS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A distribution that an installed rlplace names. `found`: its version; None where it is not installed."""
+    """A library that rlplace or one of its extras requires. `found`: its version; None if it is not installed."""
 
     name: str
-    wanted: str  # versions, as pyproject.toml writes them
+    wanted: str  # version requirement as in pyproject.toml
     found: str | None
 
     @property
     def fits(self) -> bool:
-        """Whether it is absent, which an extra may be, or of a version that is wanted."""
+        """Return whether the version fits; a library of an extra may also be missing."""
         return self.found is None or SpecifierSet(self.wanted).contains(
             self.found, prereleases=True
         )
@@ -81,7 +81,7 @@ class Library:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a config runs here. `problem`: the first reason why not.
+    """Whether a config runs here. `problem`: the first reason against it.
 
     `inline`: overrides with which the config runs without Ray, if only Ray is missing; else None.
     """
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Describe this machine, without loading torch; what cannot be found out is left out or said to be unknown."""
+    """Describe this machine without loading torch. Unknown values are left out or marked as unknown."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {
         "Python": f"{platform.python_version()}, {sys.executable}",
@@ -175,7 +175,7 @@ def _gpus() -> str:
 
 
 def _first(pattern: str, file: Path) -> str:
-    """Return what first matches in a file; empty where nothing does or the file is not there."""
+    """Return the first match in a file; empty if there is none or the file is missing."""
     match = (
         re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
     )
@@ -185,7 +185,7 @@ def _first(pattern: str, file: Path) -> str:
 
 
 def _driver() -> str:
-    """Return its version, with a line about one that is too old for the CUDA of torch."""
+    """Return the driver's version, with a note if it is too old for torch's CUDA."""
     found = _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER)
     cuda = _cuda()
     least = _LEAST_DRIVERS.get(cuda.partition(".")[0], 0)
@@ -195,7 +195,7 @@ def _driver() -> str:
 
 
 def lacks_to_compile() -> str:
-    """Say what is absent of what Triton compiles kernels with, as it looks for that; "" where nothing is."""
+    """Return what Triton lacks to compile kernels, by its own search rules; "" if nothing."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     lacking = (
@@ -206,7 +206,7 @@ def lacks_to_compile() -> str:
 
 
 def _cuda() -> str:
-    """Return the CUDA that torch was built with, which its version.py says without being imported."""
+    """Return the CUDA version that torch was built with, read from its version.py without importing it."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return "no torch"
@@ -225,7 +225,7 @@ def _nccl() -> str:
 
 
 def libraries() -> list[Library]:
-    """List what the installed rlplace and its extras for runs name, by name; nothing where it is not installed."""
+    """List the requirements of rlplace and of its extras for runs, by name; empty if rlplace is not installed."""
     try:
         about = importlib.metadata.metadata("rlplace")
     except importlib.metadata.PackageNotFoundError:
@@ -250,10 +250,10 @@ def libraries() -> list[Library]:
 
 
 def examine(name: str) -> Verdict:
-    """Make the checks that `train` makes of a shipped config before it starts, and those of a Ray on this machine."""
+    """Check a shipped config as `train` does before it starts, and check that Ray could start on this machine."""
     lacking, job = _lacking([name])
     problem = next(iter(lacking), None)
-    # One command for all that is missing in the same way, such as several models
+    # One download command for all missing models of the config
     if problem is not None:
         fixes = [
             (p.fix or "").partition(" " * 8)[0]
@@ -274,7 +274,7 @@ def examine(name: str) -> Verdict:
 
 
 def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
-    """Return what refuses a run of a config here, and its job; None where it cannot be planned."""
+    """Return what prevents a run of a config here, and the prepared job; None if it cannot be planned."""
     job = None
     try:
         (composed,) = compose.with_hydra(words)
@@ -294,7 +294,7 @@ def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
 
 
 def _without_simulator(job: Prepared) -> list[Problem]:
-    """Report simulators of Gymnasium where it is not installed: a plan is silent about it."""
+    """Report Gymnasium simulators if Gymnasium is not installed; a plan does not check this."""
     env = job.config.env
     if (
         not isinstance(env, SimulatorEnvConfig)
@@ -313,11 +313,11 @@ def _without_simulator(job: Prepared) -> list[Problem]:
 
 
 def _without_ray(name: str, job: Prepared) -> str | None:
-    """Return the words with which a job that lacks Ray runs as threads of one process; None where they do not help."""
+    """Return the overrides that run the job as threads without Ray; None if the job needs Ray."""
     if not missing_libraries(job.config):
         return None
     words = ["cluster.launcher=inline"]
-    # Ranks that compute together need a process each
+    # Ranks of a process group need a process each.
     for component in job.plan.placement.components:
         if (
             role_of(component) not in ("env", "rollout")
@@ -330,7 +330,7 @@ def _without_ray(name: str, job: Prepared) -> str | None:
 
 
 def _check_machine(job: Prepared) -> None:
-    """Raise ClusterError where a Ray of this machine alone would have too little for a job."""
+    """Raise ClusterError if a Ray on this machine alone would be too small for the job."""
     cluster = job.config.cluster
     placement = job.plan.placement
     if cluster.launcher != "ray" or cluster.ray.address is not None:
@@ -359,7 +359,7 @@ def _check_machine(job: Prepared) -> None:
 def render(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Write three chapters: the machine, the libraries and the configs."""
+    """Render three chapters: the machine, the libraries and the configs."""
     rows = [
         (name if at == 0 else "", line)
         for name, text in found.items()
@@ -402,7 +402,7 @@ def render(
 
 
 def notes() -> dict[str, str]:
-    """Say of each library here that is older or newer than those that were tried what that may mean, by name."""
+    """For each installed library outside of the tried versions, return what that may mean."""
     said = {}
     for name, version in installed().items():
         if (window := untried(name, version)) is not None:
@@ -431,7 +431,7 @@ def _lines(verdict: Verdict, width: int) -> list[str]:
 def _as_json(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Write what `render` shows for other programs."""
+    """Return what `render` shows as JSON for other programs."""
     configs = {}
     for verdict in verdicts:
         problem = verdict.problem

@@ -1,4 +1,4 @@
-"""`python -m rlplace.evaluate RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE]`: play a trained policy.
+"""`python -m rlplace.evaluate RUN [episodes=20] [seed=0] [deterministic=true] [video=FILE]`: evaluate a trained policy.
 
 A policy of simulators plays whole episodes; a language model answers held-out prompts, as in the evaluations of a run.
 
@@ -25,7 +25,7 @@ from rlplace.errors import ConfigError, did_you_mean, suggestion
 
 STOPPED = 130
 FORMATS = ("text", "json")
-SUFFIXES = (".mp4", ".gif")  # of videos
+SUFFIXES = (".mp4", ".gif")  # file endings of videos
 _KEY = "RUN"
 _DEFAULTS = {
     "episodes": "",
@@ -35,12 +35,12 @@ _DEFAULTS = {
     "video": "",
     "transcripts": "",
 }
-_EPISODES = 20  # a number that is proposed
+_EPISODES = 20  # number of episodes that a fix suggests
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One command line."""
+    """The parsed command line."""
 
     run: str
     form: str

@@ -1,4 +1,4 @@
-"""`python -m rlplace.export CHECKPOINT OUT`: the model of a checkpoint as other programs read it.
+"""`python -m rlplace.export CHECKPOINT OUT`: export the model of a checkpoint for other programs.
 
 Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no such checkpoint.
 """
@@ -63,7 +63,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _export(named: str, out: Path, component: str, *, average: bool) -> str:
-    # The job verifies the files, once the options are right.
+    # The job verifies the files later, after the options.
     trained = find_trained(named, _KEY, verified=False)
     request = ExportRequest(key=_KEY, out=out, component=component, average=average)
     job_of(trained.config).export(trained, request)

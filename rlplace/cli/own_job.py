@@ -1,4 +1,4 @@
-"""Run or plan a job of one's own from Python: `run(job, "placement.yaml")`."""
+"""Run or plan a custom job from Python: `run(job, "placement.yaml")`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
 
     What is wrong is printed, with the fix. Exit codes are those of `rlplace train`.
     """
-    # Here: a script that imports the name alone loads neither Hydra nor pydantic.
+    # Imported here: importing this name alone must load neither Hydra nor pydantic.
     from rlplace.cli import train
 
     from_command_line = overrides is None
@@ -67,7 +67,7 @@ def plan(
 
 
 def _found(file: Path, caller: str) -> Path:
-    """Return a file of the working folder, else of the folder of the script that names it."""
+    """Return a file of the working folder, or else of the calling script's folder."""
     beside = Path(caller).parent / file
     if not file.is_file() and beside.is_file():
         return beside
@@ -75,7 +75,7 @@ def _found(file: Path, caller: str) -> Path:
 
 
 def _written(config: Mapping[str, Any], job: Job) -> Path:
-    """Write a mapping as a file for this process, which the run's folder has as config.yaml in the end."""
+    """Write a mapping to a temporary file; the run's folder later holds it as config.yaml."""
     import tempfile
 
     import yaml

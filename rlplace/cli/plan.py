@@ -51,7 +51,7 @@ class Request:
     form: str
     diff: str | None
     measured: Measurements
-    simulator: bool  # build one to count the policy's weights
+    simulator: bool  # whether to build a simulator to count the policy's weights
 
     def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
         """Prepare one job for every config that the words name."""
@@ -122,7 +122,7 @@ def _answer(words: list[str]) -> int:
 
 
 def _misspelt_command(word: str) -> str | None:
-    """Return the command that a word misspells which names no config and is near to none."""
+    """Return the command that a word probably means, if it names no config and resembles a command; else None."""
     names = compose.config_names()
     is_config = (
         word in names
@@ -136,7 +136,7 @@ def _misspelt_command(word: str) -> str | None:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Take the options of `plan` out of the words. Raises ConfigError."""
+    """Parse the options of `plan`; the other words go to Hydra. Raises ConfigError."""
     parser = OptionParser(typed("plan"), word_of=word_meant, add_help=False)
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")
@@ -173,7 +173,7 @@ def _request(words: Sequence[str]) -> Request:
 
 
 def _measurements(file: str) -> Measurements:
-    """Read what an earlier run measured, its `memory.json`. Raises ConfigError."""
+    """Read measured memory from the `memory.json` of an earlier run. Raises ConfigError."""
     try:
         record = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -214,10 +214,13 @@ def _plan(request: Request) -> int:
 
 
 def _show(job: Prepared, form: str) -> None:
-    """Print a plan, with its seconds where the config names a profile; a timeline is of the last without one."""
+    """Print a plan; if the config names a profile, with predicted seconds.
+
+    A timeline without a named profile uses the latest one.
+    """
     view = job.view
     seconds = job.config.profile is not None
-    # Loads numpy, which no other plan needs
+    # Imported here: only predictions load NumPy.
     if seconds or form == "timeline":
         from rlplace.foresight import show
 
@@ -252,7 +255,7 @@ def _show(job: Prepared, form: str) -> None:
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
-    """Overrides come on top of this command line; another config takes over nothing but folders and cluster."""
+    """Return the words of the other plan: these with more overrides, or another config with these folders and cluster."""
     if "=" in other and not names_file(other):
         return [*words, *shlex.split(other)]
     kept = [
@@ -264,7 +267,7 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
 
 
 def _verdict(jobs: Sequence[Prepared]) -> int:
-    """Print on stderr what does not fit."""
+    """Print on stderr what does not fit; return the exit code."""
     if short := [job.shortages for job in jobs if job.shortages]:
         print("\n".join(short), file=sys.stderr)
     if any(job.refused for job in jobs):
@@ -334,7 +337,7 @@ def _solve(words: Sequence[str]) -> int:
             why,
             f"solve {near}",
         )
-    # The config, and no component
+    # The first word names the config, not a component.
     if len(named) > 1 and compose.CommandLine.of(named[1:]).file.is_file():
         del named[1]
     knob = knobs[named[0]]

@@ -23,7 +23,7 @@ from rlplace.foresight.profile import Curve, Profile
 from rlplace.runtime.prepare import Prepared, prepare
 from rlplace.tables import table
 
-LEAST_ITERATIONS = 3  # two of them are left out
+LEAST_ITERATIONS = 3  # fewest iterations; the first two are not counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def _measure(argv: Sequence[str]) -> int:
         if options.out is None
         else ("--out", "a file")
     )
-    # What cannot be written is told before anything runs
+    # Check that the output can be written before any run.
     _write(file, "", *written)
     profile = _run_all(valid, options.iterations)
     _write(file, json.dumps(profile.record(), indent=1) + "\n", *written)
@@ -104,7 +104,7 @@ def _measure(argv: Sequence[str]) -> int:
 
 
 def distinct(found: Iterable[Variant]) -> list[Variant]:
-    """Return each placement once, under the first of its names."""
+    """Return distinct placements, each under the first of its names."""
     seen: dict[str, Variant] = {}
     for variant in found:
         key = json.dumps(
@@ -117,7 +117,7 @@ def distinct(found: Iterable[Variant]) -> list[Variant]:
 
 
 def runs(variant: Variant) -> bool:
-    """Return whether a placement is a plan that fits; the config as it is has been checked."""
+    """Return whether a placement is a valid plan that fits; the unchanged config was checked before."""
     try:
         job: Prepared = prepare(variant.mapping, name=variant.name)
     except (ProblemsError, ClusterError):
@@ -134,7 +134,7 @@ def _write(file: Path, text: str, key: str, place: str) -> None:
 
 
 def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
-    """Measure what can be run; raise the first failure where nothing can."""
+    """Measure all placements that can run; raise the first error if none can."""
     profile: Profile | None = None
     failed: ConfigError | None = None
     for number, variant in enumerate(found, 1):
@@ -162,7 +162,7 @@ def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
 
 
 def render(profile: Profile) -> str:
-    """Write what a lap of each part takes, at the sizes that were measured, and how far a line is from these."""
+    """Render the cost of each part's laps at the measured sizes, and the distance of points from the fitted line."""
     rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
     for name, curve in sorted(profile.costs.items()):
         rows.append((name, *_row(curve)))

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "report.html" if other is None else "diff.html"
         )
         try:
-            # As a folder, or a device that a file would take the place of
+            # e.g. a folder, or a device that a file would replace
             if out.exists() and not out.is_file():
                 raise OSError(errno.EINVAL, "it is no file")
             write_whole(out, text)

@@ -23,13 +23,15 @@ from rlplace.report.typed import commands
 from rlplace.tables import table
 
 FORMATS = ("text", "json")
-# Of an iteration: the last 100 episodes, or its answers
+# Scores of an iteration: mean of the last 100 episodes, or of its answers
 _SCORES = (
     "env/mean_return",
     "actor/reward",
 )
-_NUMBERS = range(3, 7)  # columns of the table that are numbers
-_DEEPEST = 3  # <output_dir>/<config>/<date>, and of sweeps in a folder of their own below runs/
+_NUMBERS = range(3, 7)  # columns of the table that hold numbers
+_DEEPEST = (
+    3  # depth of <output_dir>/<config>/<date>, and of sweeps in a folder below runs/
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,12 @@ class Run:
 
     folder: str
     config: str
-    state: str  # running, finished, stopped by a signal, failed, or not started: it ended before it trained
+    state: str  # running, finished, stopped by a signal, failed, or not started (ended before training)
     iterations: int
-    best: float | None  # return or reward; None while there is none
+    best: float | None  # best return or reward; None if there is none yet
     last: float | None
-    seconds: float  # of all its commands; while it runs, of its iterations
-    # Words of the command line that began it, where they are known
+    seconds: float  # of all its commands; of its iterations while it runs
+    # Overrides of the command that started it, if known
     overrides: tuple[str, ...]
 
 
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the folders of runs, `place` itself or up to `depth` below it. Raises OSError for an unreadable `place`."""
+    """Yield run folders: `place` itself, or folders up to `depth` below it. Raises OSError if `place` is unreadable."""
     try:
         is_run = (place / CONFIG).is_file() and (place / LOCK).is_file()
         below = [*place.iterdir()] if depth and not is_run and place.is_dir() else []
@@ -98,16 +100,16 @@ def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
     if is_run:
         yield place
     for inside in below:
-        # What it leads to is listed where it is
+        # The target of a link is listed at its own place.
         if not inside.is_symlink():
             yield from folders(inside, depth - 1)
 
 
 def read(folder: Path) -> Run:
-    """Read what a run has written so far; what is damaged or missing counts as nothing."""
+    """Read what a run has written so far; damaged or missing files count as empty."""
     lines = list(_lines(folder / METRICS_FILE))
     summary = _mapping(_text(folder / SUMMARY))
-    # Not resumed since
+    # Finished, and not resumed since
     over = (folder / SUMMARY).is_file() and _written(folder / SUMMARY) >= _written(
         folder / LOCK
     )
@@ -148,14 +150,14 @@ def read(folder: Path) -> Run:
 
 
 def _ended(summary: Mapping[str, Any]) -> str:
-    """Return the state; versions that did not write it named the policy of a run that finished."""
+    """Return the final state. Older versions wrote no state, but named the policy of a finished run."""
     return str(
         summary.get("state") or ("finished" if summary.get("policy") else "failed")
     )
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:
-    """Return a finite number of a record; 0 for all else."""
+    """Return a finite number of a record; 0 for anything else."""
     value = record.get(key)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
@@ -179,7 +181,7 @@ def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
 def _mapping(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:  # being written, or cut
+    except ValueError:  # being written, or truncated
         return {}
     if isinstance(found, dict):
         return found
@@ -187,7 +189,7 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 
 def render(found: Sequence[Run]) -> str:
-    """Write runs as a table. Overrides are shown that not all runs of the same config have."""
+    """Render runs as a table. Only overrides that differ between runs of the same config are shown."""
 
     def number(value: float | None) -> str:
         if value is None:

@@ -1,4 +1,4 @@
-"""`python -m rlplace.search --config-name hybrid_ppo`: the placement whose iterations take least.
+"""`python -m rlplace.search --config-name hybrid_ppo`: find the placement with the shortest iterations.
 
 Exit codes: 0 a plan was found, 1 it cannot be written, 2 wrong usage, config, placement or profile, 3 no plan holds.
 """
@@ -53,7 +53,7 @@ from rlplace.units import show_bytes
 NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
 FORMATS = ("text", "json", "svg")
-# That are no keys of a config
+# Options of `search` that are no config keys
 _WORDS = (
     "objective",
     "fix",
@@ -62,28 +62,28 @@ _WORDS = (
     "seconds",
 )
 _SECONDS = 60.0
-# Numbers of accelerators that are tried where those asked for have no plan
+# number of other accelerator counts to try if the requested ones have no plan
 _NEAREST = 16
-_SPECIAL = ("move_", "direct_")  # costs that some plans need and others do not
+_SPECIAL = ("move_", "direct_")  # prefixes of costs that only some plans need
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One command line."""
 
-    words: list[str]  # for Hydra
+    words: list[str]  # words for Hydra
     form: str
     apply: Path | None
     objective: str
     fixed: tuple[str, ...]
     accelerators: tuple[int, ...]
-    varied: tuple[str, ...]  # keys of the config
+    varied: tuple[str, ...]  # config keys to vary
     seconds: float
     probe: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what one command line asks for; return the exit code."""
+    """Search as the command line says; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> int:
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Take the options of a search out of the words. Raises ConfigError."""
+    """Parse the options of a search; the other words go to Hydra. Raises ConfigError."""
     parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
@@ -197,7 +197,7 @@ def _request(words: Sequence[str]) -> Request:
 def _listed(
     own: Mapping[str, str], key: str, why: str, example: str
 ) -> tuple[str, ...]:
-    """Return what a word names, with commas between; nothing where it is not there. Raises ConfigError."""
+    """Return the comma-separated names of an option; empty if it is not given. Raises ConfigError."""
     if key not in own:
         return ()
     names = [name for part in own[key].split(",") if (name := part.strip())]
@@ -218,7 +218,7 @@ def _whole(text: str, key: str, why: str, fix: str) -> int:
 
 
 def _counts(own: Mapping[str, str]) -> str:
-    """Return the numbers of accelerators that are meant."""
+    """Return the numbers of accelerators that an option means."""
     return ",".join(re.findall(r"(?<![\d.])[1-9][0-9]*", own["accelerators"])) or "1"
 
 
@@ -252,7 +252,7 @@ def _search(request: Request) -> int:
     if job.not_run:
         print(planned_only(job.not_run), file=sys.stderr)
     if request.apply is not None:
-        # Before the search
+        # Check before the search, which takes long.
         _check_writable(request.apply)
     result = _found(request, job)
     if request.apply is not None:
@@ -268,7 +268,7 @@ def _search(request: Request) -> int:
 
 
 def _found(request: Request, job: Prepared) -> Result:
-    """Search, and find out what is told beside the best plan."""
+    """Search, and compute what is reported besides the best plan."""
     config = job.config
     fixed = request.fixed
     accelerators = request.accelerators
@@ -301,7 +301,7 @@ def _found(request: Request, job: Prepared) -> Result:
         return time.monotonic() - began > request.seconds * share
 
     def searched() -> tuple[dict[Space, Search], Answer]:
-        """Search all spaces, each for as long as the others, and what one has left goes to the next."""
+        """Search all spaces with equal time; the time that one leaves goes to the next."""
         searches = {one: Search(one, profile) for one in (space, *others)}
         answers = list[Answer]()
         for number, search in enumerate(searches.values(), 1):
@@ -362,7 +362,7 @@ def _progress(text: str) -> None:
 def _nothing(
     request: Request, job: Prepared, search: Search, answer: Answer
 ) -> PlacementError:
-    """Explain what empties the space, and the nearest relaxation."""
+    """Explain why no plan is valid, and name the nearest relaxation."""
     counts = answer.counts
     reasons = list[str]()
     if counts["refused by memory"]:
@@ -381,10 +381,11 @@ def _nothing(
         nearest, layout = answer.nearest
         fix = _planning(request.words, nearest.changes(layout))
     elif answer.lacking:
-        # Under placements that share accelerators, and others
+        # Measure placements with and without shared accelerators.
         fix = measuring(job.words)
-    elif request.accelerators:  # as else the plan of the config holds
-        # Nothing fixed, any accelerators
+    # without this limit at least the config's own plan is valid
+    elif request.accelerators:
+        # Suggest a search without fixed components or limits.
         fix = shlex.join(["python", "-m", "rlplace.search", *request.words])
         reasons.append(
             f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators"
@@ -411,7 +412,9 @@ def _nothing(
 
 
 def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
-    """Write the command that plans the config with these changes; None where a line goes, which no word can say."""
+    """Return the command that plans the config with these changes; None if a line must be removed, which no override
+    can do.
+    """
     if None in changes.values():
         return None
     plan = shlex.join(["python", "-m", "rlplace.plan", *words])
@@ -421,7 +424,7 @@ def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None
 
 
 def _check_writable(file: Path) -> None:
-    """Raise OutputError where the folder of a file can neither be made nor be written to."""
+    """Raise OutputError if the folder of a file cannot be created or written to."""
     try:
         there = next(folder for folder in file.absolute().parents if folder.exists())
     except OSError as error:
@@ -434,7 +437,7 @@ def _check_writable(file: Path) -> None:
 
 
 def _apply(request: Request, job: Prepared, result: Result) -> None:
-    """Write the config's own text with the changed lines, read it back, and say how to train with it."""
+    """Write the config's text with the changed lines, read it back, and print the training command."""
     assert request.apply is not None
     line = compose.CommandLine.of(request.words)
     file = request.apply.with_suffix(".yaml")
@@ -482,7 +485,7 @@ def _apply(request: Request, job: Prepared, result: Result) -> None:
 
 
 def _overruled(key: str, changes: Sequence[str] | dict[str, object]) -> bool:
-    # That Hydra has before a key
+    # Hydra's prefix of a key
     name = key.lstrip("+~")
     return any(name == changed or name.startswith(f"{changed}.") for changed in changes)
 

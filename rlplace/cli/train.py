@@ -58,7 +58,7 @@ DOES_NOT_FIT = 3
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
-    """Run one command line and return its exit code. `job`: of the user's own, which the config is of."""
+    """Run one command line and return its exit code. `job`: the custom job that the config is for, if any."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
         line = compose.CommandLine.of(argv)
@@ -106,32 +106,32 @@ def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
     except Stopped as stopped:
         print(f"stopped by {stopped}", *_notes(stopped), sep="\n", file=sys.stderr)
         return stopped.exit_code
-    except SystemExit as done:  # of argparse
+    except SystemExit as done:  # from argparse
         if isinstance(done.code, int):
             return done.code
         return FAILED
 
 
 def of_job(composed: compose.Composed, own: Job | None) -> compose.Composed:
-    """Return the config with the job that was given in Python."""
+    """Return the config with the job that was passed in Python."""
     if own is None:
         return composed
     return dataclasses.replace(composed, mapping={**composed.mapping, JOB: own})
 
 
 def _notes(error: BaseException) -> Sequence[str]:
-    """Return what `run` has added to an error: where the policy is."""
+    """Return the notes that `run` has attached to an error: where the policy was saved."""
     return getattr(error, "__notes__", ())
 
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
-    """Name the config of the checkpoint that `resume=<folder>` names, where the command line names no config."""
+    """Add the config of the checkpoint in `resume=<folder>`, if the command line names no config."""
     words = [
         unquoted(word.removeprefix("resume="))
         for word in argv
         if word.startswith("resume=")
     ]
-    # The last one counts
+    # The last override counts.
     resume = words[-1] if words else AUTO
     if resume in (AUTO, "null") or compose.CommandLine.of(argv).name is not None:
         return []
@@ -155,7 +155,7 @@ def _job(
     command: Typed,
     ended: list[tuple[compose.Composed, Path]],
 ) -> int:
-    """Run what was composed, and add its folder to those that `ended`."""
+    """Run a composed config, and append its result to `ended`."""
     command.job(composed.words)
     job = _reached(prepare_composed(composed))
     if composed.goal is not None:
@@ -197,9 +197,9 @@ def _job(
 
 
 def _reached(job: Prepared) -> Prepared:
-    """Return the job with weights that go through the host where memory of this machine's GPUs cannot be shared.
+    """Return the job with weights sent through the host if this machine's GPUs cannot share memory.
 
-    A dry run tries nothing.
+    A dry run does not test this.
     """
     past_host = any(
         isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
@@ -221,7 +221,7 @@ def _reached(job: Prepared) -> Prepared:
 
 
 def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
-    """Write a row for each run of a sweep: what it ended with, its folder, and the words that it differs by."""
+    """Render a row for each run of a sweep: its result, its folder and its differing overrides."""
     given = [
         [w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")]
         for composed, _ in ended
@@ -240,7 +240,7 @@ def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
 
 
 def _seconds(job: Prepared) -> str:
-    """Return the chapter of a plan about its seconds, where a profile says what work takes."""
+    """Render predicted stage times if a profile is given."""
     if job.config.profile is None:
         return ""
     from rlplace.foresight.show import foreseen, render_prediction
@@ -253,7 +253,10 @@ def _seconds(job: Prepared) -> str:
 def _run(
     job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed
 ) -> Path:
-    """Run a job; return its folder. Goes on from its newest checkpoint as `faults.on_node_loss` says."""
+    """Run a job and return its folder.
+
+    After a node loss, resume from the newest checkpoint as `faults.on_node_loss` says.
+    """
     from rlplace.execution.faults import History
     from rlplace.runtime.node_loss import go_on
     from rlplace.runtime.run import job_spec, run
@@ -279,7 +282,7 @@ def _run(
         except (ProblemsError, ClusterError) as refused:
             if lost is None:
                 raise
-            # Another one, meanwhile
+            # Whether the cluster became too small: another node was lost meanwhile
             gone = (
                 isinstance(refused, ClusterError)
                 and refused.code == "cluster-too-small"
@@ -305,17 +308,17 @@ def _counted(problems: Sequence[Problem]) -> str:
 
 def program() -> NoReturn:
     """Run the command line of this process and end it."""
-    # A run goes on when nothing of what it shows can be written
+    # Output errors (such as a closed terminal) must not end the run.
     begin()
     codes = [FAILED]
-    # Before others are, so that it runs after them
+    # Registered first, so that it runs last.
     atexit.register(_leave, codes)
     codes.append(main())
     sys.exit(codes[-1])
 
 
 def _leave(codes: Sequence[int]) -> None:
-    """Spare inline workers that are still at work their end by the interpreter: inside torch it aborts the process."""
+    """Exit without ending inline worker threads that still run: ending them inside torch would abort the process."""
     if any(component_of(thread.name) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

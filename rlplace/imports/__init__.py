@@ -1,4 +1,4 @@
-"""Configs of other libraries become ours, with a mapping result for every setting and what does not hold in them."""
+"""Convert configs of other libraries, with a result for every setting and a list of problems."""
 
 from rlplace.imports.command import import_settings, import_words, render_yaml
 from rlplace.imports.importer import Imported

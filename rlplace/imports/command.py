@@ -1,4 +1,4 @@
-"""`python -m rlplace.plan import LIBRARY SOURCE...`: a config of ours on standard output or in a file.
+"""`python -m rlplace.plan import LIBRARY SOURCE...`: write the converted config to standard output or a file.
 
 It is a YAML file, and below it, as comments, the mapping result of every setting.
 Exit codes: 0 imported, 2 wrong usage or a config that cannot be read.
@@ -44,8 +44,8 @@ _NO_MEMORY = (
     "Its settings do not say how large an accelerator is: plan with "
     "cluster.accelerator.memory=80GiB or the like."
 )
-_COLUMN = 52  # where the second column begins at the latest
-# Title, and how they are counted
+_COLUMN = 52  # largest position of the second column
+# Title of each section, and the noun for counting
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
     "equal": ("Equal:", "equal"),
     "differs": ("Differs:", "differing"),
@@ -141,7 +141,7 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
 def import_settings(
     library: str, settings: Sequence[Setting], per_node: int = 0
 ) -> Imported:
-    """Import settings that have been read. Raises ConfigError for values that cannot be read."""
+    """Import settings that were read before. Raises ConfigError for values that cannot be read."""
     target = LANGUAGE_MODEL
     if library == "rlinf" and simulated(settings):
         target = SIMULATOR
@@ -151,7 +151,7 @@ def import_settings(
 
 def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
     rules = read_rules(library)
-    # Its settings are flags
+    # Only libraries with flags have `words_after`.
     if rules.words_after:
         file = sources[0] if len(sources) == 1 and _is_path(sources[0]) else ""
         text = _read(Path(file)) if file else _joined(sources)
@@ -175,7 +175,7 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
 
 
 def _with_defaults(file: Path, text: str) -> list[Setting]:
-    """Read a YAML file, with the files beside it that its `defaults` name, where all of them are there."""
+    """Read a YAML file, and the files in its `defaults` if all of them exist beside it."""
     written = read_yaml(text, str(file))
     if not any(setting.key.startswith("defaults") for setting in written):
         return written
@@ -186,14 +186,14 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Join words that the shell has split; one word alone is a command typed in quotes."""
+    """Join words that the shell has split; a single word is a command in quotes."""
     if len(words) == 1:
         return words[0]
     return shlex.join(words)
 
 
 def _is_path(word: str) -> bool:
-    """Whether a word is a file rather than flags; a name that only looks like one counts, to be refused as missing."""
+    """Return whether a word is a file and not a flag. A missing file counts as one, so that it is reported."""
     if word.startswith("-") or " --" in word or "=" in word or "\n" in word:
         return False
     return os.path.isfile(word) or " " not in word
@@ -225,7 +225,7 @@ def _read(path: Path) -> str:
 
 
 def render_yaml(imported: Imported) -> str:
-    """The config, between its summary and the mapping results; all but the config are comments."""
+    """Render the config between its summary and the mapping results; everything else is a comment."""
     return (
         _comment(_head(imported))
         + "\n"
@@ -236,7 +236,7 @@ def render_yaml(imported: Imported) -> str:
 
 
 def render_report(imported: Imported) -> str:
-    """The same without the config."""
+    """Render the same text without the config."""
     return "\n".join([*_head(imported), "", *_body(imported)]) + "\n"
 
 
@@ -264,7 +264,7 @@ def _head(imported: Imported) -> list[str]:
 
 
 def _body(imported: Imported) -> list[str]:
-    """The findings, then every setting by its outcome; without blank lines at the end."""
+    """Render the findings, then every setting by outcome; without blank lines at the end."""
     lines: list[str] = []
     if imported.findings:
         lines.append("Does not hold:\n")
@@ -293,7 +293,7 @@ def _body(imported: Imported) -> list[str]:
 
 
 def _row(result: MappingResult) -> tuple[str, str]:
-    """The setting and the text of its result; an unknown one with its line and the nearest known name."""
+    """Return a setting and the text of its result; an unknown one with its line and the nearest known name."""
     setting, source = str(result.setting), result.setting.source
     if result.outcome != "unknown":
         return setting, result.text

@@ -1,4 +1,4 @@
-"""The interpreter of the rules: the settings of another library become a config of ours, with a result for each.
+"""Apply the rules: the settings of another library become a config, with a result for each setting.
 
 ::
 
@@ -32,12 +32,12 @@ from rlplace.placement.schedule import OPTIONAL, REQUIRED
 
 ROLES = (*REQUIRED, *OPTIONAL)
 Outcome = Literal["equal", "differs", "implied", "unmapped", "unknown"]
-# Are written before what is placed on them
+# Keys that are written before the components placed on them
 _MACHINES = (
     "num_nodes",
     "accelerators_per_node",
 )
-# Algorithm of ours -> their estimators of the same advantages
+# Our algorithm -> other libraries' estimators of the same advantages
 _ESTIMATORS = {
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "group_norm"),
@@ -76,14 +76,14 @@ class MappingResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The job of ours that a file of another library becomes."""
+    """The kind of job that a file of another library is converted to."""
 
     job: JobName
-    # Blocks of the config that say which job it is, with what is written there in any case.
+    # Config blocks of this job, with the keys that are always written
     tags: Mapping[str, Mapping[str, object]]
-    # The plan has all that is in it, such as the size of a batch; else the placement alone is planned.
+    # Whether the plan covers everything, such as batch sizes; otherwise only the placement is planned
     whole: bool
-    # There is a small one of the same shape, for --tiny.
+    # Whether --tiny has a small job of the same shape
     shrinks: bool
 
 
@@ -99,20 +99,21 @@ SIMULATOR = Target(job="simulator", tags={}, whole=False, shrinks=False)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     library: str
-    config: Mapping[str, object]  # keys of ours only
+    config: Mapping[str, object]  # only keys of rlplace
     target: Target
-    results: tuple[MappingResult, ...]  # one per setting of the original, in its order
-    findings: tuple[Problem, ...]  # what does not hold in the original, or not here
-    # What no setting asks for and is written out now, and why
+    results: tuple[MappingResult, ...]  # one for each original setting, in its order
+    # problems of the original, and what is not supported here
+    findings: tuple[Problem, ...]
+    # (text, reason) for values that no setting asked for
     assumed: tuple[tuple[str, str], ...]
-    missing: tuple[str, ...]  # keys a run still needs
+    missing: tuple[str, ...]  # keys that a run still needs
     topology: Topology
-    # None where the placement does not hold; `findings` have the reasons
+    # None if the placement is invalid; `findings` gives the reasons
     layout: Plan | None
 
 
 class Draft:
-    """A config of ours while it is being worked out. Owns its mapping, the results, and the findings."""
+    """A config under construction, with its mapping, results and findings."""
 
     def __init__(
         self,
@@ -124,13 +125,13 @@ class Draft:
         self.rules = rules
         self.target = target
         self.config: dict[str, object] = {}
-        # The last one wins, as on a command line
+        # The last value of a key counts, as on a command line.
         self.given = {s.key: s for s in settings}
         self.findings: list[Problem] = []
         self.assumed: list[tuple[str, str]] = []
-        # Text or our keys; no rule is applied
+        # Explanation, or our keys; rules do not apply to these settings
         self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}
-        # Values that cannot be read at all
+        # Values that cannot be read
         self._wrong: dict[str, Problem] = {}
 
     # ── what the original has ────────────────────────────────────────────────────────────────────────────────────────
@@ -141,11 +142,11 @@ class Draft:
         return default
 
     def has(self, key: str) -> bool:
-        """Whether a switch is on, or a value given that is more than nothing."""
+        """Return whether a switch is on, or whether a value is given that is not empty."""
         return bool(self.value(key))
 
     def count(self, key: str, default: int, least: int = 0) -> int:
-        """A whole number of at least `least`; anything else is a problem, and `default` stands in for it."""
+        """Return an integer of at least `least`. Any other value is reported, and `default` is returned."""
         value = self.value(key, default)
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         if (
@@ -168,7 +169,7 @@ class Draft:
         return default
 
     def refuse(self, key: str, what: str, why: str, fix: str | None = None) -> None:
-        """Record a value that nothing can be made of. `results` raises all of them."""
+        """Record an unusable value. `results` raises all of them together."""
         setting = self.given[key]
         if isinstance(setting.value, str) and "$" in setting.value:
             why = "a variable or reference that is set nowhere in what was given; write its value"
@@ -190,7 +191,7 @@ class Draft:
         why: str,
         fix: str | Mapping[str, object] | None = None,
     ) -> None:
-        """Record what does not hold in the original, about the settings `keys`; a `fix` by keys is put in its words."""
+        """Record a problem of the original settings `keys`. A `fix` in our keys is written in their words."""
         if isinstance(fix, Mapping):
             fix = " ".join(
                 f"--{k} {v}" if self.rules.words_after else f"{k}={v}"
@@ -220,7 +221,7 @@ class Draft:
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def assume(self, text: str, why: str) -> None:
-        """Record something of ours that no setting asks for."""
+        """Record a value that no setting asks for."""
         self.assumed.append((text, why))
 
     def leave_uncorrected(self) -> None:
@@ -248,7 +249,10 @@ class Draft:
             block.pop(key.rpartition(".")[2], None)
 
     def at(self, key: str) -> object:
-        """The value of a key of ours by now. Its third part may hold dots: cluster.component_placement.reward.math."""
+        """Return the present value of one of our keys.
+
+        Its third part may contain dots: cluster.component_placement.reward.math.
+        """
         value: object = self.config
         for name in key.split(".", 2):
             if not isinstance(value, Mapping) or name not in value:
@@ -257,7 +261,9 @@ class Draft:
         return value
 
     def derive(self, ours: str, value: object, *keys: str) -> None:
-        """Write a key of ours that is worked out from the settings `keys`; by their defaults where it is not ours."""
+        """Write one of our keys, computed from the settings `keys`; if none is given, from their defaults where ours
+        differ.
+        """
         given = any(key in self.given for key in keys)
         if given or value != self.default_of(ours):
             self.set(ours, value)
@@ -270,32 +276,32 @@ class Draft:
                 )
 
     def becomes(self, key: str, *ours: str) -> None:
-        """`key` is in our config, at or within `ours`; may be called before they are complete."""
+        """Record that `key` maps to our keys at or within `ours`, which may be completed later."""
         self._decided[key] = ("equal", ours)
 
     def unmapped(self, why: str, *keys: str) -> None:
         self._decided |= dict.fromkeys(keys, ("unmapped", why))
 
     def implied(self, why: str, *keys: str) -> None:
-        """`keys` ask for what holds anyway."""
+        """Record that the settings `keys` ask for what always holds here."""
         self._decided |= dict.fromkeys(keys, ("implied", why))
 
     # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def placed(self) -> tuple[str, ...]:
-        """The components that have a line by now."""
+        """The components that are placed so far."""
         block = self.at(PLACEMENT)
         if isinstance(block, Mapping):
             return tuple(n.strip() for leaf in block for n in str(leaf).split(","))
         return ()
 
     def has_key(self, key: str) -> bool:
-        """Whether our config has the dotted key; a block counts as one."""
+        """Return whether our config has the dotted key; a block counts."""
         return self._field(key) is not None
 
     def default_of(self, key: str) -> object:
-        """The value of our key where nothing is written; None where something must be, or where it is nothing."""
+        """Return the default of our key; None if there is no default, or if the default is None."""
         found = self._field(key)
         assert found is not None, key
         default = found[0].metadata.get(self.target.job, found[0].default)
@@ -322,7 +328,7 @@ class Draft:
     # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply_rules(self) -> None:
-        """Write all keys that rules decide, and the defaults of the other library where they are not ours."""
+        """Write all keys that rules decide, and the other library's defaults where ours differ."""
         if self.rules.algorithm is not None:
             self._set_algorithm(*self.rules.algorithm)
         for ours in ("actor.model", "reward.model", "critic.model"):
@@ -358,7 +364,7 @@ class Draft:
                 self._apply(key, rule, targets, value)
 
     def _set_algorithm(self, key: str, usual: str) -> None:
-        """Write the algorithm. An estimator without a name here becomes ppo beside a critic, else grpo."""
+        """Write the algorithm. An unknown estimator becomes ppo if there is a critic, else grpo."""
         critic = "critic" in self.placed
         estimator = self.value(key, usual or ("gae" if critic else "grpo"))
         name = next(
@@ -387,12 +393,12 @@ class Draft:
             self.assume(f"algorithm.name: {name}", f"by the default of {key} there")
 
     def set_model(self, ours: str, *keys: str) -> None:
-        """Write the config.json keys of the model that the first given of `keys` names, where they are known."""
+        """Write the config.json keys of the model that the first given setting of `keys` names, if known."""
         key = next((key for key in keys if key in self.given), keys[0])
         name = self.value(key)
         if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
             return
-        # Whose keys the plan reads itself
+        # A local folder has a config.json, which the plan reads itself.
         folder = os.path.isfile(Path(name) / "config.json")
         shape = {} if folder else shape_of(name)
         if shape is not None:
@@ -469,7 +475,7 @@ class Draft:
     # ── the results ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def results(self) -> tuple[MappingResult, ...]:
-        """One per setting, in the order they were written. Raises ConfigError for values that cannot be read."""
+        """Return one result for each setting, in the original order. Raises ConfigError for unreadable values."""
         if self._wrong:
             raise ConfigError([*self._wrong.values()])
         return tuple(
@@ -512,7 +518,7 @@ class Draft:
         return "unmapped", rule.otherwise or rule.why
 
     def _misspelt(self, key: str) -> str | None:
-        """The exact key beside this one that it resembles, unless that is written as well."""
+        """Return the known key that this one resembles, unless that key is written as well."""
         block, _, leaf = key.rpartition(".")
         if key in self.rules.rules or not block:
             return None
@@ -534,7 +540,7 @@ class Draft:
     def _complete(
         self, key: str, outcome: Outcome, ours: Sequence[str]
     ) -> tuple[Outcome, str]:
-        """The result of a mapped setting, with the values that our keys have in the end."""
+        """Return the result of a mapped setting, with the final values of our keys."""
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
             return (
@@ -610,7 +616,7 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
 def ordered(
     mapping: Mapping[str, object], job: JobName, root: type = Config
 ) -> dict[str, object]:
-    """The same with its blocks and keys in the order in which configs are written."""
+    """Return the mapping with blocks and keys in the usual order of configs."""
     fields = sorted(
         fields_of(root, job).items(), key=lambda item: item[0] not in _MACHINES
     )
@@ -630,7 +636,7 @@ def ordered(
 def _lay_out(
     draft: Draft, topology: Topology, offload: Mapping[str, bool]
 ) -> tuple[Plan | None, Sequence[Problem]]:
-    """The layout and its problems; without regard to batches where only they are wrong."""
+    """Return the plan and its problems; if only batch sizes are wrong, the plan without regard to them."""
     problems: Sequence[Problem] = ()
     if draft.target.whole:
         try:
@@ -638,7 +644,7 @@ def _lay_out(
         except PlacementError as error:
             problems = error.problems
         except ConfigError:
-            # Reported with the other refused values
+            # Reported with the other unusable values
             pass
     written: Any = draft.config["cluster"]
     cluster = ClusterConfig(

@@ -1,4 +1,4 @@
-"""Sizes of components -> placement text: accelerators handed out side by side, copies of a model kept on one node."""
+"""Place components by their sizes: accelerators are assigned side by side, and each model replica stays on one node."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rlplace.imports.importer import Draft
 from rlplace.placement import Topology
 from rlplace.placement.machines.topology import Ranges
 
-# Component -> the settings that are multiplied: nodes, accelerators of each
+# Component -> the settings whose product is its size: nodes, accelerators of each node
 Asks = Mapping[str, tuple[str, str]]
 
 
 class Allocation:
-    """Places components on a cluster of equal nodes, one after another. Owns where they are and how far it has come."""
+    """Places components on a cluster of equal nodes, one after another, and tracks the next free accelerator."""
 
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
-        # Accelerators of one copy of a component's model, where it is not 1
+        # Accelerators of one model replica, if more than one
         self.copies: dict[str, int] = {}
-        # Copies that have the tokens of the same samples between them
+        # Replicas that split the tokens of the same samples (context parallelism)
         self.tokens: dict[str, int] = {}
         self._draft = draft
         self._width = width
@@ -29,9 +29,11 @@ class Allocation:
     def take(
         self, component: str, count: int, copy: int = 1, *, anew: bool = False
     ) -> None:
-        """Place on the next `count`, of which each `copy` lie on one node, or begin one where a node is too small.
+        """Place a component on the next `count` accelerators.
 
-        `anew` begins at accelerator 0, which other components use as well.
+        Each replica (`copy` accelerators) stays on one node, or starts a node if it is larger than one.
+
+        `anew`: start at accelerator 0, which other components use as well.
         """
         pieces: list[range] = []
         at = 0 if anew else self._next
@@ -46,7 +48,9 @@ class Allocation:
         self.copies[component] = copy
 
     def share(self, component: str, leader: str, count: int) -> None:
-        """Place on the first `count` accelerators of the leader, and on the next ones where it has fewer."""
+        """Place a component on the leader's first `count` accelerators, and on the next free ones if the leader has
+        fewer.
+        """
         own = Ranges.of(range(n, n + 1) for n in [*self.where[leader]][:count])
         self.take(component, count - len(own))
         self.where[component] |= own
@@ -85,7 +89,7 @@ class Allocation:
             )
 
     def divide_tokens(self, component: str, *keys: str) -> None:
-        """Have copies divide long sequences as the first of `keys` that is given says."""
+        """Let replicas split long sequences as the first given setting of `keys` says."""
         key = next((key for key in keys if key in self._draft.given), None)
         if key is None or component not in self.where:
             return
@@ -103,10 +107,10 @@ class Allocation:
             self.tokens[component] = size
 
     def write(self, nodes: int = 1) -> Topology:
-        """Write the lines and the machines, at least `nodes`.
+        """Write the placement lines and the machines, `nodes` at least.
 
-        An engine is one rank with all accelerators of its copy, which runs; a copy of a trained model, or an engine
-        larger than a node, can only be planned.
+        An engine is one rank with all accelerators of its replica, which can run. A replica of a trained model over
+        several accelerators, or an engine larger than a node, can only be planned.
         """
         used = max(
             (numbers.pieces[-1].stop for numbers in self.where.values() if numbers),

@@ -32,7 +32,7 @@ from rlplace.imports.settings import read_mapping
 
 _RULES = Path(__file__).with_name("rules")
 _MODELS = Path(__file__).parents[1] / "configs" / "model"
-_WORDS = {"none": 0, "two": 2, "many": -1}  # after a flag
+_WORDS = {"none": 0, "two": 2, "many": -1}  # number of words after a flag
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,29 +40,29 @@ class Rule:
     """What becomes of one setting."""
 
     action: Literal["set", "part", "holds", "unmapped"]
-    keys: tuple[str, ...] = ()  # ours
+    keys: tuple[str, ...] = ()  # our keys
     why: str = ""
-    theirs: object = None  # their default
+    theirs: object = None  # default in the other library
     words: Mapping[str, object] | None = None
     least: float | None = None
     note: str = ""
-    value: object = None  # `why` is for it alone where there is an `otherwise`
+    value: object = None  # if `otherwise` is given, `why` is for this value alone
     otherwise: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KlRule:
-    """One place in which a library has its KL term, and the settings that decide it."""
+    """One place where a library adds a KL term, and the settings that control it."""
 
     place: Literal["loss", "reward"]
     switch: str
-    # `switch`, unless it is another setting that decides whether there is one
+    # the setting that turns the term on, if it is not `switch`
     when: str = ""
-    on: bool = False  # where the setting is not given
+    on: bool = False  # default of the switch
     weight: str
-    coef: float  # where `weight` is not given
+    coef: float  # default of `weight`
     estimator: str
-    usual: str  # where `estimator` is not given
+    usual: str  # default of `estimator`
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,25 +75,25 @@ class Product:
 
     @property
     def maps(self) -> str:
-        """The one of the settings that becomes the key of ours; the others have keys of their own."""
+        """Return the setting of the product that maps to our key; the others have keys of their own."""
         return next(iter(self.over or self.of))
 
 
-Table = Mapping[str, Any]  # of a TOML file
+Table = Mapping[str, Any]  # a table of a TOML file
 
 
 class Rules:
-    """The rules of one library by key. Groups hold for all keys that begin alike, the longest first."""
+    """The rules of one library by key. A group's rule applies to all keys with its prefix; the longest prefix wins."""
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:
         self.name = name
-        # The setting, and its default
+        # (setting, default)
         self.algorithm: tuple[str, str] | None = None
         self.kl: list[KlRule] = []
-        # By our key
+        # by our key
         self.products: dict[str, Product] = {}
         self.rules: dict[str, Rule] = {}
-        # Older -> newest
+        # older spelling -> newest
         self.spellings: dict[str, str] = {}
         groups: dict[str, Rule] = {}
         for table in tables:

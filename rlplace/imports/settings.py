@@ -1,4 +1,4 @@
-"""Read the original: YAML files, `key=value` words and flags become settings, each with the place it was written."""
+"""Read files, `key=value` words and flags of other libraries as settings, each with the place where it was written."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlplace.errors import ConfigError, Problem, Source
 from rlplace.imports.shell import UnclosedQuote, entry_words
 from rlplace.units import clipped
 
-MANY = -1  # words after a flag
-_LONGEST = 90  # text of a setting
+MANY = -1  # any number of words follow the flag
+_LONGEST = 90  # longest text of a setting that is shown
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@/-]+)=(.*)", re.DOTALL)
 _NUMBER = re.compile(
     r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?"
 )
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
-_EXPRESSION = re.compile(r"\$\{([^${}]+)\}")  # has none within
-_LONGEST_VALUE = 10_000  # letters of a value that is put together from others
-_LARGEST = 2**63  # numbers are computed with below it
-_LONGEST_CHAIN = 100  # references one after another; OmegaConf follows fewer
-_NOWHERE: object = object()  # what an expression is that leads nowhere, or in a circle
+_EXPRESSION = re.compile(r"\$\{([^${}]+)\}")  # innermost expressions only
+_LONGEST_VALUE = 10_000  # most characters of a value after references are replaced
+_LARGEST = 2**63  # limit for computed numbers
+_LONGEST_CHAIN = 100  # most references in a chain; OmegaConf allows fewer
+_NOWHERE: object = object()  # result of an expression that cannot be resolved
 _RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
     "multiply": operator.mul,
     "subtract": operator.sub,
@@ -39,7 +39,7 @@ _RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. `key` is the library's own newest spelling, `written` the text that stands there, on one line."""
+    """One setting. `key`: the newest spelling of its name; `written`: the original text on one line."""
 
     key: str
     value: object
@@ -51,7 +51,7 @@ class Setting:
 
 
 def scalar(text: str) -> object:
-    """The value of a word: a number, true or false, nothing, or text."""
+    """Parse a word as number, boolean, null or text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _NUMBER.fullmatch(text):
@@ -63,7 +63,7 @@ def scalar(text: str) -> object:
 
 
 def read_yaml(text: str, file: str) -> list[Setting]:
-    """One setting per leaf, as it is written. Raises ConfigError for text that is not YAML, or not a block of keys."""
+    """Return one setting for each leaf. Raises ConfigError for text that is not YAML, or not a mapping."""
     try:
         mapping = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -80,14 +80,14 @@ def read_yaml(text: str, file: str) -> list[Setting]:
 def settings_of(
     mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
 ) -> list[Setting]:
-    """The leaves of a nested mapping that is the whole config, with their references resolved."""
+    """Return the leaves of a whole config, with references resolved."""
     return resolved(leaves_of(mapping, sources))
 
 
 def leaves_of(
     mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
 ) -> list[Setting]:
-    """The leaves of a nested mapping as they are written; lines of a placement are kept whole."""
+    """Return the leaves of a nested mapping, unresolved; placement lines are kept whole."""
     found: list[Setting] = []
     for key, value in _leaves(mapping):
         written = clipped(" ".join(f"{key}: {show(value)}".split()), _LONGEST)
@@ -100,10 +100,10 @@ def leaves_of(
 
 
 def resolved(settings: Sequence[Setting]) -> list[Setting]:
-    """Replace every `${...}` by its value, where it has one; of settings with the same key, the last one counts."""
+    """Replace every `${...}` that can be resolved. If a key is given twice, its last value counts."""
     given = {setting.key: setting.value for setting in settings}
     known = dict.fromkeys(given, _NOWHERE)
-    # Each time, those that refer to known ones become known
+    # Each round resolves the settings that refer to resolved ones.
     for _ in range(_LONGEST_CHAIN):
         known |= {
             key: _expand(value, known)
@@ -121,7 +121,7 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _expand(value: object, known: Mapping[str, object]) -> object:
-    """Replace the expressions of a value; in a block, each part by itself."""
+    """Replace the expressions in a value, also inside blocks."""
     if isinstance(value, Mapping):
         parts = {name: (_expand(part, known), part) for name, part in value.items()}
         return {
@@ -142,7 +142,7 @@ def _expand(value: object, known: Mapping[str, object]) -> object:
 
 
 def _evaluate(expression: str, known: Mapping[str, object]) -> object:
-    """The value of `a.b`, of `oc.select:a.b,default`, or of one of RLinf's own resolvers: `multiply:2, 3`."""
+    """Return the value of `a.b`, of `oc.select:a.b,default`, or of RLinf's own resolvers such as `multiply:2, 3`."""
     name, colon, words = expression.partition(":")
     if not colon:
         return known.get(name, _NOWHERE)
@@ -162,7 +162,7 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
 
 
 def read_overrides(text: str, file: str) -> list[Setting]:
-    """The `key=value` words of a command or script; other words are settings of that name without a value."""
+    """Read the `key=value` words of a command or script; other words become settings without a value."""
     settings: list[Setting] = []
     for word, source in _words_of(text, file):
         match = _OVERRIDE.fullmatch(word)
@@ -236,7 +236,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
-    """The words of a command or script, each with its place. Raises ConfigError for an open quote."""
+    """Return the words of a command or script, each with its place. Raises ConfigError for an open quote."""
 
     def source(line: int) -> Source:
         if file:
@@ -261,7 +261,7 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
 def _leaves(
     mapping: Mapping[Any, Any], prefix: str = ""
 ) -> Iterator[tuple[str, object]]:
-    """Dotted key and value of every leaf."""
+    """Yield the dotted key and the value of every leaf."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and not key.startswith(f"{PLACEMENT}."):
@@ -271,6 +271,6 @@ def _leaves(
 
 
 def read_mapping(text: str) -> dict[str, Any]:
-    """A shipped file, which is a block of keys."""
+    """Read a shipped file that holds a mapping."""
     mapping: dict[str, Any] = yaml.safe_load(text)
     return mapping

@@ -38,7 +38,7 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 
 
 def shrink(imported: Imported) -> Imported:
-    """Raises ConfigError for a job without language models, and for one whose placement does not hold."""
+    """Return the job at a small size. Raises ConfigError without language models, or if the placement is invalid."""
     if imported.layout is None or not imported.target.shrinks:
         what = "is for jobs with language models"
         why = "a simulator has no smaller one"
@@ -50,7 +50,7 @@ def shrink(imported: Imported) -> Imported:
         )
     placement = imported.layout.placement
     pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
-    # All components are alike within it
+    # All accelerators within a unit are used alike.
     unit = gcd(*(edge for piece in pieces for edge in (piece.start, piece.stop)))
     width = max(piece.stop for piece in pieces) // unit
     algorithm = _block(imported, "algorithm")

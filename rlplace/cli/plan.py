@@ -255,7 +255,7 @@ def _show(job: Prepared, form: str) -> None:
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
-    """Return the words of the other plan: these with more overrides, or another config with these folders and cluster."""
+    """Return the words of the other plan: these words with overrides, or another config with the same folders."""
     if "=" in other and not names_file(other):
         return [*words, *shlex.split(other)]
     kept = [

@@ -50,6 +50,7 @@ FOLDERS = (
     "/models/",
     "profile=runs/",
     "my_configs/",
+    "my_job.yaml",
     "<",
 )  # of the reader's own
 

@@ -89,7 +89,8 @@ def test_what_can_run_code_is_called_on_messages_of_the_job_alone() -> None:
     for file in sorted((ROOT / "rlplace").rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for name, call in calls(tree):
-            if name in RUNS_CODE:
+            safe = name == "torch.load" and "weights_only=True" in ast.unparse(call)
+            if name in RUNS_CODE and not safe:
                 found.setdefault(
                     file.relative_to(ROOT / "rlplace").as_posix(), set()
                 ).add(name)

@@ -415,16 +415,23 @@ def _public(
 
 
 def _field_line(field: ast.AnnAssign, lines: Sequence[str]) -> str:
-    """Return a field of a class as one line, with the comment behind it."""
+    """Return a field of a class as one line, with the comment behind it or above it."""
     last = lines[(field.end_lineno or field.lineno) - 1]
-    if field.end_lineno == field.lineno:
-        return last
-    line = f"    {ast.unparse(field.target)}: {ast.unparse(field.annotation)}"
-    if field.value is not None:
-        line += f" = {ast.unparse(field.value)}"
-    comment = last.partition("  # ")[2]
-    if comment:
-        line += f"  # {comment}"
+    line = last.rstrip()
+    if field.end_lineno != field.lineno:
+        line = f"    {ast.unparse(field.target)}: {ast.unparse(field.annotation)}"
+        if field.value is not None:
+            line += f" = {ast.unparse(field.value)}"
+        comment = last.partition("  # ")[2]
+        if comment:
+            line += f"  # {comment}"
+    above = []
+    at = field.lineno - 2
+    while lines[at].strip().startswith("# "):
+        above.insert(0, lines[at].strip().removeprefix("# "))
+        at -= 1
+    if above and "  # " not in line:
+        line += f"  # {' '.join(above)}"
     return line
 
 

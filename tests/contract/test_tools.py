@@ -304,7 +304,9 @@ def test_an_exception_of_the_user_arrives_whole(launch: Launch) -> None:
 def test_ranks_reduce_in_their_process_group(launch: Launch) -> None:
     group = launch("actor", 0, 1, 2, worker=Joined)
     assert group.variables().wait() == [[str(r), "3", str(r), "3"] for r in range(3)]
-    assert group.reduced_by_variables().wait(PATIENCE_S) == [[6.0, 6.0]] * 3
+    # Twice: all ranks have closed the first group before the second is opened.
+    for _ in range(2):
+        assert group.reduced_by_variables().wait(PATIENCE_S) == [6.0] * 3
     assert group.reduced().wait(PATIENCE_S) == [6.0] * 3
 
 

@@ -126,7 +126,7 @@ def test_the_api_has_names_of_modules_with_their_docstrings() -> None:
     assert "### Worker\n" in page
     assert all(f"## {module}\n" in page for module in site_reference.API)
     assert (
-        "    config: Any  # with the keys of its models' config.json; the job's own type\n"
+        "    config: Any  # of the job's own type, with the keys of its models' config.json\n"
         in page
     )
     assert "dataclasses.field" not in page

@@ -332,6 +332,8 @@ class Loop:
         """
 
         def load() -> dict[str, float]:
+            if self._work.collects:
+                return self._load_in_turns(folder, components, anew)
             with self._in(self._schedule.stages[0]):
                 taken = [
                     self._groups[c].read_state(str(folder / c)) for c in components
@@ -342,6 +344,30 @@ class Loop:
             return reduce_metrics([rank for group in loaded for rank in group])
 
         return self._with_recovery(load, self.version, back=True)
+
+    def _load_in_turns(
+        self, folder: Path, components: Iterable[str], anew: Iterable[str]
+    ) -> dict[str, float]:
+        """Have one component after the other load its state, while all others are off.
+
+        A custom worker needs all of its memory to load: it may be more than the first stage leaves to it.
+        """
+        reports: list[Metrics] = []
+        with self._in(self._schedule.stages[0]):
+            before = dict(self._held)
+            there = [c for c, held in before.items() if held > Residency.OFF]
+            self._move([self._change(c, before[c], Residency.OFF) for c in there])
+            for component in components:
+                group = self._groups[component]
+                for ranks in self._wait([group.read_state(str(folder / component))]):
+                    reports += ranks
+            self._wait([self._groups[c].begin_again(self.version) for c in anew])
+            self._move([self._change(c, Residency.OFF, before[c]) for c in there])
+        return reduce_metrics(reports)
+
+    @staticmethod
+    def _change(component: str, before: Residency, after: Residency) -> Move:
+        return Move(component=component, before=before, after=after)
 
     def can_save(self, components: Iterable[str]) -> bool:
         """Whether these components hold the state after a whole iteration and can be asked to save it."""

@@ -98,7 +98,10 @@ def _copied(value: Any, path: str, worker: Worker) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        tensor = value.detach()
+        if worker._registered is not None:
+            tensor = worker._registered.where(tensor)
+        return tensor.to("cpu", copy=True)
     if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         return {_ARRAY: torch.from_numpy(np.array(value))}
     if isinstance(value, _PLAIN):
@@ -117,10 +120,15 @@ def _copied(value: Any, path: str, worker: Worker) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """Return a saved state with its arrays restored."""
+    """Return a state as it was saved, with its arrays; each tensor has a storage of its own that can be resized."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        # An optimizer keeps the tensors that it loads, and `offload` empties their storages.
+        return value.clone()
     if isinstance(value, dict):
         if value.keys() == {_ARRAY}:
-            return value[_ARRAY].numpy()
+            return value[_ARRAY].clone().numpy()
         return {key: _restored(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_restored(each) for each in value]

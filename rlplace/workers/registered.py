@@ -62,6 +62,18 @@ class Registered:
         for part in self._parts.values():
             part.account()
 
+    @property
+    def residency(self) -> Residency:
+        return self._residency
+
+    def where(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, or its bytes in the host copy while it is offloaded."""
+        for part in self._parts.values():
+            there = part.where(tensor)
+            if there is not tensor:
+                return there
+        return tensor
+
     def move(self, to: Residency) -> MoveReport:
         """Bring the parts on or off the accelerators. Restored tensors are bitwise equal."""
         # Offload first, to make room for what is onloaded.

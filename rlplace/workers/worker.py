@@ -245,8 +245,18 @@ class Worker:
     def read_state(self, folder: str) -> Metrics:
         """Load this worker's state from a checkpoint's `folder`. Called by the loop before the first iteration."""
         states = self._state_of_rank().read(Path(folder))
-        if states:
+        if not states:
+            return {}
+        registered = self._registered
+        if registered is None:
             self.load_states(states)
+            return {}
+        # Offloaded tensors have no storage to copy into, so all of them come back for the load.
+        before = registered.residency
+        registered.move(Residency.FULL)
+        self.load_states(states)
+        registered.account()
+        registered.move(before)
         return {}
 
     def _state_of_rank(self) -> StateOfRank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +36,12 @@ def run(
     words = list(sys.argv[1:] if overrides is None else overrides)
     words = ["dry_run=true" if word == _DRY_RUN else word for word in words]
     if isinstance(config, Mapping):
-        file = _written(config, job)
+        with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
+            file = _written(config, Path(folder) / f"{job.name}.yaml")
+            code = train.main([str(file), *words], job)
     else:
         file = _found(Path(config), inspect.stack()[1].filename)
-    code = train.main([str(file), *words], job)
+        code = train.main([str(file), *words], job)
     if from_command_line and code != train.DONE:
         sys.exit(code)
     return code
@@ -49,7 +52,7 @@ def plan(
     config: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
 ) -> Prepared:
-    """Plan a job of one's own; nothing is started. `print(rlplace.plan(...).view)` shows it.
+    """Return the plan of a custom job with its memory and its view; nothing is started.
 
     Raises ConfigError, PlacementError or ClusterError with every problem.
     """
@@ -74,13 +77,9 @@ def _found(file: Path, caller: str) -> Path:
     return file
 
 
-def _written(config: Mapping[str, Any], job: Job) -> Path:
-    """Write a mapping to a temporary file; the run's folder later holds it as config.yaml."""
-    import tempfile
-
+def _written(config: Mapping[str, Any], file: Path) -> Path:
+    """Write a config to a file; the run's folder later holds it as config.yaml."""
     import yaml
 
-    folder = Path(tempfile.mkdtemp(prefix="rlplace-"))
-    file = folder / f"{job.name}.yaml"
     file.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     return file

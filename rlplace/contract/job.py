@@ -20,6 +20,7 @@ A subclass answers a question in another way. The jobs in `rlplace.jobs` do so f
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -264,6 +265,10 @@ class Job:
     def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
         """Return lines about the effect of changed keys on a resumed run."""
         return []
+
+    def last_line(self, run: Path) -> str:
+        """Return the last line that a run prints: what its folder is good for."""
+        return f"go on      resume={shlex.quote(str(run))}"
 
     def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
         """Return component -> path of the model that is saved at the end of a run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,10 @@ def _channel_of(channel: Channel, placement: HybridComponentPlacement) -> Channe
     if channel.by_rank:
         why = f"{channel.items} items wait for each {channel.target} rank at most, as declared"
         waiting = [channel.items] * placement.world_size(channel.target)
-    return channel_plan(
+    plan = channel_plan(
         placement, channel.name, channel.source, channel.target, waiting, why
     )
+    return dataclasses.replace(plan, declared=True)
 
 
 def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:

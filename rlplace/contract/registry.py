@@ -7,7 +7,9 @@ job: my_package.my_job:job          a Job of the user's, or a class of one
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.config.open_job import JOB, OpenConfig
@@ -81,9 +83,23 @@ def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config as a run saves it: a job given as a Python object is replaced by its name."""
     saved = dict(mapping)
     if JOB in saved and not isinstance(saved[JOB], str):
-        job = saved[JOB]
-        saved[JOB] = f"{type(job).__module__}:{job.name}"
+        saved[JOB] = _name_of(saved[JOB])
     return saved
+
+
+def _name_of(job: Job) -> str:
+    """Return module and name of a job object, as the key `job` takes them; of a script, the name of its file."""
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()):
+            if value is not job:
+                continue
+            if module.__name__ != "__main__":
+                return f"{module.__name__}:{name}"
+            file = getattr(module, "__file__", None)
+            if file is not None:
+                return f"{Path(file).stem}:{name}"
+    # Made inside of a function: no text leads to it.
+    return f"{type(job).__module__}:{job.name}"
 
 
 def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class ChannelPlan:
     # By target rank: 1 if all its producers are in its own process, else 0.
     inside: Sequence[int] = dataclasses.field(repr=False)
     depth: int = 1  # capacity per item under way
+    declared: bool = False  # by a custom job, which alone knows what it carries
 
     @property
     def capacity_items(self) -> int:

@@ -42,7 +42,9 @@ def transfers(plan: Plan) -> tuple[Transfer, ...]:
         found = [_along(plan, route) for route in plan.routes]
     else:
         found = [
-            _channelled(plan, channel) for channel in plan.channels if _amount(channel)
+            _channelled(plan, channel)
+            for channel in plan.channels
+            if _amount(channel) and not _sends_weights(plan, channel)
         ]
     pairs = dict.fromkeys((each.source, each.target) for each in plan.deliveries)
     found += [_delivered(plan, source, target) for source, target in pairs]
@@ -76,8 +78,18 @@ _TEXT = {
 }
 
 
+def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
+    """Return whether a channel announces weights, which a transfer of its own shows."""
+    return any(
+        channel.name == f"weights.{delivery.source}.{delivery.target}"
+        for delivery in plan.deliveries
+    )
+
+
 def _amount(channel: ChannelPlan) -> str:
     """Return the amount that a channel carries; "" if another transfer already shows it."""
+    if channel.declared:
+        return "items, as workers put them"
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
 
 
@@ -86,13 +98,13 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
         Counter(plan.placement.locations(c).node)
         for c in (channel.source, channel.target)
     ]
-    rank_0 = channel.target in ("actor", "critic")
+    rank_0 = channel.target in ("actor", "critic") and not channel.declared
     if rank_0:
         nodes[1] = Counter(channel.targets.node)
     near = sum(ranks * nodes[1][node] for node, ranks in nodes[0].items())
     far = nodes[0].total() * nodes[1].total() - near
     return Transfer(
-        name=role_of(channel.name),
+        name=channel.name if channel.declared else role_of(channel.name),
         source=channel.source,
         target=channel.target,
         amount=_amount(channel) + (f", to {channel.target} rank 0" if rank_0 else ""),

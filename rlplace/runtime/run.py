@@ -73,7 +73,6 @@ from rlplace.report.trackers import Sink, pages, state_of
 from rlplace.report.typed import Typed
 from rlplace.runtime.saving import Saving
 from rlplace.signals import Signals, Stopped
-from rlplace.trained import where
 from rlplace.workers.launch.cluster import Cluster
 from rlplace.workers.launch.group import WorkerGroup, first_failure_s
 from rlplace.workers.launch.heartbeat import Heartbeat
@@ -180,9 +179,9 @@ def run(
                     write_whole(folder / ERROR, f"{text.rstrip()}\n")
             if isinstance(error, Stopped) and error.by_scheduler and _can_go_on(folder):
                 error.exit_code = job.config.runner.requeue_exit_code or error.exit_code
-            error.add_note(where(folder))
+            error.add_note(job.job.last_line(folder))
             raise
-    _tell(where(folder))
+    _tell(job.job.last_line(folder))
     return folder
 
 
@@ -556,7 +555,7 @@ def recovery_of(
     joined = set[str]()
     for delivery in plan.deliveries:
         if isinstance(delivery, DeviceDelivery):
-            joined |= {"actor", "rollout"}
+            joined |= {delivery.source, delivery.target}
     return Recovery(
         cluster,
         groups,

@@ -26,7 +26,7 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Needs, base_stage
 from rlplace.report.sinks import SCORED_CONSOLE, TEXT_CONSOLE, Console
 from rlplace.report.summary import TEXT, Measures, Progress
-from rlplace.trained import Trained
+from rlplace.trained import Trained, where
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_engine, check_variant
@@ -194,6 +194,9 @@ class LanguageModelJob(Job):
 
     def resume_notes(self, config: Config, changed: Collection[str]) -> list[str]:
         return learning_rate_notes(config, changed)
+
+    def last_line(self, run: Path) -> str:
+        return where(run)
 
     def saved_models(
         self, config: Config, plan_: Plan, folder: Path

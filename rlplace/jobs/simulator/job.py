@@ -26,7 +26,7 @@ from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import SIMULATOR_NEEDS, Needs
 from rlplace.report.sinks import RUN_CONSOLE, Console
 from rlplace.report.summary import SIMULATED, Measures, Progress
-from rlplace.trained import Trained
+from rlplace.trained import Trained, where
 from rlplace.workers.arguments import SimulatorArguments
 from rlplace.workers.facts import JobFacts
 from rlplace.workers.roles.checks import check_variant
@@ -191,6 +191,9 @@ class SimulatorJob(Job):
 
     def resume_notes(self, config: Config, changed: Collection[str]) -> list[str]:
         return learning_rate_notes(config, changed)
+
+    def last_line(self, run: Path) -> str:
+        return where(run)
 
     def saved_models(
         self, config: Config, plan_: Plan, folder: Path

@@ -1,0 +1,35 @@
+"""A custom job goes on from its checkpoint as if it had never stopped, with tensors that leave the accelerator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplace import run
+from tests.e2e.own_resumed_job import CONFIG, job
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the loss of each iteration of the newest run below `folder`."""
+    (newest,) = folder.glob("resumed/*/metrics.jsonl")
+    lines = newest.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["actor/loss"] for line in lines]
+
+
+@pytest.mark.parametrize("save_first", [False, True])
+def test_a_resumed_job_learns_what_an_unbroken_one_learns(
+    tmp_path: Path, save_first: bool
+) -> None:
+    def train(name: str, iterations: int, *words: str) -> int:
+        output = f"runner.output_dir={tmp_path / name}"
+        total = f"runner.total_iterations={iterations}"
+        return run(job(save_first), CONFIG, [output, total, *words])
+
+    assert train("whole", 6) == 0
+    assert train("broken", 3) == 0
+    assert train("broken", 6, "resume=auto") == 0
+    whole = losses(tmp_path / "whole")
+    assert losses(tmp_path / "broken") == whole
+    assert whole[-1] < whole[0]

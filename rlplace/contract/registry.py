@@ -7,8 +7,9 @@ job: my_package.my_job:job          a Job of the user's, or a class of one
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
         )
     found = _imported(text, sources)
     if isinstance(found, type) and issubclass(found, Job):
-        found = found()  # type: ignore[call-arg]  # a class of the user's own takes nothing
+        found = _made(found, text, sources)
     if not isinstance(found, Job):
         raise _wrong(
             "not-a-job",
@@ -77,6 +78,24 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
             sources,
         )
     return found
+
+
+def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
+    """Return an object of a class of jobs. Raises ConfigError if its constructor needs arguments."""
+    make: Callable[[], Job] = kind
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        module = text.partition(":")[0]
+        raise _wrong(
+            "not-a-job",
+            f"the class cannot be made without arguments: {error}",
+            text,
+            "a config names a job, and has no arguments for its class",
+            f"job = {kind.__name__}(...) in {module}, and {JOB}: {module}:job",
+            sources,
+        ) from error
+    return make()
 
 
 def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:

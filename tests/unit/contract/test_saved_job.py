@@ -9,6 +9,7 @@ import pytest
 
 from rlplace import Job, Stage, Worker, full
 from rlplace.contract.registry import named_job, saved_mapping
+from rlplace.errors import ConfigError
 
 
 class Probe(Worker):
@@ -37,3 +38,17 @@ def test_the_last_line_of_a_custom_run_offers_no_command_that_it_cannot_take() -
         components={"probe": Probe}, stages=[Stage("s", full("probe").calls("work"))]
     )
     assert job.last_line(Path("runs/a b")) == "go on      resume='runs/a b'"
+
+
+def test_a_class_that_needs_arguments_is_refused_with_the_way_to_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("a_class_of_a_test")
+    module.__dict__["Base"] = Job
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError) as wrong:
+        named_job({"job": "a_class_of_a_test:Base"}, {})
+    (problem,) = wrong.value.problems
+    assert problem.code == "not-a-job"
+    assert problem.fix is not None
+    assert "job: a_class_of_a_test:job" in problem.fix

@@ -329,7 +329,7 @@ def errors_page() -> str:
         text += f"\n## {when[0].upper()}{when[1:]}\n"
         for code in found:
             text += f"\n### {code.name}\n\n{code.means[0].upper()}{code.means[1:]}.\n\n"
-            text += f"- Example: `{code.example}`\n- Fix: {_plain(code.fix)}\n"
+            text += f"- Example: `{code.example}`\n- Fix: {_plain(code.advice)}\n"
     return text
 
 

@@ -39,7 +39,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "trajectory",
     ),
     ("algo", "placement", "trained"),
-    ("comm",),
+    ("checks", "comm"),
     ("envs", "models", "workers"),
     ("report",),
     ("contract",),
@@ -61,6 +61,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
     ),
 )
 PEERS = {  # and from these rooms of its own floor
+    "codes": {"errors"},
     "models": {"envs"},
     "stopwatch": {"metrics"},
     "tried": {"extras"},

@@ -1,4 +1,20 @@
-"""The explanation of every error code: its meaning, an example and what to do. `codes.toml` holds the texts."""
+"""Error codes: for each its explanation, and the texts of its errors.
+
+A file `<when>.toml` has the codes that occur at one time. A code has a table:
+
+::
+
+    [uneven-envs]
+    means = "what the code says of any job"
+    example = "a config, or a value, that causes it"
+    advice = "what to do"
+    what = "{envs} environments do not divide over {ranks} env ranks"
+    why = "each rank holds equally many"
+    fix = "total_num_envs: {above}"
+
+`what`, `why` and `fix` are templates of the error form. The check that finds the error gives the values of the names in
+braces. A code with several errors has a table for each: `[uneven-envs.<name>]`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +23,29 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from rlplace.errors import Problem, Source
+
+# Files of codes, in the order of a run.
+_FILES = (
+    "reading",
+    "planning",
+    "running",
+    "saving",
+    "trained_policy",
+    "text_tasks",
+    "imports",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Templates of one error in the standard error form; names in braces are facts."""
+
+    what: str
+    why: str | None = None
+    fix: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,30 +56,89 @@ class Code:
     when: str  # it can occur
     means: str
     example: str
-    fix: str
+    advice: str
+    # Name of an error -> its templates. A code with one error has it under "".
+    texts: Mapping[str, Texts]
 
     def render(self) -> str:
+        """Return the explanation as text of five lines."""
         rows = (
             ("means", self.means),
             ("example", self.example),
-            ("fix", self.fix),
+            ("fix", self.advice),
             ("met", self.when),
         )
-        lines = [
-            f"{self.name}",
-            *(f"    {label + ':':<9} {text}" for label, text in rows),
-        ]
+        lines = [self.name]
+        for label, text in rows:
+            lines.append(f"    {label + ':':<9} {text}")
         return "\n".join(lines)
 
 
 @functools.cache
 def codes() -> Mapping[str, Code]:
-    """All codes by name, read from the file on the first call."""
-    tables = tomllib.loads(
-        Path(__file__).with_name("codes.toml").read_text(encoding="utf-8")
+    """All codes by name, read from their files on the first call."""
+    found: dict[str, Code] = {}
+    for file in _FILES:
+        path = Path(__file__).with_name(f"{file}.toml")
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        when = tables.pop("when")
+        for name, table in tables.items():
+            found[name] = _code(name, when, table)
+    return found
+
+
+def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:
+    """Return the code of one table."""
+    texts: dict[str, Texts] = {}
+    if "what" in table:
+        texts[""] = _texts(table)
+    for error, entry in table.items():
+        if isinstance(entry, dict):
+            texts[error] = _texts(entry)
+    return Code(
+        name=name,
+        when=when,
+        means=table["means"],
+        example=table["example"],
+        advice=table["advice"],
+        texts=texts,
     )
-    return {
-        name: Code(name=name, when=when, means=means, example=example, fix=fix)
-        for when, table in tables.items()
-        for name, (means, example, fix) in table.items()
-    }
+
+
+def _texts(table: Mapping[str, str]) -> Texts:
+    return Texts(what=table["what"], why=table.get("why"), fix=table.get("fix"))
+
+
+def problem(
+    code: str,
+    key: str,
+    got: str | None = None,
+    *,
+    error: str = "",
+    span: tuple[int, int] | None = None,
+    source: Source | None = None,
+    **facts: object,
+) -> Problem:
+    """Return a problem with the texts of its code.
+
+    error: the name of the error, for a code that has several. got, span, source: as in `Problem`.
+    facts: the values of the names in the templates. Raises KeyError for a code, an error or a fact that is missing.
+    """
+    texts = codes()[code].texts[error]
+    return Problem(
+        code=code,
+        key=key,
+        what=texts.what.format(**facts),
+        got=got,
+        span=span,
+        source=source,
+        why=_filled(texts.why, facts),
+        fix=_filled(texts.fix, facts),
+    )
+
+
+def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:
+    """Return the template with its facts, or None without a template."""
+    if template is None:
+        return None
+    return template.format(**facts)

@@ -1,0 +1,62 @@
+"""A rule of a job: an error code, the jobs that it applies to, and the facts of each place that breaks it.
+
+A rule has no text. The texts of its code are in `rlplace/codes`, beside the explanation of the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from rlplace.codes import problem
+from rlplace.errors import Problem, Source
+
+Case = TypeVar("Case")  # what a rule looks at, such as a config with its placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One place that breaks a rule.
+
+    `key`, `got`, `span`, `source`: as in `Problem`. `error`: the name of the error, for a code that has several.
+    `facts`: values of the names in the texts of the code.
+    """
+
+    key: str
+    got: str | None = None
+    error: str = ""
+    span: tuple[int, int] | None = None
+    source: Source | None = None
+    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+def always(case: object) -> bool:
+    """Apply a rule to every case."""
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Generic[Case]):
+    """One rule. `facts` yields each place that breaks the rule; it is asked where `applies` is true."""
+
+    code: str
+    facts: Callable[[Case], Iterable[Found]]
+    applies: Callable[[Case], bool] = always
+
+
+def broken(rules: Iterable[Rule[Case]], case: Case) -> Iterator[Problem]:
+    """Yield the problems of a case, in the order of the rules."""
+    for rule in rules:
+        if not rule.applies(case):
+            continue
+        for found in rule.facts(case):
+            yield problem(
+                rule.code,
+                found.key,
+                found.got,
+                error=found.error,
+                span=found.span,
+                source=found.source,
+                **found.facts,
+            )

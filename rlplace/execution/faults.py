@@ -15,6 +15,7 @@ import dataclasses
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from rlplace.config.schema import FaultsConfig
@@ -126,6 +127,42 @@ class History:
         self.faults.extend(outlasted)
         self._lost = []
         return outlasted
+
+
+class Attempt:
+    """One attempt at work that a lost worker can end: the `with` around the work.
+
+    A failure that is recovered ends the `with` without an error, and `fault` says what happened.
+    """
+
+    def __init__(
+        self,
+        recover: Callable[
+            [Sequence[Fault], WorkerError | WorkerTimeout, float], Fault | None
+        ],
+        earlier: Sequence[Fault],
+    ) -> None:
+        """`recover`: called with faults of `earlier` attempts, the error and lost seconds; None: not recovered."""
+        self.fault: Fault | None = None
+        self.metrics = fault_metrics(earlier)
+        self._recover = recover
+        self._earlier = tuple(earlier)
+        self._began_s = time.perf_counter()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, WorkerError | WorkerTimeout):
+            return False
+        lost_s = time.perf_counter() - self._began_s
+        self.fault = self._recover(self._earlier, error, lost_s)
+        return self.fault is not None
 
 
 class Recovery:

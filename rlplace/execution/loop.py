@@ -40,7 +40,7 @@ from typing import Any
 from rlplace.config.schema import RunnerConfig
 from rlplace.contract.stages import ITERATION, VERSION, Call, Step, Work
 from rlplace.errors import WorkerError, WorkerTimeout
-from rlplace.execution.faults import Fault, Recovery, StateLost, fault_metrics
+from rlplace.execution.faults import Attempt, Fault, Recovery, StateLost, fault_metrics
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.metrics import Metrics, notes_of, reduce_metrics
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
@@ -123,7 +123,7 @@ class Loop:
         if evaluate:
             step, stage = self._evaluation()
             steps[stage] = (step, *steps[stage])
-        numbers = self._run_with_recovery(steps, index)
+        numbers = self._numbers(steps, index)
         numbers |= _added(numbers, self._meanwhile) | reduce_metrics(
             self._dropped.values()
         )
@@ -153,7 +153,7 @@ class Loop:
             sending = [step for step in self._steps[each] if step.sends_weights]
             steps[each] = sending[:1]
         steps[stage] = (evaluation,)
-        return self._run_with_recovery(steps, index)
+        return self._numbers(steps, index)
 
     def _evaluation(self) -> tuple[Step, str]:
         """Return the step that answers held-out data, and its stage."""
@@ -163,65 +163,81 @@ class Loop:
 
     def save(self, folders: Mapping[str, Path]) -> None:
         """Write the models of these components to their folders, after the last iteration. Raises as `iteration`."""
+        for attempt in self._attempts(self.version):
+            with attempt:
+                for component, folder in folders.items():
+                    self._save_model(component, folder)
 
-        def save() -> dict[str, float]:
-            for component, folder in folders.items():
-                held = [
-                    s
-                    for s in self._schedule.stages
-                    if self._schedule.residency[s][component] >= Residency.WEIGHTS
-                ]
-                with self._in(held[-1]):
-                    if self._at not in held:
-                        self._enter(held[-1])
-                    self._wait([self._groups[component].save_model(str(folder))])
-            return {}
+    def _save_model(self, component: str, folder: Path) -> None:
+        """Write the model of a component, in a stage in which it has its weights."""
+        held = [
+            stage
+            for stage in self._schedule.stages
+            if self._schedule.residency[stage][component] >= Residency.WEIGHTS
+        ]
+        with self._in(held[-1]):
+            if self._at not in held:
+                self._enter(held[-1])
+            self._wait([self._groups[component].save_model(str(folder))])
 
-        self._with_recovery(save, self.version)
-
-    def _run_with_recovery(
+    def _numbers(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run `_run_stages`, again from its start after each failure that `recovery` handles."""
+        """Run the steps of each stage, from the start again after a fault; return metrics, seconds and faults."""
         self._updating = False
-        return self._with_recovery(lambda: self._run_stages(works, index), index)
+        numbers: dict[str, float] = {}
+        for attempt in self._attempts(index):
+            with attempt:
+                numbers = self._run_stages(works, index)
+        return numbers | attempt.metrics
 
-    def _with_recovery(
-        self, work: Callable[[], dict[str, float]], index: int, *, back: bool = False
-    ) -> dict[str, float]:
-        """Run `work` before or in iteration `index`; after each recovered failure, reset all ranks and run it again.
+    def _attempts(self, index: int, *, back: bool = False) -> Iterator[Attempt]:
+        """Yield attempts at work before or in iteration `index`, until one of them is not ended by a fault.
 
-        Raises StateLost if a failure has changed or lost the state that the work starts from, or if `back` is set.
+        Each attempt is a `with` around the work. After a fault that `recovery` handles, all ranks are reset first.
+        An attempt raises StateLost if a fault has changed or lost the state that the work starts from, or if `back` is
+        set.
         """
-        faults = list[Fault]()
+        faults: list[Fault] = []
         while True:
-            began = time.perf_counter()
-            try:
-                if faults:
+            attempt = Attempt(functools.partial(self._recover, index, back), faults)
+            if faults:
+                with attempt:
                     self._begin_again(index)
-                return work() | fault_metrics(faults)
-            except (WorkerError, WorkerTimeout) as error:
-                if self.recovery is None:
-                    raise
-                redone_s = time.perf_counter() - began
-                stage = self._at or self._schedule.stages[0]
-                # With an asynchronous rollout, some iteration is always being learned.
-                back = back or self._updating or self._schedule.needs.ahead > 0
-                fault = self.recovery.recover(
-                    error,
-                    iteration=index,
-                    stage=stage,
-                    redone_s=redone_s,
-                    make_room=functools.partial(self._make_room, index),
-                    back=back,
-                )
-                if fault.went_back:
-                    for outlasted in faults:
-                        self.count(outlasted)
-                    raise StateLost(
-                        f"what trains has to load its state again: {fault.what}: {fault.why}"
-                    ) from error
-                faults.append(fault)
+            if attempt.fault is None:
+                yield attempt
+            if attempt.fault is None:
+                return
+            faults.append(attempt.fault)
+
+    def _recover(
+        self,
+        index: int,
+        back: bool,
+        faults: Sequence[Fault],
+        error: WorkerError | WorkerTimeout,
+        redone_s: float,
+    ) -> Fault | None:
+        """Replace the workers that `error` has cost; None without `recovery`. `faults`: of earlier attempts."""
+        if self.recovery is None:
+            return None
+        # With an asynchronous rollout, some iteration is always being learned.
+        changed = self._updating or self._schedule.needs.ahead > 0
+        fault = self.recovery.recover(
+            error,
+            iteration=index,
+            stage=self._at or self._schedule.stages[0],
+            redone_s=redone_s,
+            make_room=functools.partial(self._make_room, index),
+            back=back or changed,
+        )
+        if fault.went_back:
+            for outlasted in faults:
+                self.count(outlasted)
+            raise StateLost(
+                f"what trains has to load its state again: {fault.what}: {fault.why}"
+            ) from error
+        return fault
 
     def _begin_again(self, index: int) -> None:
         """Reset all ranks, restarted ones too, to the start of the first stage."""
@@ -280,13 +296,10 @@ class Loop:
         """
         self.version = version
         self._updating = False
-
-        def back() -> dict[str, float]:
-            self._begin_again(version)
-            load()
-            return {}
-
-        self._with_recovery(back, version, back=True)
+        for attempt in self._attempts(version, back=True):
+            with attempt:
+                self._begin_again(version)
+                load()
         # Dropped metrics belong to iterations that are repeated.
         self._dropped = {}
 
@@ -305,22 +318,26 @@ class Loop:
         # Component -> ranks that have not copied their state yet.
         left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
 
-        def save() -> dict[str, float]:
-            asked = [
-                self._groups[c].execute_on(ranks).write_state(str(folder / c))
-                for c, ranks in left.items()
-                if ranks
-            ]
-            try:
-                with self._in(self._at or self._schedule.stages[0]):
-                    self._wait(asked)
-            finally:
-                for call in (call for pending in asked for call in pending.calls):
+        for attempt in self._attempts(self.version):
+            with attempt:
+                self._copy_state(folder, left)
+        self._meanwhile = attempt.metrics
+
+    def _copy_state(self, folder: Path, left: Mapping[str, set[int]]) -> None:
+        """Have ranks copy their state. `left`: component -> ranks that have not done so yet; others are removed."""
+        asked = [
+            self._groups[c].execute_on(ranks).write_state(str(folder / c))
+            for c, ranks in left.items()
+            if ranks
+        ]
+        try:
+            with self._in(self._at or self._schedule.stages[0]):
+                self._wait(asked)
+        finally:
+            for pending in asked:
+                for call in pending.calls:
                     if call.done() and call.exception() is None:
                         left[call.slot.component].discard(call.slot.rank)
-            return {}
-
-        self._meanwhile = self._with_recovery(save, self.version)
 
     def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
@@ -331,19 +348,24 @@ class Loop:
         numbers of this iteration.
         """
 
-        def load() -> dict[str, float]:
-            if self._work.collects:
-                return self._load_in_turns(folder, components, anew)
-            with self._in(self._schedule.stages[0]):
-                taken = [
-                    self._groups[c].read_state(str(folder / c)) for c in components
-                ]
-                loaded = self._wait(
-                    [*taken, *(self._groups[c].begin_again(self.version) for c in anew)]
-                )
-            return reduce_metrics([rank for group in loaded for rank in group])
+        loaded: dict[str, float] = {}
+        for attempt in self._attempts(self.version, back=True):
+            with attempt:
+                if self._work.collects:
+                    loaded = self._load_in_turns(folder, components, anew)
+                else:
+                    loaded = self._load_together(folder, components, anew)
+        return loaded | attempt.metrics
 
-        return self._with_recovery(load, self.version, back=True)
+    def _load_together(
+        self, folder: Path, components: Iterable[str], anew: Iterable[str]
+    ) -> dict[str, float]:
+        """Have all components load their state at the same time."""
+        with self._in(self._schedule.stages[0]):
+            asked = [self._groups[c].read_state(str(folder / c)) for c in components]
+            asked += [self._groups[c].begin_again(self.version) for c in anew]
+            loaded = self._wait(asked)
+        return reduce_metrics([rank for group in loaded for rank in group])
 
     def _load_in_turns(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]

@@ -180,7 +180,9 @@ class Overlap(Loop):
         """Save as Loop does. If env is saved, first wait until generation is idle, so that all samples are saved."""
         kept = tuple(components)
         if "env" in kept:
-            self._with_recovery(self._finish_generating, self.version)
+            for attempt in self._attempts(self.version):
+                with attempt:
+                    self._finish_generating()
             self.generated = {
                 index: self.generated.get(index)
                 or reduce_metrics(rank for p in over.calls for rank in p.wait())
@@ -196,13 +198,12 @@ class Overlap(Loop):
         # A stage does not wait for its own generation calls, so nothing is released behind them.
         return ()
 
-    def _finish_generating(self) -> dict[str, float]:
+    def _finish_generating(self) -> None:
         self._generation.admitting = False
         with self._in("rollout"):
             self._wait_until(lambda: not self._generation.under_way, ())
             # Env drops the samples that were learned.
             self._wait([self._groups["env"].forget(self.version)])
-        return {}
 
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
         """Make the calls of a step, except those of generation, which go on through all stages."""

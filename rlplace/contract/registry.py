@@ -129,8 +129,18 @@ def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
     return mapping
 
 
+def _look_beside(source: Source | None) -> None:
+    """Let Python look for modules in the folder of the config file, after all other places."""
+    if source is None or not Path(source.file).is_file():
+        return
+    folder = str(Path(source.file).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def _imported(text: str, sources: Mapping[str, Source]) -> Any:
     module, _, attribute = text.partition(":")
+    _look_beside(source_of(JOB, sources))
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -138,7 +148,8 @@ def _imported(text: str, sources: Mapping[str, Source]) -> Any:
             "not-a-job",
             "cannot be imported",
             text,
-            f"{error}; modules are looked for where Python looks: the working folder, PYTHONPATH, what is installed",
+            f"{error}; modules are looked for where Python looks: the working folder, PYTHONPATH, what is installed, "
+            "the folder of the config",
             "PYTHONPATH=<the folder of the package>",
             sources,
         ) from error

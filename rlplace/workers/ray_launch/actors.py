@@ -34,6 +34,7 @@ from rlplace.workers.launch.variables import reserve_port, torch_variables
 from rlplace.workers.lending import Lending
 from rlplace.workers.messages import Mailbox
 from rlplace.workers.ray_launch import private
+from rlplace.workers.ray_launch.code_folder import look_in
 from rlplace.workers.ray_launch.connections import Connection, Connections, Service
 from rlplace.workers.ray_launch.fork import FORKED, ray_is_set_up
 from rlplace.workers.worker import Rendezvous
@@ -124,7 +125,7 @@ class RayHost:
         folder: Path,
         rendezvous: Rendezvous,
     ) -> None:
-        """Create a worker from `pickled`, which holds a GroupSpec and channel addresses.
+        """Create a worker from `pickled`: the folder of its code, and a GroupSpec and channel addresses, pickled too.
 
         A failing import is a failure of this rank.
         """
@@ -138,7 +139,9 @@ class RayHost:
         host = self._hosts[number]
         place = Place(node=slot.node, process=slot.process, ends=self._ends)
         try:
-            spec, addresses = cloudpickle.loads(pickled)
+            folder_of_code, whole = cloudpickle.loads(pickled)
+            look_in(folder_of_code)
+            spec, addresses = cloudpickle.loads(whole)
             spec = dataclasses.replace(
                 spec, channels={name: a.connect(place) for name, a in addresses.items()}
             )

@@ -59,6 +59,7 @@ from rlplace.workers.ray_launch.actors import (
     thread_of,
 )
 from rlplace.workers.ray_launch.channels import JobChannels
+from rlplace.workers.ray_launch.code_folder import code_folder
 from rlplace.workers.ray_launch.connections import Connections
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
@@ -347,7 +348,9 @@ class RayLauncher:
             lambda end: channels.addresses_for(nodes, {"": end})[""],
         )
         sent = dataclasses.replace(spec, channels={}, mailboxes=mailboxes)
-        pickled = ray.put(cloudpickle.dumps((sent, addresses)))
+        # Pickled twice: the folder has to be known before the classes are imported.
+        whole = cloudpickle.dumps((sent, addresses))
+        pickled = ray.put(cloudpickle.dumps((code_folder(spec.worker), whole)))
         first = reports.get(spec.slots[0])
         rendezvous = (
             Rendezvous(

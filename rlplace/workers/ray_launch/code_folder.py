@@ -1,0 +1,32 @@
+"""The folder of a custom worker's code, for processes that look for modules in other folders than the driver.
+
+A worker's class reaches its process as a name, `my_job:Policy`, and is imported there. The driver may have found the
+module in a folder that Ray does not know, such as that of a config file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def code_folder(kind: type) -> str | None:
+    """Return the folder in which Python found the top-level package of a class; None for classes without such a one.
+
+    Classes of a script have none: they travel whole.
+    """
+    top = kind.__module__.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if top == "__main__" or file is None:
+        return None
+    folder = os.path.dirname(os.path.abspath(file))
+    # The file of a package is in the package's own folder.
+    if os.path.basename(file) == "__init__.py":
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def look_in(folder: str | None) -> None:
+    """Let Python look for modules in `folder` too, after all other places. A folder that is not here is skipped."""
+    if folder is not None and folder not in sys.path and os.path.isdir(folder):
+        sys.path.append(folder)

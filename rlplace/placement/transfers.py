@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.flow import Delivery, DeviceDelivery, Route, Routes, Transport
 from rlplace.placement.language.spec import role_of
-from rlplace.placement.machines.topology import Topology, show_range
+from rlplace.placement.machines.topology import Ranges, Topology, show_range
 from rlplace.placement.memory.ledger import MemoryLedger
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import Residency
@@ -210,39 +210,62 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
                 for level in (move.before, move.after)
             )
             changes.append((after - before) * plan.placement.world_size(move.component))
-    weights: dict[Transport, int] = {}
-    for transfer in transfers(plan):
-        if (transfer.name, transfer.target) == ("weights", "rollout"):
-            each = max(
-                (
-                    s.accelerators_per_rank
-                    for s in plan.placement.spec("rollout").segments
-                ),
-                default=1,
-            )
-            copy = ledger.bytes("rollout", Residency.WEIGHTS) * each
-            # Parts that one copy of the weights comes in: one from each source rank.
-            parts = (
-                plan.placement.world_size(transfer.source)
-                if transfer.route is None
-                else 1
-            )
-            # By CUDA IPC, one pair of ranks carries all parts at once.
-            shared = {} if transfer.route else {Transport.SAME_ACCELERATOR: parts}
-            weights = {
-                t: pairs * shared.get(t, 1) * copy // parts
-                for t, pairs in transfer.transports.items()
-            }
+    syncs = weight_transfers(plan)
+    weights: Counter[Transport] = Counter()
+    for transfer in syncs:
+        weights.update(_weight_bytes(plan, ledger, transfer))
     to_host = sum(c for c in changes if c > 0)
     from_host = -sum(c for c in changes if c < 0)
     least_s = dict(
-        _least_seconds(plan, {"to_host": to_host, "from_host": from_host}, weights)
+        _least_seconds(
+            plan,
+            {"to_host": to_host, "from_host": from_host},
+            weights,
+            [transfer.target for transfer in syncs],
+        )
     )
     return Traffic(
         to_host_bytes=to_host,
         from_host_bytes=from_host,
-        weights_bytes=weights,
+        weights_bytes=dict(weights),
         least_s=least_s,
+    )
+
+
+def weight_transfers(plan: Plan) -> list[Transfer]:
+    """Return the transfers of weights that a sync makes in each iteration.
+
+    Weights have deliveries; in a plan that cannot run, a route.
+    """
+    synced = {(each.source, each.target) for each in plan.deliveries}
+    found = []
+    for transfer in transfers(plan):
+        along_route = transfer.route is not None
+        delivered = (transfer.source, transfer.target) in synced
+        if transfer.name == "weights" and (along_route or delivered):
+            found.append(transfer)
+    return found
+
+
+def _weight_bytes(
+    plan: Plan, ledger: MemoryLedger, transfer: Transfer
+) -> Counter[Transport]:
+    """Return the bytes that one sync of weights moves, by transport."""
+    segments = plan.placement.spec(transfer.target).segments
+    each = max((s.accelerators_per_rank for s in segments), default=1)
+    copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * each
+    # Parts that one copy of the weights comes in: one from each source rank.
+    parts = 1
+    # By CUDA IPC, one pair of ranks carries all parts at once.
+    at_once: dict[Transport, int] = {}
+    if transfer.route is None:
+        parts = plan.placement.world_size(transfer.source)
+        at_once[Transport.SAME_ACCELERATOR] = parts
+    return Counter(
+        {
+            transport: pairs * at_once.get(transport, 1) * copy // parts
+            for transport, pairs in transfer.transports.items()
+        }
     )
 
 
@@ -275,9 +298,15 @@ def least_move_seconds(
 
 
 def _least_seconds(
-    plan: Plan, copied: Mapping[str, int], weights: Mapping[Transport, int]
+    plan: Plan,
+    copied: Mapping[str, int],
+    weights: Mapping[Transport, int],
+    receivers: Iterable[str],
 ) -> Iterator[tuple[str, float]]:
-    """Yield (transfer, seconds), if all used accelerators move their share at once at the slowest node's rates."""
+    """Yield (transfer, seconds), if all used accelerators move their share at once at the slowest node's rates.
+
+    `receivers`: the components that get weights.
+    """
     nodes = [node for node in plan.topology.nodes if node.accelerators]
     if emulated(plan.topology) or not nodes:
         return
@@ -296,7 +325,10 @@ def _least_seconds(
     )
     # A path through the host takes much longer than these hardware rates, so it has no bound here.
     if not through_host:
-        receiving = len(plan.placement.accelerators("rollout"))
+        taking = Ranges(())
+        for target in receivers:
+            taking |= plan.placement.accelerators(target)
+        receiving = len(taking)
         for transport, size in weights.items():
             if size and receiving and (rate := rates.get(transport)):
                 yield transport.value, size / receiving / (1e9 * rate)

@@ -67,9 +67,7 @@ def used() -> set[str]:
 
 def test_every_code_of_the_source_is_explained_and_none_is_left_over() -> None:
     found = used()
-    assert sorted(found - set(codes())) == [], (
-        "explain these in rlplace/codes/*.toml"
-    )
+    assert sorted(found - set(codes())) == [], "explain these in rlplace/codes/*.toml"
     assert sorted(set(codes()) - found) == [], (
         "these are in rlplace/codes/*.toml and nowhere else"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rlplace.placement.flow import Delivery, DeviceDelivery, transport_between
 from rlplace.placement.language.hybrid import HybridComponentPlacement
-from rlplace.placement.language.slots import Slot
+from rlplace.placement.language.slots import Slot, owner_of
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import Ranges, show_range
 from rlplace.placement.memory.demands import Part
@@ -20,6 +20,7 @@ from rlplace.placement.transfers import (
     emulated,
     least_move_seconds,
     transfers,
+    weight_transfers,
 )
 from rlplace.tables import chapter, table
 from rlplace.units import clipped, counted, plural, show_bytes, verb
@@ -209,7 +210,8 @@ def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
     for stage, seconds in least_move_seconds(view.plan, view.ledger, component):
         least = f"{seconds:.2g} s"
         yield f"enter {stage}", least, "copies between accelerators and hosts"
-    if component not in ("actor", "rollout"):
+    syncs = weight_transfers(view.plan)
+    if not any(component in (sync.source, sync.target) for sync in syncs):
         return
     for transport, size in view.traffic.weights_bytes.items():
         if transport.value in view.traffic.least_s:
@@ -297,7 +299,7 @@ def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str,
         if transfer.route is None:
             content = transfer.amount
             if weights:
-                content = _delivered(plan, source[1], target[1])
+                content = _delivered(plan, source, target)
             yield transfer.name, between, content
             continue
         for share in transfer.route.shares:
@@ -310,9 +312,11 @@ def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str,
             yield transfer.name, between, content
 
 
-def _delivered(plan: Plan, writer: int, reader: int) -> str:
-    """Write how the weights of one actor rank come to one rollout rank."""
-    delivery = _delivery(plan, reader)
+def _delivered(plan: Plan, source: Rank, target: Rank) -> str:
+    """Write how the weights of a source rank come to a target rank."""
+    writer = source[1]
+    reader = target[1]
+    delivery = _delivery(plan, source[0], target)
     if isinstance(delivery, DeviceDelivery):
         # Between devices; None among the owners stands for a broadcast.
         owners = [delivery.owner(taker) for taker in delivery.takers_of(reader)]
@@ -321,22 +325,24 @@ def _delivered(plan: Plan, writer: int, reader: int) -> str:
         ways = ["its part"]
         for owner in owners:
             if owner is not None:
-                ways.append(f"by way of actor rank {owner}")
+                ways.append(f"by way of {source[0]} rank {owner}")
         if None in owners:
             ways.append("broadcast to all")
         return ", ".join(ways)
 
     # Through the copy in the host memory of the reader's node.
-    node = plan.placement.locations("rollout").node[reader]
+    node = plan.placement.locations(target[0]).node[reader]
     if writer in delivery.near:
         return f"its part, written into the copy of node {node}"
     if reader == delivery.lead:
         return f"its part, sent to be written into the copy of node {node}"
-    return f"its part, sent to rollout rank {delivery.lead} for the copy of node {node}"
+    lead = owner_of(target[0], delivery.lead)
+    return f"its part, sent to {lead} for the copy of node {node}"
 
 
-def _delivery(plan: Plan, reader: int) -> Delivery:
+def _delivery(plan: Plan, source: str, target: Rank) -> Delivery:
     for delivery in plan.deliveries:
-        if reader in delivery.readers:
+        ends = (delivery.source, delivery.target)
+        if ends == (source, target[0]) and target[1] in delivery.readers:
             return delivery
-    raise AssertionError(f"rollout rank {reader} gets no weights")
+    raise AssertionError(f"{owner_of(*target)} gets no weights")

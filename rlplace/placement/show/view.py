@@ -408,17 +408,28 @@ def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
     """Return the routes as a list; by name, with the weights, where weights have deliveries."""
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
+    routes = {route.name: _fields(route, *_ROUTE) for route in plan.routes}
+    pairs = dict.fromkeys((each.source, each.target) for each in plan.deliveries)
+    for source, target in pairs:
+        name = "weights" if len(pairs) == 1 else f"weights.{source}.{target}"
+        copies = _copies(plan, source, target)
+        routes[name] = {"source": source, "target": target, "copies": copies}
+    return routes
+
+
+def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
+    """Return the deliveries of weights from one component to another as plain values."""
     copies = []
     for delivery in plan.deliveries:
+        if (delivery.source, delivery.target) != (source, target):
+            continue
         names = ["readers", "near"]
         if isinstance(delivery, DeviceDelivery):
             names = ["readers", "owners"]
             if delivery.cut:
                 names.append("parts")
         copies.append(_fields(delivery, *names))
-    routes = {route.name: _fields(route, *_ROUTE) for route in plan.routes}
-    weights = {"source": "actor", "target": "rollout", "copies": copies}
-    return routes | {"weights": weights}
+    return copies
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:

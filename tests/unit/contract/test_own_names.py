@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlplace import Channel, Job, Stage, Worker, full, weights
 from rlplace.cli.own_job import plan
+from rlplace.placement.flow import Transport
+from rlplace.placement.show.explain import explain_pair
 from rlplace.placement.transfers import transfers
 
 
@@ -37,3 +39,35 @@ def test_weights_go_between_components_of_any_name() -> None:
     sent = transfers(plan(job, config).plan)
     pairs = [(each.source, each.target) for each in sent if each.name == "weights"]
     assert pairs == [("learner", "sampler"), ("learner", "judge")]
+
+
+def test_components_of_any_name_are_explained_with_their_weights() -> None:
+    job = Job(
+        components={"learner": Learner, "sampler": Sampler},
+        stages=[
+            Stage("sync", weights("learner", to="sampler")),
+            Stage("sample", full("sampler").calls("sample")),
+            Stage("learn", full("learner").calls("learn")),
+        ],
+        channels=[Channel("samples", "sampler", "learner")],
+    )
+    config = {
+        "cluster": {
+            "nodes": [
+                {
+                    "accelerators": 2,
+                    "product": "A100",
+                    "memory": "40GiB",
+                    "pcie_gb_per_s": 25,
+                    "nvlink_gb_per_s": 300,
+                }
+            ],
+            "component_placement": {"learner": "0", "sampler": "1"},
+        },
+        "learner": {"memory": {"weights": "3GB", "full": "9GB"}},
+        "sampler": {"memory": {"weights": "3GB", "full": "3GB"}},
+    }
+    view = plan(job, config).view
+    assert view.traffic.weights_bytes == {Transport.SAME_NODE: 3 * 10**9}
+    passes = explain_pair(view.plan, ("learner", 0), ("sampler", 0))
+    assert "its part, written into the copy of node 0" in passes

@@ -52,13 +52,16 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     """Run the command line of this process, and end it with the exit code; FAILED where its output was not written."""
     streams = begin()
     code = main()
+    sys.exit(code_with_output(code, streams))
+
+
+def code_with_output(code: int, streams: Streams) -> int:
+    """Return the exit code of a command: FAILED, with the reason on standard error, where output was not written."""
     sys.stdout.flush()
-    if streams.error is not None:
-        print(
-            f"standard output: cannot write: {streams.error.strerror}", file=sys.stderr
-        )
-        code = code or FAILED
-    sys.exit(code)
+    if streams.error is None:
+        return code
+    print(f"standard output: cannot write: {streams.error.strerror}", file=sys.stderr)
+    return code or FAILED
 
 
 def begin() -> Streams:

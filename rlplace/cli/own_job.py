@@ -31,8 +31,10 @@ def run(
     """
     # Imported here: importing this name alone must load neither Hydra nor pydantic.
     from rlplace.cli import train
+    from rlplace.commands import begin, code_with_output
 
     from_command_line = overrides is None
+    streams = begin() if from_command_line else None
     words = list(sys.argv[1:] if overrides is None else overrides)
     words = ["dry_run=true" if word == _DRY_RUN else word for word in words]
     if isinstance(config, Mapping):
@@ -42,8 +44,10 @@ def run(
     else:
         file = _found(Path(config), inspect.stack()[1].filename)
         code = train.main([str(file), *words], job)
-    if from_command_line and code != train.DONE:
-        sys.exit(code)
+    if streams is not None:
+        code = code_with_output(code, streams)
+        if code != train.DONE:
+            sys.exit(code)
     return code
 
 

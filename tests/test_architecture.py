@@ -666,3 +666,11 @@ for name in {names!r}:
         check=False,
         cwd=ROOT,
     ).stderr
+
+
+def test_the_walk_of_one_sample_opens_fifteen_files_at_most() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walk = text.partition("## One sample")[2].partition("\n## ")[0]
+    steps = [line for line in walk.splitlines() if line.startswith("|")]
+    files = re.findall(r"`([\w/]+\.py):", "\n".join(steps))
+    assert 10 <= len(files) == len(set(files)) <= 15

@@ -19,6 +19,8 @@ from rlplace.workers.ray_launch.session import Guard
 from rlplace.workers.worker import Worker
 
 END_S = 1.0  # longest wait for the template to end
+# Libraries that are slow to import, start no threads, and can be forked
+_LIBRARIES = ("numpy", "torch", "gymnasium")
 
 
 class Template:
@@ -99,14 +101,22 @@ class Template:
 
 
 def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
-    """Name the modules of rlplace that these worker classes import; users' modules may start threads, so they are left
-    out.
+    """Return the modules that the template imports for these worker classes; none named: for classes of users.
+
+    They are modules of rlplace, and libraries. Modules of users are left out: threads that they start would be lacking
+    in a fork.
     """
-    own = [
-        worker.__module__
-        for worker in workers
-        if worker.__module__.startswith("rlplace.")
-    ]
-    return list(
-        dict.fromkeys([*own, *(name for worker in workers for name in worker.imports)])
-    )
+    found: dict[str, None] = {}
+    ours = True
+    for worker in workers:
+        found |= dict.fromkeys(worker.imports)
+        if worker.__module__.startswith("rlplace."):
+            found[worker.__module__] = None
+        else:
+            ours = False
+    if not found or not ours:
+        # The user's code has been imported here, and with it the libraries that it needs.
+        libraries = [name for name in _LIBRARIES if name in sys.modules]
+        if libraries:
+            found |= dict.fromkeys((Worker.__module__, *libraries))
+    return list(found)

@@ -15,6 +15,7 @@ from rlplace.metrics import Metrics, reduce_metrics
 from rlplace.placement.schedule import Move, Schedule, base_stage
 from rlplace.report.utilisation import overhead
 from rlplace.workers.launch.clock import CLOCK, Clock
+from rlplace.workers.launch.cluster import Lost
 from rlplace.workers.launch.group import Pending, WorkerGroup, deadline_passed
 
 _GENERATING = ("env", "rollout")  # the components that run ahead
@@ -171,10 +172,19 @@ class Overlap(Loop):
         return super().evaluate(index)
 
     def _begin_again(self, index: int) -> None:
-        self._generation = self._generation.anew(index)
-        self._scoring = ()
+        self._forget_calls(index)
         self.generated = {}
         super()._begin_again(index)
+
+    def _make_room(self, index: int, lost: Lost) -> None:
+        # The failed calls of the last attempt would end every wait.
+        self._forget_calls(index)
+        super()._make_room(index, lost)
+
+    def _forget_calls(self, index: int) -> None:
+        """Wait no longer for calls of generation and scoring; generate from iteration `index` on."""
+        self._generation = self._generation.anew(index)
+        self._scoring = ()
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
         """Save as Loop does. If env is saved, first wait until generation is idle, so that all samples are saved."""

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
-from rlplace.errors import WorkerTimeout
+from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.loop import Loop
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.execution.overlap import Generation, Overlap, loop_of
@@ -248,3 +248,22 @@ def test_ranks_that_do_not_end_are_named() -> None:
         "actor rank 0 in learn; env rank 0 in run; rollout rank 0 in generate"
         in str(caught.value)
     )
+
+
+def test_room_is_made_for_a_lost_rank_although_its_calls_have_failed() -> None:
+    loop, log = looping(1, at_once=("move", "pull_weights", "begin_again"))
+    assert isinstance(loop, Overlap)
+    groups = cast(dict[str, OpenGroup], loop._groups)
+    for number, group in enumerate(groups.values()):
+        vars(group).update(world_size=1, accelerators={number})
+    generation = loop._generation
+    generation.push(0)
+    generation.go_on()
+    died = WorkerError(
+        component="rollout", rank=0, node=0, method="generate", what="died"
+    )
+    (call,) = groups["rollout"].open
+    call.set_exception(died)
+    log.clear()
+    loop._make_room(0, {"rollout": [0]})
+    assert log == []

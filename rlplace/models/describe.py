@@ -45,6 +45,8 @@ _UNTRACED = (
 )
 # Saved tensors: bytes of an element (2 or 4), and number of elements
 _Tensors = list[tuple[int, float]]
+# What a layer saves, in the order in which the functions below count it
+_SAVED = ("compute", "compute_cut", "float32", "float32_cut")
 # Last names of weights that tensor parallelism splits by heads, and by feed-forward
 # width
 _HEADS_CUT = {"q_proj", "q_b_proj", "kv_b_proj", "qkv_proj", "o_proj"}
@@ -105,10 +107,12 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
     blocks, root = _blocks(model, layers, saved, text)
     tower = []
     if sees:
-        tower = [block for block in blocks if ".visual." in block["weights"][0][0]]
+        tower = [block for block in blocks if ".visual." in block["name"]]
     described_tower = None
     if tower:
-        described_tower = {**tower[0], **_patches(model)}
+        # Of a tower no part is split, and none adapted by LoRA
+        bare = [{"name": w["name"], "shape": w["shape"]} for w in tower[0]["weights"]]
+        described_tower = {**tower[0], "weights": bare, **_patches(model)}
     # A head of its own has a name; one tied to the embedding has none
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight
@@ -182,11 +186,11 @@ def _blocks(
     layers: Mapping[str, nn.Module],
     saved: Mapping[str, list[int]] | None,
     text: Any,
-) -> tuple[list[dict[str, Any]], list[list[Any]]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the kinds of layers, each once with the number of equal layers; and the weights outside of layers.
 
-    A weight is [name, shape, ways that tensor parallelism can split it, whether LoRA can adapt it]. `saved`: elements
-    per token that autograd saves, by layer; None if they are unknown.
+    The form of both is that of `placement.memory.families`. `saved`: elements per token that autograd saves, by layer;
+    None if they are unknown.
     """
     linear = {
         f"{name}.weight"
@@ -194,32 +198,37 @@ def _blocks(
         if isinstance(part, nn.Linear)
     }
     # Sort weights into layers and root
-    root: list[list[Any]] = []
-    inside: dict[str, list[list[Any]]] = {name: [] for name in layers}
+    root: list[dict[str, Any]] = []
+    inside: dict[str, list[dict[str, Any]]] = {name: [] for name in layers}
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
         layer = next((at for at in layers if name.startswith(at + ".")), None)
         # The vocabulary can be split by rows
         if layer is None:
             ways = shape[0] if len(shape) == 2 and shape[0] == text.vocab_size else 1
-            root.append([name, shape, ways, False])
+            root.append({"name": name, "shape": shape, "ways": ways})
         else:
-            # Equal layers have equal names with * for their number
-            shown = name.replace(layer, layer.rpartition(".")[0] + ".*", 1)
-            inside[layer].append(
-                [shown, shape, _ways(name, shape, text), name in linear]
-            )
-    # Layers with equal weights are one kind; it saves what the largest of them saves
-    alike: dict[str, list[list[int]]] = {}
+            weight = {
+                "name": name.removeprefix(layer + "."),
+                "shape": shape,
+                "ways": _ways(name, shape, text),
+                "linear": name in linear,
+            }
+            inside[layer].append(weight)
+    # Layers of one list with equal weights are one kind; it saves what the largest of
+    # them saves
+    alike: dict[tuple[str, str], list[list[int]]] = {}
     for name, rows in inside.items():
         kept = _widths(rows) if saved is None else saved.get(name, [0, 0, 0, 0])
-        alike.setdefault(json.dumps(rows), []).append(kept)
+        kind = (name.rpartition(".")[0] + ".*", json.dumps(rows))
+        alike.setdefault(kind, []).append(kept)
     blocks = []
-    for weights, all_kept in alike.items():
+    for (shown, weights), all_kept in alike.items():
         block = {
+            "name": shown,
             "layers": len(all_kept),
             "weights": json.loads(weights),
-            "saved": max(all_kept, key=sum),
+            "saved": dict(zip(_SAVED, max(all_kept, key=sum), strict=True)),
         }
         blocks.append(block)
     return blocks, root
@@ -250,13 +259,14 @@ def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
     return 1
 
 
-def _widths(rows: list[list[Any]]) -> list[int]:
+def _widths(rows: list[dict[str, Any]]) -> list[int]:
     """Return an upper bound of the elements per token that a layer saves: inputs and outputs of its linear layers,
     and norms in float32.
     """
     wide = 0
     norms = 0
-    for _, shape, _, _ in rows:
+    for row in rows:
+        shape = row["shape"]
         if len(shape) > 1:
             wide += sum(shape[-2:])
         elif len(shape) == 1:
@@ -314,7 +324,7 @@ def _saved(
 ) -> dict[str, list[int]]:
     """Elements per token that autograd saves in each text layer.
 
-    Four numbers as in `placement.memory.model.Saved`: in the dtype of the computation, whole and split by tensor
+    Four numbers as in `placement.memory.layers.Saved`: in the dtype of the computation, whole and split by tensor
     parallelism; the same in float32.
     """
     # Replace attention by one that saves what real kernels save

@@ -1,7 +1,29 @@
-"""Weights of model families that the planner has no formulas for: transformers describes them in a subprocess.
+"""Descriptions of model families: their weights, and what their layers keep. Those of the usual families are shipped.
 
-Building a model on the meta device takes torch, which the planner does not import, and some seconds. The description is
-kept in a file for the next time; `models.describe` makes it.
+A description has name and shape of every weight, and for every kind of layer what it saves for the backward pass and
+keeps in a KV cache. The shipped ones, `descriptions/<model_type>.toml`, have expressions in place of numbers; their
+letters stand for keys of a config.json (`letters`). All other families are described by transformers in a subprocess,
+in the same form with plain numbers: building a model on the meta device takes torch, which the planner does not
+import, and some seconds. Such a description is kept in a file for the next time; `models.describe` makes it.
+
+    hidden, vocabulary   widths of the hidden states and of the logits
+    head                 name of the weight that makes logits; a model with tied embeddings does not have this weight
+    attention            heads, kv_heads, head_dim
+    root                 weights outside of the layers
+    blocks               kinds of layers: name ("*" is the layer number), layers (their count), weights, saved, passing
+    kv                   kinds of KV caches, with the fields of `layers.KvLayers`
+    tower                vision encoder: one block, and hidden, pixels, patches, mergers
+    text                 for a decoder with a description of its own: key of its config.json, defaults of that, and the
+                         letter of its hidden width
+    notes                what is not counted
+    letters              keys of the config.json, and expressions over them
+
+A weight has a `name` inside its block and a `shape`. `ways`: how often tensor parallelism can split it (1); `linear`:
+LoRA adapts it (false); `met`: the share of it that one token uses (1); `if`: the model has this weight only under a
+condition. `saved` and `passing` are elements of one token, with the fields of `layers.Saved`: what the backward pass
+reads, and what a pass without gradients holds at once.
+
+`scripts/check_descriptions.py` compares the shipped ones with transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +36,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +45,23 @@ from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError
 from rlplace.extras import install_command
 
-_VERSION = 4  # version of descriptions; files of other versions are made anew
+# Families whose descriptions are shipped
+SHIPPED = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt2",
+    "openvla",
+)
+_VERSION = 5  # version of descriptions; files of other versions are made anew
 _LIMIT_S = 300.0
 _OWN_KEYS = ("path", "kind")  # keys of this project, which no config.json has
 _MEASURED = (
@@ -30,10 +69,26 @@ _MEASURED = (
 )
 
 
-def described(
-    config: Mapping[str, object], counted: Sequence[str], key: str
-) -> Mapping[str, Any]:
-    """Return the description of a model by transformers. `counted`: families that need no transformers.
+def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
+    """Return the description of the model's family. `key`: where the config stands, for errors.
+
+    Raises ConfigError if none is shipped and transformers is missing or does not know the family.
+    """
+    family = config.get("model_type")
+    if isinstance(family, str) and family in SHIPPED:
+        return shipped(family)
+    return _described(config, key)
+
+
+@functools.cache
+def shipped(family: str) -> Mapping[str, Any]:
+    """Return the description of a family in `SHIPPED`."""
+    file = Path(__file__).with_name("descriptions") / f"{family}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
+    """Return the description of a model by transformers.
 
     Raises ConfigError if transformers is missing or does not know the family. No similar family name is suggested,
     since it would be another model.
@@ -46,7 +101,7 @@ def described(
         raise ConfigError.of(
             "unknown-model-family", f"{key}.model_type", "is required", None, why, fix
         )
-    listed = "counted without transformers are " + ", ".join(counted)
+    listed = "counted without transformers are " + ", ".join(SHIPPED)
     if importlib.util.find_spec("transformers") is None:
         what = f"the weights of a {family} are counted by transformers, which is not installed"
         fix = f"{install_command('llm')}        (or {_MEASURED})"

@@ -27,7 +27,7 @@ TINY = ModelShape(
     hidden=5,
     vocabulary=6,
     kv=(KvLayers(layers=2, heads=2, numbers=2 * 4),),
-    attention=Attention(hidden=5, heads=3, kv_heads=2, head_dim=4, bias=False),
+    attention=Attention(hidden=5, heads=3, kv_heads=2, head_dim=4),
     root=(Weight(name="embed", shape=(6, 5), ways=6),),
     blocks=(
         Block(
@@ -52,9 +52,7 @@ OPT_13B = read_model({"model_type": "llama", "intermediate_size": 1, **_OPT})
 GATED, WIDE = (
     dataclasses.replace(
         TINY,
-        attention=Attention(
-            hidden=5, heads=heads, kv_heads=keys, head_dim=width, bias=False
-        ),
+        attention=Attention(hidden=5, heads=heads, kv_heads=keys, head_dim=width),
         blocks=(
             Block(
                 layers=2,

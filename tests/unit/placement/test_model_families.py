@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -144,26 +143,6 @@ def test_every_weight_of_a_published_model_is_counted(
 ) -> None:
     config, parameters = PUBLISHED[name]
     assert shape(config, monkeypatch).parameters == parameters
-
-
-@pytest.mark.parametrize("name", SAVED)
-def test_a_description_agrees_with_what_is_counted_by_hand(name: str) -> None:
-    config, bfloat16, _ = SAVED[name]
-    found = describe({"pad_token_id": 0, **config})
-    (block,) = found["blocks"]
-    per_token = 2 * sum(block["saved"][:2]) + 4 * sum(block["saved"][2:])
-    # Values of Phi-3 are a view that keeps the whole fused projection, which was measured without it.
-    assert per_token == pytest.approx(bfloat16, rel=0.05 if name == "phi3" else 0.001)
-    counted = read_model(config)
-    weights = [
-        *found["root"],
-        *(w for _ in range(block["layers"]) for w in block["weights"]),
-    ]
-    assert sum(math.prod(size) for _, size, _, _ in weights) == counted.parameters
-    by_hand = {w.name: w.shape for w, _ in counted.weights()}
-    assert {name: tuple(size) for name, size, _, _ in weights} == by_hand
-    kept = sum(k["layers"] * k["heads"] * k["numbers"] for k in found["kv"])
-    assert kept == sum(k.layers * k.heads * k.numbers for k in counted.kv)
 
 
 def test_heads_of_roles(monkeypatch: pytest.MonkeyPatch) -> None:

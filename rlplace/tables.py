@@ -8,16 +8,23 @@ GAP = 3  # spaces between two columns
 
 
 def table(
-    rows: Iterable[Sequence[str]], *, gap: int = GAP, right: Collection[int] = ()
+    rows: Iterable[Sequence[str]],
+    *,
+    gap: int = GAP,
+    right: Collection[int] = (),
+    most: int | None = None,
 ) -> list[str]:
     """Return one line for each row, every column as wide as its widest cell.
 
-    rows: at least one; all have the same number of cells. gap: spaces between columns.
-    right: numbers of the columns, from 0, that are set to the right; the others are set
-    to the left. Lines have no spaces at their ends.
+    rows: all have the same number of cells. gap: spaces between columns. right: numbers
+    of the columns, from 0, that are set to the right; the others are set to the left.
+    most: largest width of a column; a longer cell moves the rest of its line. Lines have
+    no spaces at their ends.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if most is not None:
+        widths = [min(most, width) for width in widths]
     lines = []
     for row in rows:
         cells = []

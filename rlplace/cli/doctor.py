@@ -391,12 +391,11 @@ def render(
             )
     for name, note in notes().items():
         lines += textwrap.wrap(f"not tried: {name} {note}", 116, subsequent_indent="  ")
-    width = max(len(verdict.config) for verdict in verdicts)
-    shown = [line for verdict in verdicts for line in _lines(verdict, width)]
+    shown = [row for verdict in verdicts for row in _rows(verdict)]
     chapters = (
         ("machine", table(rows)),
         ("libraries", lines),
-        ("shipped configs", shown),
+        ("shipped configs", table(shown)),
     )
     return "\n\n".join(chapter(title, lines) for title, lines in chapters)
 
@@ -411,21 +410,20 @@ def notes() -> dict[str, str]:
     return said
 
 
-def _lines(verdict: Verdict, width: int) -> list[str]:
+def _rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return a config and its verdict; a config that does not run has a row for each line of the fix, too."""
     problem = verdict.problem
     if verdict.inline is not None:
-        return [f"{verdict.config:<{width}}   runs without Ray: {verdict.inline}"]
+        return [(verdict.config, f"runs without Ray: {verdict.inline}")]
     if problem is None:
-        return [f"{verdict.config:<{width}}   runs"]
-    lines = [
-        f"{verdict.config:<{width}}   does not run: {problem.key}: {problem.what} [{problem.code}]"
-    ]
-    indent = " " * (width + 3)
-    return lines + (
-        [f"{indent}fix: " + problem.fix.replace("\n", f"\n{indent}       ")]
-        if problem.fix
-        else []
-    )
+        return [(verdict.config, "runs")]
+    what = f"does not run: {problem.key}: {problem.what} [{problem.code}]"
+    rows = [(verdict.config, what)]
+    if problem.fix:
+        first, *others = problem.fix.split("\n")
+        rows.append(("", f"fix: {first}"))
+        rows += [("", f"     {line}") for line in others]
+    return rows
 
 
 def _as_json(

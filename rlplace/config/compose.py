@@ -63,6 +63,7 @@ from rlplace.errors import (
     source_of,
     suggestion,
 )
+from rlplace.tables import table
 
 # In a clone, this is a link to the folder beside the package
 CONFIG_DIR = (Path(__file__).parents[1] / "configs").resolve()
@@ -621,10 +622,7 @@ def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
     """Return a table of names and what they are about, a line each."""
-    width = max((len(name) for name in names), default=0)
-    return "\n".join(
-        f"{indent}{name:<{width}}  {about}" for name, about in names.items()
-    )
+    return "\n".join(indent + line for line in table(names.items(), gap=2))
 
 
 def _short(file: Path) -> str:

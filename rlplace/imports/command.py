@@ -36,6 +36,7 @@ from rlplace.imports.settings import (
     resolved,
 )
 from rlplace.imports.tiny import shrink
+from rlplace.tables import indented, table
 from rlplace.units import counted
 
 USAGE = Path(__file__).with_name("usage.txt")
@@ -44,7 +45,7 @@ _NO_MEMORY = (
     "Its settings do not say how large an accelerator is: plan with "
     "cluster.accelerator.memory=80GiB or the like."
 )
-_COLUMN = 52  # largest position of the second column
+_COLUMN = 52  # largest width of the first column
 # Title of each section, and the noun for counting
 _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
     "equal": ("Equal:", "equal"),
@@ -281,12 +282,8 @@ def _body(imported: Imported) -> list[str]:
         imported.assumed
     )
     for title, rows in sections.items():
-        width = min(_COLUMN, max((len(left) for left, _ in rows), default=0))
-        lines += (
-            [title, *(f"  {left:<{width}}  {right}" for left, right in rows), ""]
-            if rows
-            else []
-        )
+        if rows:
+            lines += [title, *indented(table(rows, gap=2, most=_COLUMN)), ""]
     if imported.missing:
         lines.append("Still to be written before a run: " + ", ".join(imported.missing))
     return "\n".join(lines).rstrip("\n").split("\n")

@@ -22,6 +22,15 @@ def test_lines_have_no_spaces_at_their_ends() -> None:
     assert table([("wide", ""), ("a", "b")]) == ["wide", "a      b"]
 
 
+def test_a_cell_longer_than_the_largest_width_moves_its_own_line_alone() -> None:
+    rows = [("a", "1"), ("a long name", "2"), ("abc", "3")]
+    assert table(rows, gap=1, most=3) == ["a   1", "a long name 2", "abc 3"]
+
+
+def test_no_rows_are_no_lines() -> None:
+    assert table([]) == []
+
+
 def test_rows_of_different_lengths_are_an_error() -> None:
     with pytest.raises(ValueError, match="shorter"):
         table([("a", "b"), ("c",)])

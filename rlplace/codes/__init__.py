@@ -13,7 +13,8 @@ A file `<when>.toml` has the codes that occur at one time. A code has a table:
     fix = "total_num_envs: {above}"
 
 `what`, `why` and `fix` are templates of the error form. The check that finds the error gives the values of the names in
-braces. A code with several errors has a table for each: `[uneven-envs.<name>]`.
+braces. A code with several errors has a table for each: `[uneven-envs.<name>]`. A code that occurs at two times has a
+table in two files: the last one explains it, and the texts of both are known.
 """
 
 from __future__ import annotations
@@ -83,7 +84,12 @@ def codes() -> Mapping[str, Code]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         when = tables.pop("when")
         for name, table in tables.items():
-            found[name] = _code(name, when, table)
+            code = _code(name, when, table)
+            earlier = found.get(name)
+            if earlier is not None:
+                texts = {**earlier.texts, **code.texts}
+                code = dataclasses.replace(code, texts=texts)
+            found[name] = code
     return found
 
 

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 from rlplace.algo.packing import optimizer_steps
 from rlplace.comm.weights.host_sync import CopyReceiver
 from rlplace.errors import OutputError
+from rlplace.jobs.language_model.rules.trained import problems
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
 from rlplace.tokens import Sample
 from rlplace.workers.arguments import WEIGHTS
 from rlplace.workers.roles.actor import LmActor
-from rlplace.workers.roles.checks import not_run
 from rlplace.workers.training.samples import sizes_of
 from rlplace.workers.training.trained_model import TrainedLm
 from tests.lm_ranks import ADAM, LmScenario, everything, give, iterate, made_up_samples
@@ -432,8 +432,8 @@ def test_after_the_first_sync_only_trained_weights_may_travel(
 def test_what_only_a_plan_may_have(
     actor: dict[str, object], key: str, fix: str
 ) -> None:
-    (problem,) = not_run(
-        "actor", LmScenario(model=Path("anywhere"), trained=actor).job.config.actor
-    )
+    config = LmScenario(model=Path("anywhere"), trained=actor).job.config
+    (problem,) = problems(config)
     assert (problem.code, problem.key, problem.fix) == ("plan-only", key, fix)
-    assert not_run("actor", LmScenario(model=Path("anywhere")).job.config.actor) == []
+    config = LmScenario(model=Path("anywhere")).job.config
+    assert list(problems(config)) == []

@@ -17,12 +17,12 @@ from transformers import AutoModelForSequenceClassification
 from rlplace.algo.packing import SampleSizes, optimizer_steps
 from rlplace.config.schema import FaultsConfig
 from rlplace.errors import ChannelMisuse, ConfigError
+from rlplace.jobs.language_model.rules.trained import critic_problems
 from rlplace.models.causal_lm import first_head
 from rlplace.placement.schedule import Residency
 from rlplace.tokens import Sample, Scores
 from rlplace.workers.arguments import RETURNS
 from rlplace.workers.roles.actor import Critic
-from rlplace.workers.roles.checks import critic_problems
 from tests.lm_ranks import (
     ADAM,
     LmScenario,

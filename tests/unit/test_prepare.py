@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from rlplace.checks.rule import broken
 from rlplace.config.read import read_config, with_folder
 from rlplace.config.schema import AlgorithmConfig, Config
 from rlplace.contract.planning import make_plan
 from rlplace.errors import ConfigError, Problem, Source
-from rlplace.jobs.language_model.checks import model_problems
+from rlplace.jobs.language_model.rules import engines, images
+from rlplace.jobs.language_model.rules.case import PlannedJob
 from rlplace.models.heads import reward_head_problem, value_head_problem
 from rlplace.placement import Topology
 from rlplace.placement.plan import Plan
 from rlplace.runtime.prepare import check_env, check_launch, check_plan
 from rlplace.workers.engines.contract import engine_args_problems
-from rlplace.workers.roles.checks import sight_problems
 
 KEYS = {
     "model_type": "llama",
@@ -600,10 +601,13 @@ def test_what_a_model_cannot_do_is_refused(
     config: dict[str, int], context: int, ranks: int, code: str | None, fix: str
 ) -> None:
     asked = AlgorithmConfig(max_prompt_length=1, max_new_tokens=context - 1)
-    found = [
-        (p.code, p.fix)
-        for p in model_problems(config, "transformers", asked, tensor_parallel=ranks)
-    ]
+    case = engines.ServedModel(
+        model=config,
+        engine="transformers",
+        algorithm=asked,
+        accelerators_per_engine=ranks,
+    )
+    found = [(p.code, p.fix) for p in broken(engines.OF_MODEL, case)]
     assert found == ([] if code is None else [(code, fix)])
 
 
@@ -648,7 +652,8 @@ def test_what_is_not_done_with_a_model_that_sees_is_planned_and_not_run(
         config(folder, cluster={"component_placement": placement}, **blocks), {}
     )
     layout = make_plan(job, Topology.uniform(1, 5, "emulated", 1 << 40))
-    found = list(sight_problems(job, layout.placement))
+    case = PlannedJob(config=job, plan=layout)
+    found = list(broken(images.RULES, case))
     assert [(p.code, p.key) for p in found] == [("plan-only", key) for key in keys]
     assert {(p.code, p.key) for p in found} <= {
         (p.code, p.key) for p in check_plan(job, layout, {})

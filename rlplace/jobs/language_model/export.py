@@ -24,9 +24,9 @@ def export(trained: Trained, request: ExportRequest) -> None:
 
 def _write(trained: Trained, request: ExportRequest) -> None:
     from rlplace.models.causal_lm import LmSpec, ValueLm
+    from rlplace.models.folders import folder_of
     from rlplace.models.saved_lm import write_lm
     from rlplace.models.vision import policy_of
-    from rlplace.workers.roles.checks import folder_of
 
     config: Config = trained.config
     component = request.component

@@ -13,10 +13,14 @@ from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportReque
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check_task
 from rlplace.errors import ConfigError, Problem, Source
-from rlplace.jobs.language_model import checks, iteration, plan
+from rlplace.jobs.language_model import iteration, plan
 from rlplace.jobs.language_model.evaluate import evaluate
 from rlplace.jobs.language_model.export import export
+from rlplace.jobs.language_model.rules.machine import launch_problems
+from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
+from rlplace.jobs.language_model.rules.planned import plan_problems
 from rlplace.jobs.notes import learning_rate_notes
+from rlplace.jobs.variants import check_variant
 from rlplace.placement.counts import Count, explain_counts
 from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
@@ -29,7 +33,6 @@ from rlplace.report.summary import TEXT, Measures, Progress
 from rlplace.trained import Trained, where
 from rlplace.workers.arguments import WorkerArguments
 from rlplace.workers.facts import JobFacts
-from rlplace.workers.roles.checks import check_engine, check_variant
 
 if TYPE_CHECKING:
     from rlplace.jobs.language_model.performance.model import (
@@ -89,13 +92,13 @@ class LanguageModelJob(Job):
             )
         yield from check_variant(config)
         if config.text_rollout.own:
-            yield from check_engine(config.text_rollout)
+            yield from own_engine_problems(config.text_rollout)
 
     def plan_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
-        return checks.plan_problems(config, plan_)
+        return plan_problems(config, plan_)
 
     def launch_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
-        return checks.launch_problems(config, plan_)
+        return launch_problems(config, plan_)
 
     def workers(self, config: Config, plan_: Plan) -> Mapping[str, type[Worker]]:
         components = plan_.placement.components

@@ -19,6 +19,7 @@ from rlplace.jobs.notes import learning_rate_notes, missing_problems
 from rlplace.jobs.simulator import iteration, plan
 from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.simulator.export import export
+from rlplace.jobs.variants import check_variant
 from rlplace.models.custom_module import check_module
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -29,7 +30,6 @@ from rlplace.report.summary import SIMULATED, Measures, Progress
 from rlplace.trained import Trained, where
 from rlplace.workers.arguments import SimulatorArguments
 from rlplace.workers.facts import JobFacts
-from rlplace.workers.roles.checks import check_variant
 
 if TYPE_CHECKING:
     from rlplace.envs.contract import Spaces

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rlplace.metrics import Metric, Metrics
+from rlplace.models.folders import folder_of
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import deliver_by_rank
 from rlplace.placement.schedule import Residency
@@ -37,7 +38,6 @@ from rlplace.workers.arguments import (
     samples_for,
     scores_of,
 )
-from rlplace.workers.roles.checks import folder_of
 from rlplace.workers.roles.env import Recording
 from rlplace.workers.roles.learn_metrics import (
     as_text,

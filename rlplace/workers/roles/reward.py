@@ -32,7 +32,7 @@ from rlplace.errors import ConfigError, RewardError
 from rlplace.metrics import Metrics
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.tokens import Sample
-from rlplace.workers.roles.checks import endpoint_problems
+from rlplace.workers.roles.endpoint import endpoint_problems
 from rlplace.workers.roles.scorer import Samples, Scorer, Scoring, queries
 from rlplace.workers.worker import cancelled
 

@@ -30,6 +30,7 @@ from rlplace.config.schema import FrozenConfig, RewardConfig
 from rlplace.envs.text import Message, Transcript
 from rlplace.errors import ChannelEmpty
 from rlplace.metrics import Metric, Metrics
+from rlplace.models.folders import TRIED_CHAT, folder_of, same_tokens
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.placement.flow import block_edges
 from rlplace.placement.language.spec import role_of
@@ -42,7 +43,6 @@ from rlplace.workers.arguments import (
     samples_for,
     scores_of,
 )
-from rlplace.workers.roles.checks import TRIED_CHAT, folder_of, same_tokens
 from rlplace.workers.training.worker import JoinedWorker
 from rlplace.workers.worker import (
     RoleWorker,

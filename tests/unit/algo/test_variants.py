@@ -11,7 +11,7 @@ from rlplace.algo.variants import Steps, TokenSamples, Variant, ppo_slopes_by_va
 from rlplace.config.read import read_config
 from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import ConfigError
-from rlplace.workers.roles.checks import check_variant
+from rlplace.jobs.variants import check_variant
 from rlplace.workers.training.variant import variant_of
 from tests.own_variant import Same, Wrong
 

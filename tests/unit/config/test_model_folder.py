@@ -12,7 +12,7 @@ from rlplace.config import compose, model_folder
 from rlplace.config.model_folder import no_folder
 from rlplace.config.read import read_config, with_folder
 from rlplace.errors import ConfigError
-from rlplace.jobs.language_model.checks import _weights_problems
+from rlplace.jobs.language_model.rules.machine import weights_problems
 from rlplace.runtime.prepare import prepare_composed
 
 
@@ -166,7 +166,7 @@ def test_a_download_that_was_cut_short_is_finished_by_the_fix(places: Path) -> N
     fix = "hf download own/empty        (or the folder of another Hugging Face model)"
     assert raised.value.problems[0].fix == fix
     folder = downloaded(places / "hub", "own/keys", config__json=json.dumps(MODEL))
-    (problem,) = _weights_problems(folder, "actor.model.path")
+    (problem,) = weights_problems(folder, "actor.model.path")
     assert str(problem.fix).startswith("hf download own/keys ")
 
 

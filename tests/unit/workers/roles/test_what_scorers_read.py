@@ -20,10 +20,12 @@ from rlplace.config.schema import (
 )
 from rlplace.envs.text import Message, Transcript
 from rlplace.envs.text.rewards import answer_text, prompt_text
+from rlplace.jobs.language_model.rules.own_engine import own_engine_problems
+from rlplace.jobs.language_model.rules.scorers import scorer_problems
+from rlplace.models.folders import same_tokens
 from rlplace.models.heads import reward_head_problem
 from rlplace.models.tokenizer import Tokenizer
 from rlplace.workers.arguments import SAMPLES
-from rlplace.workers.roles.checks import check_engine, check_scorers, same_tokens
 from rlplace.workers.roles.scorer import conversation, queries, reads_text
 from rlplace.workers.roles.text_env import TextEnvWorker
 from tests.lm_ranks import made_up_samples
@@ -81,7 +83,7 @@ def test_an_engine_of_ones_own_is_looked_at_before_a_run(
     monkeypatch.syspath_prepend(write_own_engine(tmp_path))
     found = [
         (p.code, p.fix)
-        for p in check_engine(
+        for p in own_engine_problems(
             TextRolloutConfig(engine=OwnName(name), engine_args=given)
         )
     ]
@@ -203,7 +205,7 @@ def problems(
     trained: Path, component: str, block: Mapping[str, object], **env: object
 ) -> list[tuple[str, str]]:
     job = ScorerScenario(model=trained, component=component, block=block, env=env).job
-    return [(p.code, p.key) for p in check_scorers(job.config, tuple(job.ranks))]
+    return [(p.code, p.key) for p in scorer_problems(job.config, tuple(job.ranks))]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_what_reads_the_tokens_of_the_policy_has_its_tokenizer(
 
     def found(folder: Path) -> list[tuple[str, str]]:
         config = replace(job.config, **{component: kind(model={"path": str(folder)})})
-        return [(p.code, p.key) for p in check_scorers(config, ["actor", component])]
+        return [(p.code, p.key) for p in scorer_problems(config, ["actor", component])]
 
     assert found(scorer) == []
     assert found(tiny_tokenizer(tmp_path)) == [

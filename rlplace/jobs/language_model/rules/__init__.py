@@ -1,0 +1,1 @@
+"""Rules of the job on language models: one module for each subject."""

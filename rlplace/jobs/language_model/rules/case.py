@@ -1,0 +1,30 @@
+"""What most rules of the job on language models look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from rlplace.config.schema import Config
+from rlplace.placement.language.spec import ComponentSpec
+from rlplace.placement.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A config with its plan."""
+
+    config: Config
+    plan: Plan
+
+    @property
+    def specs(self) -> Iterator[ComponentSpec]:
+        """The placement of each component."""
+        placement = self.plan.placement
+        for component in placement.components:
+            yield placement.spec(component)
+
+    @property
+    def model(self) -> Mapping[str, object]:
+        """The keys of the actor's model; none without a model."""
+        return self.config.model or {}

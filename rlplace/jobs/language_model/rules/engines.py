@@ -1,0 +1,167 @@
+"""Rules of the engines that generate answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from rlplace.checks.rule import Found, Rule
+from rlplace.config.model_folder import text_keys
+from rlplace.config.schema import AlgorithmConfig, Config
+from rlplace.jobs.language_model.rules.case import PlannedJob
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model, the engine that is to generate with it, and the longest texts."""
+
+    # The content of the model's config.json
+    model: Mapping[str, object]
+    engine: str
+    algorithm: AlgorithmConfig
+    accelerators_per_engine: int
+
+    @classmethod
+    def of(cls, case: PlannedJob) -> ServedModel:
+        """Return the actor's model with the largest engine of rollout."""
+        segments = case.plan.placement.spec("rollout").segments
+        sizes = [segment.accelerators_per_rank for segment in segments]
+        return cls(
+            model=text_keys(case.model),
+            engine=case.config.text_rollout.engine,
+            algorithm=case.config.algorithm,
+            accelerators_per_engine=max(sizes, default=1),
+        )
+
+
+# ── rules of the model ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _window_below_context(case: ServedModel) -> Iterator[Found]:
+    """Find a window of attention that is shorter than prompt and answer."""
+    window = None
+    if case.model.get("use_sliding_window", True):
+        window = case.model.get("sliding_window")
+    context = case.algorithm.longest
+    if isinstance(window, int) and window < context:
+        yield Found(
+            key="rollout.engine",
+            got=case.engine,
+            facts={"window": window, "context": context},
+        )
+
+
+def _uneven_heads(case: ServedModel) -> Iterator[Found]:
+    """Find attention heads that do not divide over the accelerators of an engine."""
+    heads = case.model.get("num_attention_heads")
+    size = case.accelerators_per_engine
+    if not isinstance(heads, int) or heads % size == 0:
+        return
+    fitting = max(n for n in range(1, size + 1) if heads % n == 0)
+    yield Found(
+        key="cluster.component_placement.rollout",
+        got=f"{size} accelerators for each rank",
+        error="engine",
+        facts={
+            "heads": heads,
+            "size": size,
+            "fitting": fitting,
+            "last": fitting - 1,
+        },
+    )
+
+
+def _beyond_positions(case: ServedModel) -> Iterator[Found]:
+    """Find a prompt and an answer that are longer together than the model reads."""
+    longest = case.model.get("max_position_embeddings")
+    algorithm = case.algorithm
+    if not isinstance(longest, int) or algorithm.longest <= longest:
+        return
+    left = longest - algorithm.max_prompt_length
+    error = "longer_prompts"
+    if algorithm.sequence_length is not None:
+        error = "sequence_length"
+    elif left > 0:
+        error = "longer_answers"
+    yield Found(
+        key="rollout",
+        got=f"{algorithm.longest} tokens of prompt and answer together",
+        error=error,
+        facts={
+            "longest": longest,
+            "left": left,
+            "prompt": algorithm.max_prompt_length,
+        },
+    )
+
+
+def _keeps_every_token(case: ServedModel) -> bool:
+    return case.engine == "transformers"
+
+
+OF_MODEL: tuple[Rule[ServedModel], ...] = (
+    Rule(
+        code="attention-not-full",
+        applies=_keeps_every_token,
+        facts=_window_below_context,
+    ),
+    Rule(code="tensor-parallel-heads", facts=_uneven_heads),
+    Rule(code="context-too-long", facts=_beyond_positions),
+)
+
+# ── rules of the config ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _other_cache_dtype(config: Config) -> Iterator[Found]:
+    """Find keys and values of another dtype than the model, which the engine does not keep."""
+    rollout = config.text_rollout
+    fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
+    if rollout.cache == rollout.dtype or fp8_of_vllm:
+        return
+    error = "computed"
+    if rollout.cache == "fp8":
+        error = "fp8"
+    yield Found(
+        key="rollout.cache_dtype",
+        got=f"cache_dtype: {rollout.cache}",
+        error=error,
+        facts={
+            "engine": rollout.engine,
+            "cache": rollout.cache,
+            "dtype": rollout.dtype,
+        },
+    )
+
+
+def _workspace_of_ours(config: Config) -> Iterator[Found]:
+    """Find a workspace that is declared for an engine whose workspace the plan knows."""
+    rollout = config.text_rollout
+    if rollout.workspace_memory is not None:
+        yield Found(
+            key="rollout.workspace_memory",
+            got=f"workspace_memory: {rollout.workspace_memory}",
+            error="workspace_memory",
+            facts={"engine": rollout.engine},
+        )
+
+
+def _arguments_of_another(config: Config) -> Iterator[Found]:
+    """Find arguments of vLLM for the engine of transformers."""
+    rollout = config.text_rollout
+    if rollout.engine_args and rollout.engine == "transformers":
+        yield Found(
+            key="rollout.engine_args",
+            got=", ".join(rollout.engine_args),
+            error="transformers",
+        )
+
+
+def _is_ours(config: Config) -> bool:
+    return not config.text_rollout.own
+
+
+RULES: tuple[Rule[Config], ...] = (
+    Rule(code="cache-dtype", applies=_is_ours, facts=_other_cache_dtype),
+    Rule(code="wrong-kind", applies=_is_ours, facts=_workspace_of_ours),
+    Rule(code="engine-args", facts=_arguments_of_another),
+)

@@ -1,0 +1,53 @@
+"""Rules of the families of models, and of files that no worker reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlplace.checks.rule import Found, Rule
+from rlplace.config.schema import FrozenConfig, TrainedConfig
+from rlplace.jobs.language_model.rules.case import PlannedJob
+from rlplace.models.families import why_not_trained
+
+
+def _models(case: PlannedJob) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the key and the keys of each component's own model."""
+    for component in case.plan.placement.components:
+        block = case.config.block_of(component)
+        if not isinstance(block, (TrainedConfig, FrozenConfig)):
+            continue
+        if isinstance(block.model, Mapping):
+            yield f"{case.config.key_of(component)}.model", block.model
+
+
+def _family_without_a_run(case: PlannedJob) -> Iterator[Found]:
+    """Find models of families that are planned alone."""
+    for key, model in _models(case):
+        reason = why_not_trained(model, case.config.algorithm.longest)
+        if reason is None:
+            continue
+        family = str(model.get("model_type"))
+        yield Found(
+            key=key,
+            got=f"model_type: {family}",
+            error="family",
+            facts={"family": family, "reason": reason},
+        )
+
+
+def _quantised(case: PlannedJob) -> Iterator[Found]:
+    """Find quantised files, whose codes would be read as weights."""
+    for key, model in _models(case):
+        quantised = model.get("quantization_config")
+        if isinstance(quantised, Mapping):
+            method = quantised.get("quant_method")
+            yield Found(
+                key=key, got=str(method), error="quantised", facts={"method": method}
+            )
+
+
+RULES: tuple[Rule[PlannedJob], ...] = (
+    Rule(code="plan-only", facts=_family_without_a_run),
+    Rule(code="plan-only", facts=_quantised),
+)

@@ -1,0 +1,99 @@
+"""Rules of models that see: what is planned with images, and not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlplace.checks.rule import Found, Rule
+from rlplace.config.schema import FrozenConfig, RewardConfig
+from rlplace.jobs.language_model.rules.case import PlannedJob
+from rlplace.models.families import VISION_FAMILIES
+
+
+def _family(case: PlannedJob) -> object:
+    return case.model.get("model_type")
+
+
+def _sees(case: PlannedJob) -> bool:
+    return _family(case) in VISION_FAMILIES
+
+
+def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
+    """Find an engine that has not been compared with the actor on images."""
+    engine = case.config.text_rollout.engine
+    if engine == "transformers":
+        return
+    error = "images_of_engine"
+    if engine == "vllm":
+        error = "images_of_vllm"
+    yield Found(
+        key="rollout.engine",
+        got=f"model_type: {_family(case)}",
+        error=error,
+        facts={"engine": engine},
+    )
+
+
+def _sync_of_changes(case: PlannedJob) -> Iterator[Found]:
+    """Find a sync of what has changed alone."""
+    if case.config.actor.sync.mode == "delta":
+        yield Found(key="actor.sync.mode", got="mode: delta", error="delta_of_images")
+
+
+def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
+    """Find a critic, by its own key or by that of its component."""
+    key = "critic"
+    if case.config.critic.on_actor:
+        key = "critic.on_actor"
+    elif "critic" not in case.plan.placement.components:
+        return
+    yield Found(key=key, got=f"model_type: {_family(case)}", error="critic_of_images")
+
+
+def _divided(case: PlannedJob) -> Iterator[Found]:
+    """Find models that are divided between ranks."""
+    for spec in case.specs:
+        if spec.parallel.ranks > 1:
+            yield Found(key=spec.key, got=spec.text, error="divided_images")
+
+
+def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
+    """Find a frozen model of another family beside the actor."""
+    for component in case.plan.placement.components:
+        block = case.config.block_of(component)
+        if not isinstance(block, FrozenConfig) or isinstance(block, RewardConfig):
+            continue
+        if block.model is None or block.model.get("model_type") == _family(case):
+            continue
+        yield Found(
+            key=f"{component}.model",
+            got=f"model_type: {_family(case)}",
+            error="another_family",
+            facts={
+                "component": component,
+                "other": block.model.get("model_type"),
+                "family": _family(case),
+            },
+        )
+
+
+def _reward_model(case: PlannedJob) -> Iterator[Found]:
+    """Find reward models, which would score answers to questions that they cannot see."""
+    for component in case.plan.placement.components:
+        block = case.config.block_of(component)
+        if isinstance(block, RewardConfig) and block.kind == "model":
+            yield Found(
+                key=case.config.key_of(component),
+                got=f"model_type: {_family(case)}",
+                error="reward_of_images",
+            )
+
+
+RULES: tuple[Rule[PlannedJob], ...] = (
+    Rule(code="plan-only", applies=_sees, facts=_engine_without_images),
+    Rule(code="plan-only", applies=_sees, facts=_sync_of_changes),
+    Rule(code="plan-only", applies=_sees, facts=_critic_of_images),
+    Rule(code="plan-only", applies=_sees, facts=_divided),
+    Rule(code="plan-only", applies=_sees, facts=_scorer_of_another_family),
+    Rule(code="plan-only", applies=_sees, facts=_reward_model),
+)

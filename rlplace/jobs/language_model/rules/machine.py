@@ -1,0 +1,207 @@
+"""Rules of what this machine needs for a run: engine libraries, weights and a tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlplace.checks.rule import Found, Rule, broken
+from rlplace.codes import problem
+from rlplace.config.model_folder import GET, no_folder, text_keys, to_get
+from rlplace.config.schema import Config, FrozenConfig, RewardConfig, TrainedConfig
+from rlplace.envs.registry import missing_library
+from rlplace.errors import ConfigError, Problem
+from rlplace.models.heads import unread_weights
+from rlplace.placement.plan import Plan
+
+if TYPE_CHECKING:
+    from rlplace.models.tokenizer import Tokenizer
+
+_ACTOR_PATH = "actor.model.path"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder of a model that is there, and the config key that names it."""
+
+    folder: Path
+    key: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedJob:
+    """A config, with the tokenizer of the actor's folder."""
+
+    config: Config
+    tokenizer: Tokenizer
+    # As the config names it
+    written: str
+
+
+def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Report what this machine lacks for a run."""
+    if config.text_rollout.engine == "vllm":
+        yield from _vllm_problems(config, plan)
+    yield from _actor_problems(config)
+    for component in plan.placement.components:
+        block = config.block_of(component)
+        key = config.key_of(component)
+        if isinstance(block, RewardConfig) and block.url is not None:
+            yield from _endpoint_problems(block.url, key)
+        if component == "actor" or not isinstance(block, (TrainedConfig, FrozenConfig)):
+            continue
+        path = None
+        if isinstance(block.model, Mapping):
+            path = block.model.get("path")
+        if path is not None:
+            yield from weights_problems(Path(str(path)), f"{key}.model.path")
+
+
+def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Report that vLLM is not installed, or does not take the arguments."""
+    from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
+
+    kind = "gpu"
+    if plan.topology.nodes[0].kind == "emulated":
+        kind = "emulated"
+    missing = vllm_problem(kind)
+    if missing is not None:
+        yield missing
+        return
+    yield from engine_args_problems(config.text_rollout.engine_args)
+
+
+def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
+    """Report that the library which asks endpoints is not installed."""
+    if importlib.util.find_spec("urllib3") is None:
+        why = "there is no module urllib3"
+        yield from missing_library(
+            why, got=url, extra="text", key=f"{key}.url", of="the endpoint"
+        ).problems
+
+
+def _actor_problems(config: Config) -> Iterator[Problem]:
+    """Check the actor's weights, and tokenize every prompt that is known in advance with the model's own tokenizer."""
+    written = (config.model or {}).get("path")
+    if not isinstance(written, str):
+        yield problem("missing-key", _ACTOR_PATH, error="model_path")
+        return
+    folder = Path(written)
+    yield from weights_problems(folder, _ACTOR_PATH)
+    if not os.path.isdir(folder):
+        return
+    from rlplace.models.tokenizer import Tokenizer
+    from rlplace.workers.roles.prompts import check_prompts
+
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    case = TokenizedJob(config=config, tokenizer=tokenizer, written=written)
+    yield from broken(TOKENIZER, case)
+    yield from check_prompts(config, folder)
+
+
+def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
+    """Report that a folder is missing, or that its weights cannot be read."""
+    if os.path.isdir(folder):
+        yield from broken(WEIGHTS, ModelFolder(folder=folder, key=key))
+        return
+    # Show the path as it was written; a hub id is not a local folder.
+    here = Path.cwd()
+    shown = folder
+    if folder.is_relative_to(here):
+        shown = folder.relative_to(here)
+    yield no_folder(str(shown), key)
+
+
+# ── the tokenizer of the actor ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _nothing_ends_turns(case: TokenizedJob) -> Iterator[Found]:
+    """Find episodes of several turns with a model that never ends an answer by itself."""
+    turns = case.config.text_env.max_turns
+    if turns > 1 and not any(case.tokenizer.stops(case.config.text_rollout.stop)):
+        yield Found(key="env.max_turns", got=f"max_turns: {turns}")
+
+
+def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
+    """Find texts that would end answers and have a token which is never part of the text."""
+    for text in case.config.text_rollout.stop:
+        special = case.tokenizer.special_within(text)
+        if special is not None:
+            yield Found(
+                key="rollout.stop",
+                got=repr(text),
+                error="special",
+                facts={"special": special},
+            )
+
+
+def _more_tokens_than_model(case: TokenizedJob) -> Iterator[Found]:
+    """Find a tokenizer that knows tokens without weights in the model."""
+    vocabulary = text_keys(case.config.model or {}).get("vocab_size")
+    size = case.tokenizer.size
+    if isinstance(vocabulary, int) and size > vocabulary:
+        yield Found(
+            key=_ACTOR_PATH,
+            got=case.written,
+            error="tokenizer",
+            facts={
+                "size": size,
+                "vocabulary": vocabulary,
+                "file": Path(case.written) / "config.json",
+            },
+        )
+
+
+TOKENIZER: tuple[Rule[TokenizedJob], ...] = (
+    Rule(code="nothing-ends", facts=_nothing_ends_turns),
+    Rule(code="stop-text", facts=_stop_of_special_token),
+    Rule(code="not-a-model", facts=_more_tokens_than_model),
+)
+
+# ── the files of a model ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _has_weights(case: ModelFolder) -> bool:
+    return any(case.folder.glob("*.safetensors"))
+
+
+def _no_weights(case: ModelFolder) -> Iterator[Found]:
+    """Find a folder without weights; a download may have been interrupted."""
+    if _has_weights(case):
+        return
+    download = to_get(case.folder)
+    error = "no_weights"
+    if download != GET:
+        error = "interrupted"
+    yield Found(
+        key=case.key,
+        got=str(case.folder),
+        error=error,
+        facts={"folder": case.folder, "download": download},
+    )
+
+
+def _unread_weights(case: ModelFolder) -> Iterator[Found]:
+    """Find files that are missing, or damaged."""
+    unread = unread_weights(case.folder)
+    if unread is not None:
+        yield Found(
+            key=case.key,
+            got=str(case.folder),
+            error="unread",
+            facts={"unread": unread},
+        )
+
+
+WEIGHTS: tuple[Rule[ModelFolder], ...] = (
+    Rule(code="not-a-model", facts=_no_weights),
+    Rule(code="model-weights", applies=_has_weights, facts=_unread_weights),
+)

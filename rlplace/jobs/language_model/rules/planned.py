@@ -1,0 +1,40 @@
+"""All rules of a planned job on language models, in the order in which their problems are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlplace.checks.rule import broken
+from rlplace.config.schema import Config
+from rlplace.contract.checks import undivided_problems
+from rlplace.errors import Problem
+from rlplace.jobs.language_model.rules import (
+    engines,
+    families,
+    images,
+    parallel,
+    sampling,
+    scorers,
+    trained,
+)
+from rlplace.jobs.language_model.rules.case import PlannedJob
+from rlplace.jobs.notes import missing_problems
+from rlplace.placement.plan import Plan
+
+
+def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Report what would stop a run of the planned job on any machine."""
+    if not config.runs:
+        yield from missing_problems(config)
+        return
+    case = PlannedJob(config=config, plan=plan)
+    yield from undivided_problems(plan, ("env",), "it has no model")
+    yield from trained.problems(config)
+    yield from scorers.problems(config, plan.placement.components)
+    yield from broken(engines.OF_MODEL, engines.ServedModel.of(case))
+    yield from broken(trained.SYNC, config)
+    yield from broken(parallel.RULES, case)
+    yield from broken(families.RULES, case)
+    yield from broken(images.RULES, case)
+    yield from broken(engines.RULES, config)
+    yield from broken(sampling.RULES, config)

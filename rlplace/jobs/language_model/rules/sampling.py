@@ -1,0 +1,130 @@
+"""Rules of sampling: answers that cannot be learned from, that cannot end, or that do not fit their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlplace.checks.rule import Found, Rule
+from rlplace.config.schema import Config
+
+# Keys of the correction by truncated importance sampling, with their defaults
+_CORRECTION = {"tis_level": "token", "tis_above": "cap", "tis_floor": None}
+
+
+def _part_of_vocabulary(config: Config) -> Iterator[Found]:
+    """Find draws from the likeliest tokens alone, whose probabilities differ from the actor's."""
+    rollout = config.text_rollout
+    if rollout.top_p < 1:
+        yield _narrowed("top_p", rollout.top_p, 1.0)
+    if rollout.top_k > 0:
+        yield _narrowed("top_k", rollout.top_k, 0)
+
+
+def _narrowed(name: str, value: float, off: float) -> Found:
+    return Found(
+        key=f"rollout.{name}",
+        got=f"{name}: {value}",
+        error="part",
+        facts={"name": name, "off": off},
+    )
+
+
+def _penalised(config: Config) -> Iterator[Found]:
+    """Find penalties without a correction; they change greedy answers, too."""
+    for name, value in config.text_rollout.penalties.items():
+        off: float = 0
+        if name == "repetition_penalty":
+            off = 1.0
+        yield Found(
+            key=f"rollout.{name}",
+            got=f"{name}: {value}",
+            error="penalty",
+            facts={"name": name, "off": off},
+        )
+
+
+def _draws(config: Config) -> bool:
+    return config.text_rollout.temperature > 0
+
+
+def _corrects(config: Config) -> bool:
+    return config.algorithm.tis_cap is not None
+
+
+def _does_not_correct(config: Config) -> bool:
+    return config.algorithm.tis_cap is None
+
+
+def _corrects_nothing(config: Config) -> Iterator[Found]:
+    """Find a key of the correction where there is no correction."""
+    for name, default in _CORRECTION.items():
+        value = getattr(config.algorithm, name)
+        if value != default:
+            yield Found(key=f"algorithm.{name}", got=f"{name}: {value}", error="no_cap")
+            return
+
+
+def _floor_above_cap(config: Config) -> Iterator[Found]:
+    """Find a floor of weights that leaves none below the cap."""
+    cap = config.algorithm.tis_cap
+    floor = config.algorithm.tis_floor
+    if cap is not None and floor is not None and floor >= cap:
+        yield Found(
+            key="algorithm.tis_floor",
+            got=f"{floor:g}",
+            error="floor_above_cap",
+            facts={"cap": cap, "near": cap / 4},
+        )
+
+
+def _clipped_twice(config: Config) -> Iterator[Found]:
+    """Find a bound of the clipped loss for a loss that is not clipped so."""
+    bound = config.algorithm.dual_clip
+    if config.algorithm.surrogate == "cispo" and bound is not None:
+        yield Found(
+            key="algorithm.dual_clip", got=f"dual_clip: {bound:g}", error="cispo"
+        )
+
+
+def _shortest_above_longest(config: Config) -> Iterator[Found]:
+    """Find a least length of answers above their largest one."""
+    least = config.text_rollout.min_tokens
+    most = config.algorithm.max_new_tokens
+    if least > most:
+        yield Found(
+            key="rollout.min_tokens",
+            got=f"min_tokens: {least}",
+            error="min_tokens",
+            facts={"most": most},
+        )
+
+
+def _empty_stop(config: Config) -> Iterator[Found]:
+    """Find a text without characters that would end answers."""
+    if "" in config.text_rollout.stop:
+        yield Found(key="rollout.stop", got="''", error="empty")
+
+
+def _short_sequence(config: Config) -> Iterator[Found]:
+    """Find a longest sequence below the longest prompt with the longest answer."""
+    algorithm = config.algorithm
+    least = algorithm.max_prompt_length + algorithm.max_new_tokens
+    if algorithm.longest < least:
+        yield Found(
+            key="algorithm.sequence_length",
+            got=f"sequence_length: {algorithm.longest}",
+            error="sequence_length",
+            facts={"least": least},
+        )
+
+
+RULES: tuple[Rule[Config], ...] = (
+    Rule(code="cut-distribution", applies=_draws, facts=_part_of_vocabulary),
+    Rule(code="cut-distribution", applies=_does_not_correct, facts=_penalised),
+    Rule(code="roles-contradict", applies=_does_not_correct, facts=_corrects_nothing),
+    Rule(code="roles-contradict", applies=_corrects, facts=_floor_above_cap),
+    Rule(code="roles-contradict", facts=_clipped_twice),
+    Rule(code="context-too-short", facts=_shortest_above_longest),
+    Rule(code="stop-text", facts=_empty_stop),
+    Rule(code="context-too-short", facts=_short_sequence),
+)

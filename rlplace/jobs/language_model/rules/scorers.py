@@ -1,0 +1,112 @@
+"""Rules of what scores: references, critics and rewards. Missing folders are reported elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rlplace.checks.rule import Found, Rule, broken
+from rlplace.config.schema import (
+    Config,
+    CriticConfig,
+    ReferenceConfig,
+    RewardConfig,
+)
+from rlplace.envs.registry import missing_library
+from rlplace.envs.text.rewards import named_reward
+from rlplace.errors import ConfigError, Problem
+from rlplace.models.folders import TRIED_CHAT, existing_folder, same_tokens
+from rlplace.models.heads import reward_head_problem
+from rlplace.placement.language.spec import role_of
+from rlplace.workers.roles.endpoint import endpoint_problems
+
+# Components that read the tokens of the policy as they are; each is the name of an error, too.
+_READS_TOKENS = ("reference", "critic")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReader:
+    """A component that reads the tokens of the policy."""
+
+    config: Config
+    component: str
+
+
+def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
+    """Report problems of the placed scorers."""
+    try:
+        yield from scorer_problems(config, components)
+    # e.g. tokenizers, which are loaded to compare them
+    except ModuleNotFoundError as error:
+        why = f"there is no module {error.name}"
+        yield from missing_library(
+            why, got="tokenizer.json", extra="text", key="reward", of="the models"
+        ).problems
+
+
+def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
+    """Report problems of the placed scorers. Raises ModuleNotFoundError if tokenizers cannot be compared."""
+    for component in components:
+        if role_of(component) == "reward":
+            block = config.reward_of(component)
+            yield from _reward_problems(config, block, config.key_of(component))
+        elif component in _READS_TOKENS:
+            reader = TokenReader(config=config, component=component)
+            yield from broken(TOKENS, reader)
+
+
+def _reward_problems(
+    config: Config, block: RewardConfig, key: str
+) -> Iterator[Problem]:
+    """Report a wrong reward function or address, a missing head, or a missing chat template for a model with other
+    tokens.
+    """
+    if block.function is not None:
+        try:
+            named_reward(block.function, block.kwargs, key=key)
+        except ConfigError as error:
+            yield from error.problems
+        return
+    if block.url is not None:
+        yield from endpoint_problems(block, key)
+        return
+    policy = existing_folder(config.model)
+    folder = policy
+    if block.model is not None:
+        folder = existing_folder(block.model)
+    if policy is None or folder is None:
+        return
+    head = reward_head_problem(folder, key, block.head)
+    if head is not None:
+        yield head
+    # A model with other tokens reads the texts of a chat by its own template.
+    if config.text_env.chat and not same_tokens(policy, folder):
+        from rlplace.models.tokenizer import Tokenizer
+
+        try:
+            Tokenizer.load(folder).render(TRIED_CHAT, answered=True)
+        except ConfigError as error:
+            for problem in error.problems:
+                yield replace(problem, key=f"{key}.model.path")
+
+
+def _other_tokenizer(case: TokenReader) -> Iterator[Found]:
+    """Find a tokenizer that differs from the policy's: token ids must mean the same in both."""
+    block = case.config.block_of(case.component)
+    assert isinstance(block, (CriticConfig, ReferenceConfig)), case.component
+    policy = existing_folder(case.config.model)
+    folder = existing_folder(block.model)
+    if policy is None or folder is None or same_tokens(policy, folder):
+        return
+    yield Found(
+        key=f"{case.component}.model.path",
+        got=str(folder),
+        error=case.component,
+        facts={"policy": policy},
+    )
+
+
+TOKENS: tuple[Rule[TokenReader], ...] = (
+    Rule(code="other-tokenizer", facts=_other_tokenizer),
+)

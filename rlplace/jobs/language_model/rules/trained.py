@@ -1,0 +1,118 @@
+"""Rules of the models that a job on language models trains: the actor and the critic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from rlplace.checks.rule import Found, Rule, broken
+from rlplace.config.schema import Config, TrainedConfig
+from rlplace.errors import Problem
+from rlplace.models.folders import existing_folder
+from rlplace.models.heads import value_head_problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """The config block of a component that trains a model."""
+
+    component: str
+    block: TrainedConfig
+
+
+def problems(config: Config) -> Iterator[Problem]:
+    """Report what a run does not do with the actor, and with the critic if there is one."""
+    yield from broken(RULES, TrainedModel(component="actor", block=config.actor))
+    if "critic" in config.placed:
+        yield from critic_problems(config)
+
+
+def critic_problems(config: Config) -> Iterator[Problem]:
+    """Report what would stop a placed critic after its launch. `config` has the keys of the models' folders."""
+    yield from broken(RULES, TrainedModel(component="critic", block=config.critic))
+    yield from broken(CRITIC, config)
+    folder = existing_folder(config.critic.model)
+    if folder is None:
+        return
+    head = value_head_problem(folder, "critic.model.path")
+    if head is not None:
+        yield head
+
+
+def _rounded_away(case: TrainedModel) -> Iterator[Found]:
+    """Find 16-bit weights without copies in float32 that Adam would step."""
+    optimizer = case.block.optimizer
+    kept = optimizer.kind == "adamw_master" or optimizer.on_host
+    if case.block.weights != "bf16" or kept:
+        return
+    remedy = "weights=fp32"
+    if optimizer.kind == "adamw":
+        remedy = "optimizer.kind=adamw_master"
+    yield Found(
+        key=f"{case.component}.weights",
+        got=f"weights: {case.block.weights}, optimizer.kind: {optimizer.kind}",
+        facts={"component": case.component, "remedy": remedy},
+    )
+
+
+def _nothing_to_offload(case: TrainedModel) -> Iterator[Found]:
+    """Find an offload of activations to the host that has no activations."""
+    if case.block.activation_offload and not case.block.checkpointing:
+        yield Found(
+            key=f"{case.component}.activation_offload",
+            got="activation_offload: true, checkpointing: false",
+            error="activations",
+            facts={"component": case.component},
+        )
+
+
+def _float16(case: TrainedModel) -> Iterator[Found]:
+    """Find float16, which needs losses that are scaled."""
+    dtypes = {"weights": case.block.weights, "compute": case.block.compute}
+    for field, dtype in dtypes.items():
+        if dtype not in ("fp32", "bf16"):
+            yield Found(
+                key=f"{case.component}.{field}",
+                got=f"{field}: {dtype}",
+                error="float16",
+                facts={"field": field},
+            )
+
+
+def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
+    """Find a stage of ZeRO that keeps gradients whole."""
+    stage = case.block.zero_stage
+    if stage not in (2, 3):
+        yield Found(
+            key=f"{case.component}.zero_stage",
+            got=f"zero_stage: {stage}",
+            error="zero_stage",
+        )
+
+
+def _fewer_tokens(config: Config) -> Iterator[Found]:
+    """Find a critic that knows fewer tokens than the actor."""
+    actor = (config.model or {}).get("vocab_size")
+    critic = (config.critic.model or {}).get("vocab_size")
+    if isinstance(actor, int) and isinstance(critic, int) and critic < actor:
+        got = f"vocab_size: {critic}, and the actor's is {actor}"
+        yield Found(key="critic.model", got=got)
+
+
+def _no_factors(config: Config) -> Iterator[Found]:
+    """Find a sync of low-rank factors alone, of an actor that has none."""
+    actor = config.actor
+    if actor.sync.mode == "lora" and actor.lora_rank is None:
+        yield Found(key="actor.sync.mode", got="mode: lora")
+
+
+RULES: tuple[Rule[TrainedModel], ...] = (
+    Rule(code="rounded-away", facts=_rounded_away),
+    Rule(code="nothing-to-offload", facts=_nothing_to_offload),
+    Rule(code="plan-only", facts=_float16),
+    Rule(code="plan-only", facts=_other_zero_stage),
+)
+CRITIC: tuple[Rule[Config], ...] = (
+    Rule(code="critic-vocabulary", facts=_fewer_tokens),
+)
+SYNC: tuple[Rule[Config], ...] = (Rule(code="no-factors", facts=_no_factors),)

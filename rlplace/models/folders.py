@@ -1,0 +1,47 @@
+"""The folders of models that a config names: whether they exist, and whether two have the same tokens.
+
+A plan asks, so this module has no heavy imports.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlplace.envs.text import Message
+
+# The shortest conversation, to test a chat template
+TRIED_CHAT = [
+    Message("user", "-"),
+    Message("assistant", "-"),
+]
+
+
+def folder_of(model: Mapping[str, object] | None) -> Path | None:
+    """Return the folder that `model` of a block names; None if it names none."""
+    path = (model or {}).get("path")
+    if path is None:
+        return None
+    return Path(str(path))
+
+
+def existing_folder(model: Mapping[str, object] | None) -> Path | None:
+    """Return the folder that `model` of a block names; None if it names none, or one that is not there."""
+    folder = folder_of(model)
+    if folder is not None and os.path.isdir(folder):
+        return folder
+    return None
+
+
+def same_tokens(one: Path, other: Path) -> bool:
+    """Return whether two model folders have the same meaning of token ids."""
+    files = [folder / "tokenizer.json" for folder in (one, other)]
+    # A folder without a tokenizer is taken as one that uses the policy's.
+    if one == other or not files[1].is_file():
+        return True
+    if files[0].read_bytes() == files[1].read_bytes():
+        return True
+    from rlplace.models.tokenizer import Tokenizer
+
+    return Tokenizer.load(one).ids == Tokenizer.load(other).ids

@@ -1,0 +1,54 @@
+"""Rules of a reward endpoint: asked before the launch, and by the worker that posts to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import urllib.parse
+from collections.abc import Iterator
+
+from rlplace.checks.rule import Found, Rule, broken
+from rlplace.config.schema import RewardConfig
+from rlplace.errors import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The config block of a reward with an address, and its key."""
+
+    block: RewardConfig
+    key: str
+
+
+def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
+    """Report a malformed address, and an environment variable that does not exist."""
+    yield from broken(RULES, Endpoint(block=block, key=key))
+
+
+def _malformed(case: Endpoint) -> Iterator[Found]:
+    """Find an address to which nothing can be posted."""
+    url = case.block.url
+    try:
+        parts = urllib.parse.urlsplit(str(url))
+        well_formed = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+        )
+    except ValueError:  # the port is not a number
+        well_formed = False
+    if not well_formed:
+        yield Found(key=f"{case.key}.url", got=url)
+
+
+def _missing_variable(case: Endpoint) -> Iterator[Found]:
+    """Find an environment variable that should have the token, and does not."""
+    name = case.block.api_key_env
+    if name is not None and not os.environ.get(name):
+        yield Found(key=f"{case.key}.api_key_env", got=name, facts={"variable": name})
+
+
+RULES: tuple[Rule[Endpoint], ...] = (
+    Rule(code="bad-reward-url", facts=_malformed),
+    Rule(code="no-api-key", facts=_missing_variable),
+)

@@ -39,10 +39,11 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rlplace.codes import problem
 from rlplace.config.schema import Dtype, TrainedConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
-from rlplace.models.checkpoint import Checkpoint, model_mismatch
+from rlplace.models.checkpoint import Checkpoint
 from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.heads import HEAD, HEADS, stored_heads, value_head_problem
 from rlplace.models.lora import LoraSpec, add_factors, checkpoint_name, is_factor
@@ -395,9 +396,9 @@ def build(
     """
     # A stored value head must have one output
     if issubclass(kind, ValueLm):
-        problem = value_head_problem(spec.folder, spec.key)
-        if problem is not None:
-            raise ConfigError([problem])
+        misfit = value_head_problem(spec.folder, spec.key)
+        if misfit is not None:
+            raise ConfigError([misfit])
     # Below float32, weights are cast for passes and gradients are reduced in float32
     policy = MixedPrecisionPolicy()
     if spec.compute != "fp32" or spec.weights != "fp32":
@@ -459,10 +460,15 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
     try:
         module.parallel = cut(module.lm, mesh[TENSOR])
     except ValueError as error:
-        why = (
-            f"{type(module.lm).__name__} cannot be cut for tensor parallelism: {error}"
+        whole = problem(
+            "model-weights",
+            spec.key,
+            str(spec.folder),
+            error="not_cut",
+            family=type(module.lm).__name__,
+            reason=error,
         )
-        raise model_mismatch(spec.folder, why, spec.key) from error
+        raise ConfigError([whole]) from error
     if SHARD in names:
         return mesh[SHARD]
     return None
@@ -479,8 +485,15 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
     if kind.labels is not None:
         config.num_labels = kind.labels
     if type(config) not in kind.made_by._model_mapping:
-        why = f"transformers' {kind.made_by.__name__} does not know {config.model_type}"
-        raise model_mismatch(spec.folder, why, spec.key)
+        unknown = problem(
+            "model-weights",
+            spec.key,
+            str(spec.folder),
+            error="unknown",
+            maker=kind.made_by.__name__,
+            family=config.model_type,
+        )
+        raise ConfigError([unknown])
     # Only shapes and dtypes: nothing is allocated
     with torch.device("meta"):
         lm: PreTrainedModel = kind.made_by.from_config(
@@ -495,8 +508,14 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         and getattr(module.head, "bias", None) is None
     )
     if not plain or not hasattr(kind.decoder_of(lm), "layers"):
-        why = f"{type(lm).__name__} is not a decoder of blocks with a linear head"
-        raise model_mismatch(spec.folder, why, spec.key)
+        other = problem(
+            "model-weights",
+            spec.key,
+            str(spec.folder),
+            error="no_decoder",
+            family=type(lm).__name__,
+        )
+        raise ConfigError([other])
     for part in lm.modules():
         # No dropout: the same tokens must have the same probabilities in every pass
         if isinstance(part, nn.Dropout):

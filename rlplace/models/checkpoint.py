@@ -30,6 +30,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from rlplace.checkpoints import MODEL_FILE_BYTES
+from rlplace.codes import problem
 from rlplace.errors import ConfigError, OutputError
 from rlplace.models.heads import INDEX, SINGLE, unread_weights
 
@@ -55,8 +56,12 @@ class Checkpoint:
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
         self._folder = folder
         self._key = key
-        if (why := unread_weights(folder)) is not None:
-            raise model_mismatch(folder, why, key)
+        reason = unread_weights(folder)
+        if reason is not None:
+            unread = problem(
+                "model-weights", key, str(folder), error="damaged", reason=reason
+            )
+            raise ConfigError([unread])
         # Which file holds which weight: from the index, or the only file
         index = folder / INDEX
         if index.exists():
@@ -94,8 +99,14 @@ class Checkpoint:
         for name in names:
             projections = projections or of_experts(name, self.names)
         if not projections:
-            why = f"its files have no weight {' or '.join(names)}"
-            raise model_mismatch(self._folder, why, self._key)
+            missing = problem(
+                "model-weights",
+                self._key,
+                str(self._folder),
+                error="missing",
+                names=" or ".join(names),
+            )
+            raise ConfigError([missing])
         # Fill one requested expert after the other; its projections lie row below row
         experts, rows, columns = part
         each = (shape[1] // len(projections), shape[2])
@@ -122,8 +133,16 @@ class Checkpoint:
         stored = self._open[file].get_slice(name)
         stored_shape = list(stored.get_shape())
         if stored_shape != list(shape):
-            why = f"{name} is {stored_shape} there, {list(shape)} in the model"
-            raise model_mismatch(self._folder, why, self._key)
+            other = problem(
+                "model-weights",
+                self._key,
+                str(self._folder),
+                error="shape",
+                name=name,
+                stored=stored_shape,
+                shape=list(shape),
+            )
+            raise ConfigError([other])
         # A rank may have no part of a weight
         sizes = [dim.stop - dim.start for dim in part]
         if not all(sizes):
@@ -311,14 +330,3 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise OutputError.of(path, error) from error
-
-
-def model_mismatch(
-    folder: Path,
-    why: str,
-    key: str = "actor.model.path",
-) -> ConfigError:
-    """Return the error that the model of `folder` cannot be read, for the reason `why`."""
-    what = "the model cannot be read from its folder"
-    fix = "save it anew: AutoModelForCausalLM.from_pretrained(...).save_pretrained(<folder>)"
-    return ConfigError.of("model-weights", key, what, str(folder), why, fix)

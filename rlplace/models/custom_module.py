@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from rlplace import codes
 from rlplace.envs.registry import check_named, named
 from rlplace.errors import Problem
 
@@ -53,13 +54,4 @@ def not_a_module(kind: Any, name: str) -> Problem | None:
     bases = kind.__mro__ if isinstance(kind, type) else ()
     if any((base.__module__, base.__qualname__) == module for base in bases):
         return None
-    why = "it is made with the spaces of the job and called with observations"
-    fix = "name: <package.module:Class>"
-    return Problem(
-        code=_CODE,
-        key=KEY,
-        what="is no torch.nn.Module",
-        got=name,
-        why=why,
-        fix=fix,
-    )
+    return codes.problem("unknown-module", KEY, name, error="no_module")

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlplace.codes import problem
 from rlplace.config.policies import (
     CnnConfig,
     MlpConfig,
@@ -143,27 +144,30 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
     if remembered:
         expected.append((1, remembered))
     if shapes != expected:
-        why = f"of N observations a policy needs outputs [N, {outputs}] and values [N]; here N is {_SAMPLES}"
-        what = "the network returns something else"
-        fix = "return outputs, values"
+        error = "returns"
         if remembered:
-            why += f"; with remembered: {remembered} also the memory [N, {remembered}] for the next step"
-            fix += ", memory"
-        raise ConfigError.of("bad-network", "actor.model", what, str(shapes), why, fix)
+            error = "returns_with_memory"
+        other = problem(
+            "bad-network",
+            "actor.model",
+            str(shapes),
+            error=error,
+            outputs=outputs,
+            samples=_SAMPLES,
+            remembered=remembered,
+        )
+        raise ConfigError([other])
     # Outputs and values must have gradients
     for name, each in zip(("outputs", "values"), pair, strict=False):
         if not each.requires_grad:
-            what = f"no parameter changes the {name} of the network"
-            why = "both outputs and values are learned"
-            fix = f"compute the {name} from parameters, and not under torch.no_grad() or of a detached tensor"
-            raise ConfigError.of(
+            constant = problem(
                 "bad-network",
                 "actor.model",
-                what,
                 f"{name}.requires_grad is False",
-                why,
-                fix,
+                error="constant",
+                name=name,
             )
+            raise ConfigError([constant])
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
@@ -191,10 +195,10 @@ def main() -> None:
     try:
         answer = describe(json.load(sys.stdin))
     except ConfigError as error:
-        (problem,) = error.problems
+        (found,) = error.problems
         answer = {
-            "error": problem.what,
-            "problem": [getattr(problem, name) for name in _TOLD],
+            "error": found.what,
+            "problem": [getattr(found, name) for name in _TOLD],
         }
     sys.stdout.write(json.dumps(answer) + "\n")
 

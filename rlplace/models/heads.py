@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.errors import Problem
 
 # Names of a folder's only weight file, and of the index of several files
@@ -37,19 +38,7 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
 
     A folder without a head is fine: a new head is made for it.
     """
-    why = _unfit_head(weight_shapes(folder), HEADS, "value")
-    what = "its head does not give the value of a state"
-    fix = f"{key}: <a folder with one label (num_labels=1), or of a causal model: its head starts anew>"
-    if why is None:
-        return None
-    return Problem(
-        code="value-head",
-        key=key,
-        what=what,
-        got=str(folder),
-        why=why,
-        fix=fix,
-    )
+    return _unfit_head(weight_shapes(folder), HEADS, "value-head", key, folder)
 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
@@ -63,43 +52,41 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
     if any(folder.glob("*.safetensors")) and unread_weights(folder) is not None:
         return None
     # A head that is stored but has several outputs, or a bias
-    why = _unfit_head(shapes, names, "score")
-    named = "model"
-    fix = "model: {path: <a folder of sequence classification with one label, num_labels=1>}"
+    if not shapes.keys().isdisjoint(names):
+        return _unfit_head(shapes, names, "reward-head", f"{key}.model", folder)
     # No head under this name: propose other weights with one row
-    if shapes.keys().isdisjoint(names):
-        why = f"its files have no weight {' or '.join(names)}"
-        like = []
-        for name, shape in shapes.items():
-            if len(shape) == 2 and shape[0] == 1:
-                like.append(name.removesuffix(".weight"))
-        like.sort()
-        if like:
-            why += f"; {', '.join(like)} would give one number"
-            named = "head"
-            fix = f"head: {like[0]}"
-    what = "this is no reward model"
-    if why is None:
-        return None
-    return Problem(
-        code="reward-head",
-        key=f"{key}.{named}",
-        what=what,
-        got=str(folder),
-        why=why,
-        fix=fix,
+    like = []
+    for name, shape in shapes.items():
+        if len(shape) == 2 and shape[0] == 1:
+            like.append(name.removesuffix(".weight"))
+    like.sort()
+    wanted = " or ".join(names)
+    if like:
+        return problem(
+            "reward-head",
+            f"{key}.head",
+            str(folder),
+            error="another_name",
+            names=wanted,
+            like=", ".join(like),
+            first=like[0],
+        )
+    return problem(
+        "reward-head", f"{key}.model", str(folder), error="none", names=wanted
     )
 
 
 def _unfit_head(
     shapes: dict[str, list[int]],
     names: tuple[str, ...],
-    what: str,
-) -> str | None:
-    """Return why the head stored under one of `names` does not have one output; None if it has, or if there is no
-    head.
+    code: str,
+    key: str,
+    folder: Path,
+) -> Problem | None:
+    """Return the problem of a head, stored under one of `names`, that does not have one output; None if it has, or if
+    there is no head.
 
-    `what` is what the output means, such as "score".
+    `code` is that of a value model or of a reward model.
     """
     name = next((n for n in names if n in shapes), None)
     if name is None:
@@ -107,9 +94,11 @@ def _unfit_head(
     bias = name.removesuffix("weight") + "bias"
     rows = shapes[name][0]
     if rows != 1:
-        return f"{name} has {rows} rows: it tells {rows} classes apart, and a {what} is one number"
+        return problem(
+            code, key, str(folder), error="classes", where=key, name=name, rows=rows
+        )
     if bias in shapes:
-        return f"{bias} would be left out: the head of a {what} model here is a weight alone"
+        return problem(code, key, str(folder), error="bias", where=key, bias=bias)
     return None
 
 

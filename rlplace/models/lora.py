@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlplace.errors import ConfigError, Problem, did_you_mean
+from rlplace.codes import problem
+from rlplace.errors import ConfigError, did_you_mean
 from rlplace.models.sharding import generator_of
 
 # transformers takes seconds to import, also by peft; models without factors use this module too
@@ -70,19 +71,18 @@ def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     for target in spec.targets:
         if target not in linear:
             near = did_you_mean(target, linear)
-            what = "the model has no linear layer of this name"
-            why = f"its linear layers are {', '.join(sorted(linear))}"
-            fix = "lora_targets: []        (all linear layers but the head)"
+            error = "unknown"
             if near:
-                fix = f"lora_targets: [{near}]"
+                error = "misspelt"
+            layers_there = ", ".join(sorted(linear))
             problems.append(
-                Problem(
-                    code="lora-target-unknown",
-                    key=spec.key,
-                    what=what,
-                    got=target,
-                    why=why,
-                    fix=fix,
+                problem(
+                    "lora-target-unknown",
+                    spec.key,
+                    target,
+                    error=error,
+                    layers=layers_there,
+                    near=near,
                 )
             )
     if problems:

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlplace.codes import problem
 from rlplace.config.policies import CnnConfig, ModuleConfig
 from rlplace.envs.contract import (
     Actions,
@@ -452,38 +453,28 @@ def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
     Raises ConfigError if the class does not exist, takes other arguments, or has a frozen parameter.
     """
     kind = find_module(config)
-    if (problem := not_a_module(kind, config.name)) is not None:
-        raise ConfigError([problem])
+    misfit = not_a_module(kind, config.name)
+    if misfit is not None:
+        raise ConfigError([misfit])
     # The class gets the spaces first
     try:
         module: nn.Module = kind(spaces, **config.kwargs)
     except TypeError as error:
-        what = "the module does not take these arguments"
-        got = ", ".join(f"{k}: {v}" for k, v in config.kwargs.items())
-        why = f"{config.name}: {error}; it gets rlplace.envs.contract.Spaces first"
-        raise ConfigError.of(
+        refused = problem(
             "bad-module-kwargs",
             "actor.model.kwargs",
-            what,
-            got,
-            why,
-            "kwargs: {}",
-        ) from error
+            ", ".join(f"{k}: {v}" for k, v in config.kwargs.items()),
+            error="raised",
+            name=config.name,
+            reason=str(error),
+        )
+        raise ConfigError([refused]) from error
     # A policy has no frozen parameters
     frozen = None
     for name, parameter in module.named_parameters():
         if frozen is None and not parameter.requires_grad:
             frozen = name
     if frozen is not None:
-        what = "a parameter is frozen (requires_grad=False)"
-        why = "all parameters of a policy are trained"
-        fix = "keep what is not trained as a buffer: self.register_buffer(name, tensor)"
-        raise ConfigError.of(
-            "bad-network",
-            "actor.model",
-            what,
-            f"{config.name}: {frozen}",
-            why,
-            fix,
-        )
+        got = f"{config.name}: {frozen}"
+        raise ConfigError([problem("bad-network", "actor.model", got, error="frozen")])
     return module

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from rlplace.codes import problem
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, Spaces
 from rlplace.envs.registry import needs, spaces_of_job
@@ -162,13 +163,17 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
         if there.get(name) != wanted.get(name):
             odd.append(name)
     if odd:
-        what = "the weights are not those of a policy for this simulator"
-        stored_shape = there.get(odd[0], "missing")
-        wanted_shape = wanted.get(odd[0], "missing")
-        why = f"{odd[0]} is {stored_shape} there and {wanted_shape} by config.yaml"
-        why += f"; {config.simulator_env.id} may show or take something else than when it was trained on"
-        fix = "name a checkpoint of this simulator, or bring back the simulator of then"
-        raise ConfigError.of("other-state", key, what, str(trained.weights), why, fix)
+        misfit = problem(
+            "other-state",
+            key,
+            str(trained.weights),
+            error="policy",
+            name=odd[0],
+            stored=there.get(odd[0], "missing"),
+            wanted=wanted.get(odd[0], "missing"),
+            simulator=config.simulator_env.id,
+        )
+        raise ConfigError([misfit])
     network.load_state_dict(found)
     network.requires_grad_(False).eval()
     return Policy(network, spaces, config, seed=seed).eval()
@@ -181,16 +186,14 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
     try:
         return load_file(trained.weights)
     except (SafetensorError, OSError) as error:
-        what = "the weights cannot be read"
-        fix = "export them again: python -m rlplace.export RUN <new folder>"
-        raise ConfigError.of(
+        damaged = problem(
             "checkpoint-damaged",
             key,
-            what,
             str(trained.weights),
-            str(error),
-            fix,
-        ) from error
+            error="exported",
+            reason=str(error),
+        )
+        raise ConfigError([damaged]) from error
 
 
 def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
@@ -255,7 +258,7 @@ def _tracing(out: Path) -> Iterator[None]:
             yield
         except (RuntimeError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise _not_traced(out, reason) from error
+            raise _not_traced(out, "raised", reason) from error
 
 
 def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
@@ -264,10 +267,7 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
     Raises ConfigError if the trace gives other actions for another batch, or if the policy has a memory.
     """
     if policy.network.remembered:
-        raise _not_traced(
-            out,
-            "it has a memory, which goes from one step to the next beside the observations",
-        )
+        raise _not_traced(out, "memory")
     traced: torch.jit.ScriptModule = torch.jit.trace(
         policy,
         _example(policy),
@@ -278,18 +278,17 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
         _example(policy).dtype
     )
     if not torch.allclose(traced(other), policy(other), atol=1e-5):
-        raise _not_traced(
-            out,
-            "the network does something else by what it sees, which a recorded pass does not",
-        )
+        raise _not_traced(out, "branches")
     return traced
 
 
-def _not_traced(out: Path, why: str) -> ConfigError:
-    """Return the error that the policy cannot be written in this form, for the reason `why`."""
-    what = "the policy cannot be written in this form"
-    fix = f"{out.with_suffix('')}        (a folder for rlplace.load_policy)"
-    return ConfigError.of("not-traceable", _OUT, what, str(out), why, fix)
+def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
+    """Return the error that the policy cannot be written in this form. `reason`: of an exception."""
+    folder = out.with_suffix("")
+    untraced = problem(
+        "not-traceable", _OUT, str(out), error=error, folder=folder, reason=reason
+    )
+    return ConfigError([untraced])
 
 
 def _example(policy: Policy) -> Tensor:
@@ -303,23 +302,20 @@ def _example(policy: Policy) -> Tensor:
 
 def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
     """Return the error for observations of another shape."""
-    what = "observations of another shape"
-    why = f"the policy was trained on {list(shape)}; a batch is [N, *{list(shape)}]"
-    return ConfigError.of(
+    other = problem(
         "observation-shape",
         "observations",
-        what,
         str(list(got)),
-        why,
-        "stack them along the first axis",
+        error="shape",
+        shape=list(shape),
     )
+    return ConfigError([other])
 
 
 def _wrong_dtype(got: str, dtype: str) -> ConfigError:
     """Return the error for observations of another dtype."""
-    what = "observations of another kind of numbers"
-    why = f"the policy was trained on {dtype}, as the simulator shows"
-    fix = "give an array of float32"
+    error = "numbers"
     if dtype == "uint8":
-        fix = "give them as the simulator shows them: bytes 0 to 255"
-    return ConfigError.of("observation-shape", "observations", what, got, why, fix)
+        error = "bytes"
+    other = problem("observation-shape", "observations", got, error=error, dtype=dtype)
+    return ConfigError([other])

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rlplace.codes import problem
+from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.causal_lm import LmSpec, PackedLm, skeleton, stored_part
-from rlplace.models.checkpoint import Checkpoint, model_mismatch, write_model
+from rlplace.models.checkpoint import Checkpoint, write_model
 from rlplace.models.lora import Factors, checkpoint_name, factors_of, is_factor
 from rlplace.models.saved_state import SavedState
 
@@ -63,8 +65,16 @@ def _lm_weights(
     # Saved shapes must be those of the model
     for parameter, name in parameters.items():
         if parameter.requires_grad and state.shape(name) != tuple(parameter.shape):
-            why = f"{name} is {list(parameter.shape)} there, {list(state.shape(name) or ())} in the checkpoint"
-            raise model_mismatch(spec.folder, why, spec.key)
+            other = problem(
+                "model-weights",
+                spec.key,
+                str(spec.folder),
+                error="checkpoint_shape",
+                name=name,
+                shape=list(parameter.shape),
+                stored=list(state.shape(name) or ()),
+            )
+            raise ConfigError([other])
     # Without LoRA all weights are saved, and read in batches
     if spec.lora is None:
         saved = [name for name in parameters.values() if name not in module.kept]

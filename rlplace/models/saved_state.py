@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from rlplace.codes import problem
 from rlplace.errors import ConfigError
 from rlplace.models.checkpoint import write_file
 
@@ -50,16 +51,8 @@ class SavedState:
             name for name in names if average and _AVERAGE + name in self._stored
         }
         if average and not averaged:
-            what = "the checkpoint has no moving average"
-            why = "the run kept none: actor.ema_decay"
-            raise ConfigError.of(
-                "bad-option",
-                "--ema",
-                what,
-                str(folder),
-                why,
-                "leave out --ema",
-            )
+            missing = problem("bad-option", "--ema", str(folder), error="no_average")
+            raise ConfigError([missing])
         # Buffers have no average and come from the weights
         self._places = {}
         for name in names:

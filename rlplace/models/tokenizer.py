@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplace.codes import problem
 from rlplace.envs.text.contract import Image, Message, Prompt
 from rlplace.errors import ConfigError
 from rlplace.tokens import Tokens
@@ -83,10 +84,8 @@ class Tokenizer:
 
         file = folder / "tokenizer.json"
         if not file.is_file():
-            what = "the model's folder has no tokenizer.json"
-            why = "prompts are encoded by the model's own tokenizer"
-            fix = "save it there: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
-            raise ConfigError.of("no-tokenizer", _KEY, what, str(folder), why, fix)
+            missing = problem("no-tokenizer", _KEY, str(folder), error="missing")
+            raise ConfigError([missing])
         try:
             library = Library.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
@@ -152,17 +151,8 @@ class Tokenizer:
             encoded = self._library.encode(text, add_special_tokens=special)
             return np.array(encoded.ids, np.int32)
         except TypeError as error:
-            what = "a text has half of a character"
-            why = "of bytes decoded with surrogateescape, or an escape"
-            fix = 'decode the bytes with errors="replace"'
-            raise ConfigError.of(
-                "no-text",
-                "env.task",
-                what,
-                ascii(text)[:400],
-                why,
-                fix,
-            ) from error
+            half = problem("no-text", "env.task", ascii(text)[:400])
+            raise ConfigError([half]) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
         """Decode tokens to text; with `special`, special tokens are shown."""
@@ -188,17 +178,8 @@ class Tokenizer:
         import jinja2
 
         if self.chat_template is None:
-            what = "the model's tokenizer has no chat template"
-            why = "prompts are messages of a chat, and only the template defines how this model sees one"
-            fix = "env.chat=false sends prompts as plain text        (or: add a chat_template.jinja)"
-            raise ConfigError.of(
-                "no-chat-template",
-                _KEY,
-                what,
-                str(self._folder),
-                why,
-                fix,
-            )
+            missing = problem("no-chat-template", _KEY, str(self._folder))
+            raise ConfigError([missing])
         chat = [
             {"role": message.role, "content": _content(message)} for message in messages
         ]
@@ -216,23 +197,22 @@ class Tokenizer:
                 {**known, "messages": chat, "add_generation_prompt": not answered}
             )
         except Exception as error:  # a template is a program: it may raise anything
-            what = "the chat template refuses these messages"
-            got = ", ".join(m.role for m in messages)
+            roles = [message.role for message in messages]
             raised = f"{type(error).__name__}: {error}"
             if isinstance(error, jinja2.TemplateError):
                 raised = str(error)
-            why = f"the template in {self._folder} raised: {raised}"
-            fix = "env.chat=false        (prompts as plain text; or correct the messages or the template)"
-            if any(message.role == "system" for message in messages):
-                fix = "env.system=null        (if the roles it takes do not include system)"
-            raise ConfigError.of(
+            name = "messages"
+            if "system" in roles:
+                name = "with_system"
+            refused = problem(
                 "chat-template-refused",
                 _KEY,
-                what,
-                got,
-                why,
-                fix,
-            ) from error
+                ", ".join(roles),
+                error=name,
+                folder=self._folder,
+                raised=raised,
+            )
+            raise ConfigError([refused]) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
         """Render a chat and encode it."""
@@ -294,11 +274,9 @@ class Chat:
         ]
         before, found, after = self._render([*self._system, *chat]).partition(_ANSWER)
         if not found or _ANSWER in after:
-            what = "the chat template does not show an earlier answer exactly once"
-            why = "what follows an answer in a conversation is found behind it, as the template renders it"
-            fix = "another chat_template.jinja, or a task of one turn"
             got = repr((before + after)[:200])
-            raise ConfigError.of("chat-template-refused", _KEY, what, got, why, fix)
+            refused = problem("chat-template-refused", _KEY, got, error="turns")
+            raise ConfigError([refused])
         tokens = self._tokenizer.encode(after)
         # Leave out the stop token if the answer has it already
         ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
@@ -359,18 +337,15 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
     """Return the error that a file of the tokenizer cannot be read."""
-    what = f"{file.name} of the model's tokenizer cannot be read"
-    fix = (
-        "save it anew: AutoTokenizer.from_pretrained(<model>).save_pretrained(<folder>)"
-    )
-    return ConfigError.of(
+    damaged = problem(
         "no-tokenizer",
         _KEY,
-        what,
         str(file),
-        f"{type(error).__name__}: {error}",
-        fix,
+        error="damaged",
+        file=file.name,
+        reason=f"{type(error).__name__}: {error}",
     )
+    return ConfigError([damaged])
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplace.codes import problem
 from rlplace.config.schema import Config, TextEnvConfig
 from rlplace.envs.text.contract import Image
 from rlplace.errors import ConfigError
@@ -30,6 +31,8 @@ from rlplace.tokens import Files, Tokens
 if TYPE_CHECKING:
     from rlplace.models.causal_lm import CausalLm
 
+# Key of the errors about images and prompts
+_KEY = "env.kwargs"
 # Times the shorter side; the processors refuse longer images
 _LONGEST_SIDE = 200
 _FORMATS = ("PNG", "JPEG")
@@ -76,17 +79,8 @@ class VisionSpec:
             if isinstance(n, int) and n > 0
         ]
         if len(numbers) < 4:
-            what = "the model's folder has no image processor"
-            why = "patch_size, merge_size and the size of images in preprocessor_config.json define what it sees"
-            fix = "save it there: AutoImageProcessor.from_pretrained(<model>).save_pretrained(<folder>)"
-            raise ConfigError.of(
-                "no-image-processor",
-                "actor.model.path",
-                what,
-                str(folder),
-                why,
-                fix,
-            )
+            missing = problem("no-image-processor", "actor.model.path", str(folder))
+            raise ConfigError([missing])
         patch, merge, least, most = numbers
         # The job may allow fewer tokens
         if env.max_image_tokens is not None:
@@ -143,15 +137,25 @@ class VisionSpec:
                 files.append(image.read())
                 counts.append(self.tokens(*_size(files[-1])))
             except (OSError, ValueError) as error:
-                what = "an image cannot be read"
-                fix = "a PNG or JPEG, or another row"
-                raise self._bad(what, _name(image), str(error), fix) from error
-        if (total := sum(map(len, files))) > self.most_bytes:
-            what = "the images of a prompt are larger than the limit"
-            got = f"{total} bytes: {', '.join(map(_name, images))}"
-            why = f"they travel with each request and each group of samples; env.max_image_bytes is {self.most_bytes}"
-            fix = f"env.max_image_bytes: {total}        (or smaller files)"
-            raise self._bad(what, got, why, fix)
+                unread = problem(
+                    "bad-image",
+                    _KEY,
+                    _name(image),
+                    error="unread",
+                    reason=str(error),
+                )
+                raise ConfigError([unread]) from error
+        total = sum(map(len, files))
+        if total > self.most_bytes:
+            large = problem(
+                "bad-image",
+                _KEY,
+                f"{total} bytes: {', '.join(map(_name, images))}",
+                error="large",
+                most=self.most_bytes,
+                total=total,
+            )
+            raise ConfigError([large])
         return tuple(files), counts
 
     def expand(self, tokens: Tokens, counts: Sequence[int]) -> Tokens:
@@ -161,27 +165,11 @@ class VisionSpec:
         """
         places = np.flatnonzero(tokens == self.image_token)
         if len(places) != len(counts):
-            what = "a prompt has other image tokens than images"
             got = f"{len(places)} tokens, {len(counts)} images"
-            why = (
-                "the chat template writes one for each image; a text that has one "
-                "itself, as <|image_pad|>, is refused"
-            )
-            fix = "env.chat: true, a chat_template.jinja that shows images, or texts without such a token"
-            raise self._bad(what, got, why, fix)
+            raise ConfigError([problem("bad-image", _KEY, got, error="tokens")])
         repeats = np.ones(len(tokens), np.int64)
         repeats[places] = counts
         return np.repeat(tokens, repeats)
-
-    def _bad(
-        self,
-        what: str,
-        got: str,
-        why: str,
-        fix: str,
-    ) -> ConfigError:
-        """Return the error of a bad image or prompt."""
-        return ConfigError.of("bad-image", "env.kwargs", what, got, why, fix)
 
 
 def policy_of(config: Config, folder: Path) -> type[CausalLm]:

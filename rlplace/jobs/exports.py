@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import Checkpoint
-from rlplace.errors import OutputError, did_you_mean
-from rlplace.jobs.notes import wrong_option
+from rlplace.codes import problem
+from rlplace.errors import ConfigError, OutputError, did_you_mean
 
 FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
 _OTHER_FILES = (
@@ -36,13 +36,15 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     if component in there:
         return
     near = did_you_mean(component, there)
-    raise wrong_option(
+    wrong = problem(
+        "bad-option",
         "--component",
-        "the checkpoint has no such weights",
         component,
-        "it has the weights of " + ", ".join(there),
-        f"--component {near or _TRAINED[0]}",
+        error="no_weights",
+        there=", ".join(there),
+        near=near or _TRAINED[0],
     )
+    raise ConfigError([wrong])
 
 
 def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
@@ -53,32 +55,31 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
         and out.suffix not in files
         and (near or out.suffix in (*FILES, *_OTHER_FILES))
     ):
-        ends = f"the end of the name says what is written: {', '.join(files)}, or none for a folder"
-        why = ends if files else "a language model is written as a folder"
-        raise wrong_option(
+        error = "no_file"
+        if files:
+            error = "kind_of_file"
+        end = ""
+        if near:
+            end = f".{near}"
+        wrong = problem(
+            "bad-option",
             "OUT",
-            "no such kind of file",
             str(out),
-            why,
-            str(out.with_suffix(f".{near}" if near else "")),
+            error=error,
+            files=", ".join(files),
+            other=out.with_suffix(end),
         )
+        raise ConfigError([wrong])
     if not out.name:
-        raise wrong_option(
-            "OUT",
-            "is not the name of a new folder or file",
-            str(out),
-            None,
-            "my_policy",
-        )
+        raise ConfigError([problem("bad-option", "OUT", str(out), error="no_name")])
     if out.exists():
         others = (
             out.with_name(f"{out.stem}_{n}{out.suffix}")
             for n in itertools.count(number)
         )
         free = next(other for other in others if not other.exists())
-        raise wrong_option(
-            "OUT", "exists already", str(out), "an export overwrites nothing", str(free)
-        )
+        wrong = problem("bad-option", "OUT", str(out), error="exists", free=free)
+        raise ConfigError([wrong])
 
 
 @contextlib.contextmanager

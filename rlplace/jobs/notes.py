@@ -1,11 +1,12 @@
-"""Messages that both jobs use: missing keys, resumed runs and wrong command options."""
+"""Messages that both jobs use: missing keys and resumed runs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from rlplace.codes import problem
 from rlplace.config.schema import Config
-from rlplace.errors import ConfigError, Problem
+from rlplace.errors import Problem
 
 
 def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
@@ -18,19 +19,5 @@ def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
 
 def missing_problems(config: Config) -> Iterator[Problem]:
     """Report missing keys, without which a job can be planned but not run."""
-    for key, (why, fix) in config.missing.items():
-        yield Problem(
-            code="plan-only",
-            key=key,
-            what="is required in a run",
-            got=None,
-            why=f"{why}; without it the job is planned only",
-            fix=f"{fix}        (or only plan: dry_run: true)",
-        )
-
-
-def wrong_option(
-    key: str, what: str, got: str | None, why: str | None, fix: str
-) -> ConfigError:
-    """Return the error for a wrong option of a command."""
-    return ConfigError.of("bad-option", key, what, got, why, fix)
+    for key, (reason, line) in config.missing.items():
+        yield problem("plan-only", key, error="missing", reason=reason, line=line)

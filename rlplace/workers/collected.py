@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.errors import WorkerMisuse
 from rlplace.metrics import Metric
 from rlplace.stopwatch import Stopwatch
@@ -82,23 +83,21 @@ class Collected:
     ) -> None:
         """Add a number. Raises WorkerMisuse if it is not a number, or if the name was reduced in another way before."""
         if reduce not in _REDUCTIONS:
-            raise _bad_metric(
+            wrong = problem(
+                "bad-metric",
                 owner,
-                name,
-                f"cannot be reduced by {reduce!r}",
-                got=repr(reduce),
-                fix='reduce="mean"      (or "sum", "max", "min")',
+                repr(reduce),
+                error="reduction",
+                name=name,
+                reduction=reduce,
             )
+            raise WorkerMisuse(wrong)
         try:
             number = Metric(float(value), reduce, float(weight))  # type: ignore[arg-type]  # checked above
         except (TypeError, ValueError) as error:
-            raise _bad_metric(
-                owner,
-                name,
-                "is no number",
-                got=f"{type(value).__name__}: {str(value)[:60]}",
-                fix=f'self.metric("{name}", float(...))',
-            ) from error
+            got = f"{type(value).__name__}: {str(value)[:60]}"
+            wrong = problem("bad-metric", owner, got, error="no_number", name=name)
+            raise WorkerMisuse(wrong) from error
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
     def add_result(self, owner: str, component: str, result: Any) -> None:
@@ -117,13 +116,15 @@ class Collected:
                 self._metrics[name] = metric
                 return
             if before.reduce != metric.reduce:
-                raise _bad_metric(
+                wrong = problem(
+                    "bad-metric",
                     owner,
-                    name,
-                    "is reduced in two ways",
-                    got=f"{before.reduce} and {metric.reduce}",
-                    fix=f'reduce="{before.reduce}" in both places, or two names',
+                    f"{before.reduce} and {metric.reduce}",
+                    error="two_ways",
+                    name=name,
+                    before=before.reduce,
                 )
+                raise WorkerMisuse(wrong)
             self._metrics[name] = _merged(before, metric)
 
 
@@ -147,17 +148,4 @@ def _are_numbers(result: Mapping[Any, Any]) -> bool:
         and isinstance(value, Real | Metric)
         and not isinstance(value, bool)
         for name, value in result.items()
-    )
-
-
-def _bad_metric(
-    owner: str, name: str, what: str, *, got: str, fix: str
-) -> WorkerMisuse:
-    return WorkerMisuse.about(
-        "bad-metric",
-        owner,
-        f"metric {name!r} {what}",
-        got=got,
-        why="a metric is one number of a rank, and is reduced over all ranks",
-        fix=fix,
     )

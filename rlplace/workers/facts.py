@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rlplace.errors import PlacementError, did_you_mean, suggestion
+from rlplace.codes import problem
+from rlplace.errors import PlacementError, did_you_mean
 from rlplace.placement.channels import ChannelPlan, participants_for, plan_weights
 from rlplace.placement.flow import Delivery, deliver_by_node
 
@@ -84,30 +85,30 @@ def weights_channel(source: str, target: str) -> str:
     return f"weights.{source}.{target}"
 
 
-def _pasted(source: str, target: str) -> str:
-    return f"facts_of(placement, weights=[{(source, target)!r}])"
-
-
 def _check_pair(placement: HybridComponentPlacement, source: str, target: str) -> None:
     placed = placement.components
     key = "weights"
     unknown = [component for component in (source, target) if component not in placed]
     if unknown:
-        near = did_you_mean(unknown[0], placed)
-        raise PlacementError.of(
+        name = unknown[0]
+        near = did_you_mean(name, placed)
+        error = "weights"
+        pair = (source, target)
+        if near:
+            error = "weights_misspelt"
+            right = {name: near}
+            pair = (right.get(source, source), right.get(target, target))
+        wrong = problem(
             "unknown-component",
             key,
-            f"no component {unknown[0]!r} is placed{suggestion(near)}",
             repr((source, target)),
-            f"weights go between placed components: {', '.join(placed)}",
-            _pasted(source, target).replace(unknown[0], near) if near else None,
+            error=error,
+            name=name,
+            near=near,
+            placed=", ".join(placed),
+            pair=pair,
         )
+        raise PlacementError([wrong])
     if source == target:
-        raise PlacementError.of(
-            "weights-to-itself",
-            key,
-            f"{source} cannot send its weights to itself",
-            repr((source, target)),
-            "ranks of one component have their process group to exchange weights",
-            _pasted(source, "<another component>"),
-        )
+        got = repr((source, target))
+        raise PlacementError([problem("weights-to-itself", key, got, name=source)])

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.errors import ChannelTimeout
 
 _TICK_S = 0.1  # interval at which a waiting worker checks for cancellation
@@ -121,11 +122,13 @@ def _wait(
     """
     check()
     if time.monotonic() >= until:
-        raise ChannelTimeout.about(
-            "channel-timeout",
-            owner,
-            f"waited {timeout_s:.1f} s for the other worker of process {process}",
-            why="both are called in the same stage and meet at its start; the other has not come",
-            fix="runner.channel_timeout_s=<more>, if it is really this slow",
+        raise ChannelTimeout(
+            problem(
+                "channel-timeout",
+                owner,
+                error="lending",
+                timeout_s=timeout_s,
+                process=process,
+            )
         )
     place.changed.wait(_TICK_S)

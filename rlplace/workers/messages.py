@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.errors import (
     ChannelBroken,
@@ -111,13 +112,16 @@ class Messages:
         try:
             channel.put(value, key=_key(owner, rank, topic), timeout_s=timeout_s)
         except ChannelTimeout as late:
-            raise ChannelTimeout.about(
-                "message-timeout",
-                owner,
-                f"could not send to {receiver} in time",
-                got=str(late),
-                why=f"{CAPACITY} messages wait at most on the node of the receiver",
-                fix=f"find out why the ranks of {to} do not receive, or send less ahead",
+            raise ChannelTimeout(
+                problem(
+                    "message-timeout",
+                    owner,
+                    str(late),
+                    error="send",
+                    receiver=receiver,
+                    capacity=CAPACITY,
+                    to=to,
+                )
             ) from late
         except ChannelBroken as broken:
             raise _peer_gone(owner, f"send to {receiver}", str(broken)) from broken
@@ -159,12 +163,15 @@ class Messages:
                     owner, f"a message of {sender}", str(broken)
                 ) from broken
             if left_s <= _LOOK_S:
-                raise ChannelTimeout.about(
-                    "message-timeout",
-                    owner,
-                    f"waited {patience_s:.1f} s for a message of {sender}",
-                    why=f"{sender} lives, and has sent nothing to {owner}",
-                    fix="find out why it does not send, or raise timeout_s if it is really this slow",
+                raise ChannelTimeout(
+                    problem(
+                        "message-timeout",
+                        owner,
+                        error="receive",
+                        patience_s=patience_s,
+                        sender=sender,
+                        owner=owner,
+                    )
                 )
 
     def _mailbox(self, owner: str, group: str) -> Mailbox:
@@ -172,26 +179,29 @@ class Messages:
             if group in self._mailboxes:
                 return self._mailboxes[group]
             known = sorted(self._mailboxes)
-        raise WorkerMisuse.about(
+        unknown = problem(
             "unknown-group",
             owner,
-            f"no group is called {group!r}{suggestion(did_you_mean(group, known))}",
-            got=repr(group),
-            why="groups of this cluster that can be sent to: "
-            + (", ".join(known) or "none"),
-            fix="the name that the group was launched with",
+            repr(group),
+            name=group,
+            hint=suggestion(did_you_mean(group, known)),
+            known=", ".join(known) or "none",
         )
+        raise WorkerMisuse(unknown)
 
     def _peer(self, owner: str, mailbox: Mailbox, rank: int) -> str:
         """Return the name of a rank. Raises WorkerMisuse if it does not exist."""
         if type(rank) is not int or not 0 <= rank < mailbox.world_size:
-            raise WorkerMisuse.about(
-                "no-such-rank",
-                owner,
-                f"{mailbox.group} has no rank {rank}",
-                got=f"rank={rank!r}",
-                why=f"its ranks are 0-{mailbox.world_size - 1}",
-                fix=f"rank={mailbox.world_size - 1}",
+            raise WorkerMisuse(
+                problem(
+                    "no-such-rank",
+                    owner,
+                    f"rank={rank!r}",
+                    error="message",
+                    group=mailbox.group,
+                    rank=rank,
+                    last=mailbox.world_size - 1,
+                )
             )
         return owner_of(mailbox.group, rank)
 
@@ -206,9 +216,8 @@ def _key(sender: str, rank: int, topic: str) -> str:
 
 
 def _peer_gone(owner: str, wanted: str, why: str) -> ChannelBroken:
-    return ChannelBroken.about(
-        "peer-gone",
-        owner,
-        f"cannot {wanted}" if wanted.startswith("send") else f"waited for {wanted}",
-        why=why,
-    )
+    error = "receive"
+    if wanted.startswith("send"):
+        error = "send"
+    gone = problem("peer-gone", owner, error=error, wanted=wanted, reason=why)
+    return ChannelBroken(gone)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import problem
 from rlplace.errors import ConfigError, WorkerMisuse
 from rlplace.workers.saving import FilesBehind, unreadable_state
 
@@ -77,14 +78,18 @@ def state_for(worker: Worker, states: list[Any]) -> Any:
         return states[0] if states else None
     if len(states) == worker.world_size:
         return states[worker.rank]
-    raise ConfigError.of(
-        "other-ranks",
-        "resume",
-        f"{worker.component} saved the state of {len(states)} ranks, and has {worker.world_size} now",
-        f"{worker.world_size} ranks",
-        "each rank has a state of its own; only the class knows how these are divided anew",
-        f"def load_states(self, states): ... in {type(worker).__name__}, with the states of all {len(states)} ranks"
-        "        (or as many ranks as then; or return None from save_state on all ranks but 0)",
+    raise ConfigError(
+        [
+            problem(
+                "other-ranks",
+                "resume",
+                f"{worker.world_size} ranks",
+                component=worker.component,
+                saved=len(states),
+                world_size=worker.world_size,
+                kind=type(worker).__name__,
+            )
+        ]
     )
 
 
@@ -138,11 +143,11 @@ def _restored(value: Any) -> Any:
 
 
 def _not_stored(worker: Worker, path: str, value: object) -> WorkerMisuse:
-    return WorkerMisuse.about(
-        "state-not-stored",
-        worker.context.owner,
-        f"{path} cannot be stored in a checkpoint",
-        got=f"{type(value).__module__}.{type(value).__qualname__}",
-        why="a state is made of dicts, lists, tuples, numbers, texts, tensors and arrays; reading it runs no code",
-        fix="its state in these, such as .state_dict(), and the object made anew in setup",
+    return WorkerMisuse(
+        problem(
+            "state-not-stored",
+            worker.context.owner,
+            f"{type(value).__module__}.{type(value).__qualname__}",
+            path=path,
+        )
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlplace.codes import problem
 from rlplace.errors import ClusterError, WorkerMisuse
 from rlplace.placement.language.slots import owner_of
 from rlplace.workers.worker import WorkerContext
@@ -84,13 +85,14 @@ class ProcessGroup:
         while absent := self._absent(here):
             context.check_cancelled("process_group")
             if time.monotonic() > until:
-                raise ClusterError.about(
-                    "ranks-absent",
-                    context.owner,
-                    f"waited {timeout_s:.1f} s for the other ranks of its group",
-                    got="absent: " + ", ".join(absent[:8]),
-                    why="all ranks of the group join its process group, or none",
-                    fix="call process_group on all ranks, in setup for example",
+                raise ClusterError(
+                    problem(
+                        "ranks-absent",
+                        context.owner,
+                        "absent: " + ", ".join(absent[:8]),
+                        error="process_group",
+                        timeout_s=timeout_s,
+                    )
                 )
             time.sleep(_PAUSE_S)
 
@@ -106,12 +108,13 @@ class ProcessGroup:
 def _everyone(context: WorkerContext) -> Any:
     """Return the default group. Raises WorkerMisuse if it belongs to other ranks than the worker's group."""
     if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
-        raise WorkerMisuse.about(
-            "other-process-group",
-            context.owner,
-            "this process is in another process group already",
-            got=f"rank {dist.get_rank()} of {dist.get_world_size()}",
-            why=f"the worker is rank {context.rank} of {context.world_size}, and a process has one default group",
-            fix="destroy_process_group() first, or cluster.launcher=ray",
+        raise WorkerMisuse(
+            problem(
+                "other-process-group",
+                context.owner,
+                f"rank {dist.get_rank()} of {dist.get_world_size()}",
+                rank=context.rank,
+                world_size=context.world_size,
+            )
         )
     return dist.group.WORLD

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlplace.codes import problem
 from rlplace.errors import WorkerMisuse
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
@@ -123,13 +124,14 @@ class Registered:
         found = list(_tensors_in(thing))
         if found and (isinstance(thing, Tensor) or _holds_only_tensors(thing)):
             return
-        raise WorkerMisuse.about(
-            "nothing-to-offload",
-            self._slot.owner,
-            f"{type(thing).__name__} cannot be offloaded",
-            got=repr(thing)[:80],
-            why="what leaves an accelerator is a torch module, an optimizer, a tensor, or a mapping of tensors",
-            fix="self.offload(self.model, self.optimizer)",
+        raise WorkerMisuse(
+            problem(
+                "nothing-to-offload",
+                self._slot.owner,
+                repr(thing)[:80],
+                error="thing",
+                kind=type(thing).__name__,
+            )
         )
 
 

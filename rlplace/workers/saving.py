@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rlplace.checkpoints import report_failed, report_written
+from rlplace.codes import problem
 from rlplace.errors import ConfigError, OutputError
 from rlplace.workers.worker import WorkerContext
 
@@ -62,22 +63,31 @@ class FilesBehind:
 
 
 def other_state(component: str, got: str, expected: str) -> ConfigError:
-    return ConfigError.of(
-        "other-state",
-        "resume",
-        f"the checkpoint has another state of {component} than this run",
-        got,
-        f"expected was {expected}; model, optimizer, algorithm and simulators decide what a state has",
-        "resume=<a checkpoint of this model>, or the config that the checkpoint was made by",
+    return ConfigError(
+        [
+            problem(
+                "other-state",
+                "resume",
+                got,
+                error="worker",
+                component=component,
+                expected=expected,
+            )
+        ]
     )
 
 
 def unreadable_state(component: str, path: Path, error: BaseException) -> ConfigError:
-    return ConfigError.of(
-        "checkpoint-damaged",
-        "resume",
-        f"the state of {component} cannot be read",
-        str(path),
-        f"expected was a whole file; found {type(error).__name__}: {error}",
-        "resume=<another checkpoint>",
+    return ConfigError(
+        [
+            problem(
+                "checkpoint-damaged",
+                "resume",
+                str(path),
+                error="unreadable",
+                component=component,
+                kind=type(error).__name__,
+                reason=error,
+            )
+        ]
     )

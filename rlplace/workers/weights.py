@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rlplace import codes
 from rlplace.comm.weights.device_sync import DeviceSender
 from rlplace.comm.weights.host_sync import WeightSender, receiver_of
 from rlplace.comm.weights.rendezvous import StoreAddress
@@ -23,7 +24,6 @@ from rlplace.comm.weights.version import ReceivedWeights, WeightReceiver
 from rlplace.errors import (
     ChannelTimeout,
     NotResident,
-    Problem,
     Source,
     WeightSyncError,
     did_you_mean,
@@ -266,12 +266,13 @@ class WeightEnds:
         tensors: object = self._worker.weights()
         wrong = _not_weights(tensors)
         if wrong is not None:
-            raise self._about(
-                code="bad-weights",
-                what=f"weights() returned {wrong}",
-                why="weights are dense tensors by their names, the same tensors each time",
-                fix="return dict(self.model.named_parameters())",
+            bad = codes.problem(
+                "bad-weights",
+                self._context.owner,
+                source=line_of(type(self._worker).weights),
+                returned=wrong,
             )
+            raise WeightSyncError(bad)
         assert isinstance(tensors, Mapping), "it is a mapping of tensors"
         missing = absent(tensors)
         if missing:
@@ -286,36 +287,25 @@ class WeightEnds:
 
         found = misfits(received.tensors, own)
         if found.names:
-            raise self._about(
-                code="weight-names",
-                what=f"the weights of {source} have other names",
-                got="\n".join(found.names),
-                why="each tensor is copied into the one of the same name; the weights in use are unchanged",
-                fix=f"return the same names in weights() of {source} and {self._component}",
+            names = codes.problem(
+                "weight-names",
+                self._context.owner,
+                "\n".join(found.names),
+                source=line_of(type(self._worker).weights),
+                sender=source,
+                component=self._component,
             )
+            raise WeightSyncError(names)
         if found.shapes:
-            raise self._about(
-                code="weight-shapes",
-                what=f"the weights of {source} have other shapes",
-                got="\n".join(found.shapes),
-                why="tensors are copied whole; the weights in use are unchanged",
-                fix=f"build the same model in {source} and {self._component}",
+            shapes = codes.problem(
+                "weight-shapes",
+                self._context.owner,
+                "\n".join(found.shapes),
+                source=line_of(type(self._worker).weights),
+                sender=source,
+                component=self._component,
             )
-
-    def _about(
-        self, *, code: str, what: str, why: str, fix: str, got: str | None = None
-    ) -> WeightSyncError:
-        """Build an error about the worker's class that shows the line of its `weights`."""
-        problem = Problem(
-            code=code,
-            key=self._context.owner,
-            what=what,
-            got=got,
-            source=line_of(type(self._worker).weights),
-            why=why,
-            fix=fix,
-        )
-        return WeightSyncError(problem)
+            raise WeightSyncError(shapes)
 
 
 @contextlib.contextmanager
@@ -342,14 +332,12 @@ def undeclared(worker: Worker) -> WeightSyncError:
         if sync.source == component:
             does = f", and {component} is to send them to {sync.target}"
             break
-    problem = Problem(
-        code="weights-undeclared",
-        key=context.owner,
-        what=f"class {kind.__name__} has no weights{does}",
+    problem = codes.problem(
+        "weights-undeclared",
+        context.owner,
         source=line_of(kind),
-        why="the engine copies the tensors that the class names",
-        fix="def weights(self): return dict(self.model.named_parameters())"
-        "        (or self.weights_of(self.model) in setup)",
+        kind=kind.__name__,
+        does=does,
     )
     return WeightSyncError(problem)
 
@@ -373,28 +361,39 @@ def _unplanned(
     known: Sequence[str],
 ) -> WeightSyncError:
     """Build the error for a pair of components without a sync. `known`: components that this one has syncs with."""
-    near = did_you_mean(asked, known) if asked else None
-    fix = f"facts_of(placement, weights=[{pair!r}]), for the groups of both"
+    near = None
+    if asked:
+        near = did_you_mean(asked, known)
+    error = "unplanned"
     if near:
-        fix = f"{method}(version, {keyword}={near!r})"
-    return WeightSyncError.about(
-        code="weight-sync-unplanned",
-        key=context.owner,
-        what=f"{method} was called, and no weights are planned from {pair[0]} to {pair[1]}",
-        got=f"{method} knows {', '.join(known)}" if known else None,
-        why="buffers and channels are made for the pairs of components that a job names",
-        fix=fix,
+        error = "misspelt"
+    got = None
+    if known:
+        got = f"{method} knows {', '.join(known)}"
+    unplanned = codes.problem(
+        "weight-sync-unplanned",
+        context.owner,
+        got,
+        error=error,
+        method=method,
+        source_name=pair[0],
+        target=pair[1],
+        pair=pair,
+        keyword=keyword,
+        near=near,
     )
+    return WeightSyncError(unplanned)
 
 
 def _several(context: WorkerContext, sources: Sequence[str]) -> WeightSyncError:
-    return WeightSyncError.about(
-        code="weight-sync-unplanned",
-        key=context.owner,
-        what="pull_weights does not say whose weights are wanted",
-        got=f"weights are planned from {', '.join(sources)}",
-        why="the weights of the one would replace those of the other",
-        fix=f"pull_weights(version, source={sources[0]!r})",
+    return WeightSyncError(
+        codes.problem(
+            "weight-sync-unplanned",
+            context.owner,
+            f"weights are planned from {', '.join(sources)}",
+            error="several",
+            first=sources[0],
+        )
     )
 
 
@@ -421,10 +420,14 @@ def _offloaded(
 ) -> NotResident:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     component = context.slot.component
-    return NotResident.about(
-        code="not-resident",
-        key=context.owner,
-        what=f"{method} was called while {names[0]}{more} had no memory",
-        why="a sync copies from tensor to tensor, and an offloaded one, or one on the meta device, is empty",
-        fix=f"{component}.onload().wait() before {component}.{method}(...)",
+    return NotResident(
+        codes.problem(
+            "not-resident",
+            context.owner,
+            error="offloaded",
+            method=method,
+            first=names[0],
+            more=more,
+            component=component,
+        )
     )

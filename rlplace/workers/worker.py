@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel
 from rlplace.comm.work import Lanes, Work
 from rlplace.errors import (
@@ -376,13 +377,15 @@ class Worker:
         if name in channels:
             return channels[name]
         known = ", ".join(channels) or "none"
-        raise WorkerMisuse.about(
-            "unknown-channel",
-            self.context.owner,
-            f"has no channel {name!r}{suggestion(did_you_mean(name, channels))}",
-            got=repr(name),
-            why=f"it has {known}: those of launch(channels=...) and of arguments so far",
-            fix=f'launch(..., channels={{"{name}": cluster.channel(ChannelSpec(name="{name}", ...))}})',
+        raise WorkerMisuse(
+            problem(
+                "unknown-channel",
+                self.context.owner,
+                repr(name),
+                name=name,
+                hint=suggestion(did_you_mean(name, channels)),
+                known=known,
+            )
         )
 
     def world_size_of(self, component: str) -> int:
@@ -533,13 +536,12 @@ class Worker:
         Raises WorkerMisuse; ClusterError, which names the ranks that did not come.
         """
         if not self.needs_own_process:
-            raise WorkerMisuse.about(
-                "no-process-group",
-                self.context.owner,
-                "cannot join a process group",
-                got=f"class {type(self).__qualname__}(Worker) without needs_own_process",
-                why="a process can join only one, so each rank needs a process of its own",
-                fix="needs_own_process = True      (in the body of the class)",
+            raise WorkerMisuse(
+                problem(
+                    "no-process-group",
+                    self.context.owner,
+                    f"class {type(self).__qualname__}(Worker) without needs_own_process",
+                )
             )
         if self._joined is None:
             from rlplace.workers.process_group import ProcessGroup
@@ -591,14 +593,13 @@ class RoleWorker(Worker):
         Raises WorkerMisuse for the config of a whole job, which `rlplace.FSDPActor` and similar classes take.
         """
         if config is None or isinstance(config, Mapping):
-            raise WorkerMisuse.about(
-                "no-worker-arguments",
-                cls.__qualname__,
-                "cannot be launched from the config of a job",
-                got=type(config).__name__,
-                why="it needs what follows from the plan: routes, deliveries, ranks of the other components",
-                fix=f"rlplace.FSDPActor, SimulatorEnv, Rollout, ...: "
-                f".create_group(cfg), or .create_group(cfg, worker={cls.__qualname__})",
+            raise WorkerMisuse(
+                problem(
+                    "no-worker-arguments",
+                    cls.__qualname__,
+                    type(config).__name__,
+                    worker=cls.__qualname__,
+                )
             )
         return super().create_group(config, facts)
 
@@ -616,35 +617,43 @@ class RoleWorker(Worker):
 def not_resident(
     owner: str, method: str, *, has: Residency, needs: Residency
 ) -> NotResident:
-    return NotResident.about(
-        "not-resident",
-        owner,
-        f"{method} was called while the worker is {has.word}",
-        why=f"{method} needs residency {needs.word}; the schedule moves a component there on entry to its stage",
-        fix=f"group.move(Residency.{needs.name}).wait() before group.{method}(...)",
+    return NotResident(
+        problem(
+            "not-resident",
+            owner,
+            error="worker",
+            method=method,
+            residency=has.word,
+            needed=needs.word,
+            move=needs.name,
+        )
     )
 
 
 def cancelled(owner: str, method: str) -> ChannelBroken:
-    why = "a sibling failed, or the run is ending"
-    return ChannelBroken.about(
-        code="cancelled", key=owner, what=f"{method} was cancelled", why=why
+    return ChannelBroken(problem("cancelled", owner, method=method))
+
+
+def out_of_step(
+    owner: str, error: str, *, got: str, expected: str, **facts: Any
+) -> ChannelMisuse:
+    """Build the error for a message of an unexpected step, stage group or row. `error`: its name in the texts."""
+    unexpected = problem(
+        "out-of-step", owner, got, error=error, expected=expected, **facts
     )
-
-
-def out_of_step(owner: str, what: str, *, got: str, expected: str) -> ChannelMisuse:
-    """Build the error for a message of an unexpected step, stage group or row."""
-    why = f"due was {expected}; nothing may be left from before"
-    return ChannelMisuse.about("out-of-step", owner, what, got=got, why=why)
+    return ChannelMisuse(unexpected)
 
 
 def score_not_finite(component: str, score: Scores) -> RewardError:
     computes = "compute" if component == "critic" else "dtype"
-    return RewardError.about(
-        "score-not-finite",
-        component,
-        f"its score of sample {score.sample} of group {score.group} is not a finite number",
-        got=str(score.values[:8].tolist()) + (" ..." if len(score.values) > 8 else ""),
-        why="nothing can be learned from nan or infinity; its weights are damaged, or overflow in its dtype",
-        fix=f"{component}.{computes}=fp32        (or another model)",
+    return RewardError(
+        problem(
+            "score-not-finite",
+            component,
+            str(score.values[:8].tolist()) + (" ..." if len(score.values) > 8 else ""),
+            sample=score.sample,
+            group=score.group,
+            component=component,
+            computes=computes,
+        )
     )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import problem
 from rlplace.config.read import try_config, with_folder
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
@@ -216,10 +217,11 @@ class LanguageModelJob(Job):
         export(trained, request)
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
-        what = "this is a language model"
-        why = "its folder is loaded by transformers, and it is no policy of simulators"
-        fix = f"python -m rlplace.export {trained.folder} <new folder>"
-        raise ConfigError.of("wrong-kind", key, what, str(trained.folder), why, fix)
+        folder = str(trained.folder)
+        wrong = problem(
+            "wrong-kind", key, folder, error="language_model", folder=folder
+        )
+        raise ConfigError([wrong])
 
 
 def worker_of(config: Config, component: str) -> type[Worker]:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.contract.requests import Evaluation, EvaluationRequest
-from rlplace.jobs.notes import wrong_option
+from rlplace.errors import ConfigError
 from rlplace.trained import Trained
 
 _EPISODES = 20
@@ -18,15 +19,13 @@ _EPISODES = 20
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     """Play whole episodes and sum up. Raises ConfigError, SimulatorError, OutputError."""
     if request.transcripts is not None:
-        why = "simulators say nothing that could be written down"
-        fix = "leave out transcripts="
-        raise wrong_option(
+        wrong = problem(
+            "bad-option",
             "transcripts",
-            "the policy is one of simulators",
             str(request.transcripts),
-            why,
-            fix,
+            error="transcripts_of_simulators",
         )
+        raise ConfigError([wrong])
     # For torch: with small batches, more threads would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rlplace.envs.play import play

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import CONFIG
 from rlplace.checkpoints.find import verify
+from rlplace.codes import problem
 from rlplace.contract.requests import ExportRequest
+from rlplace.errors import ConfigError
 from rlplace.jobs.exports import (
     FILES,
     check_component,
     free_place,
     written,
 )
-from rlplace.jobs.notes import wrong_option
 from rlplace.trained import POLICY, Trained
 
 
@@ -28,8 +29,8 @@ def export(trained: Trained, request: ExportRequest) -> None:
     else:
         check_component(found, request.component)
         if request.average:
-            what = "a simulator policy has no moving average"
-            raise wrong_option("--ema", what, None, None, "leave out --ema")
+            wrong = problem("bad-option", "--ema", error="average_of_simulators")
+            raise ConfigError([wrong])
         free_place(out, FILES, number=found.iteration)
         verify(found, request.key)
     with written(out):
@@ -40,14 +41,13 @@ def _check_exported(trained: Trained, request: ExportRequest) -> None:
     """Raise ConfigError if an exported policy is to be exported in a form that needs more than it contains."""
     if request.component == "actor" and not request.average:
         return
-    option = "--ema" if request.average else f"--component {request.component}"
-    raise wrong_option(
-        option,
-        "it has no such weights",
-        str(trained.folder),
-        "weights of the actor alone were exported",
-        f"leave out {option}",
+    option = f"--component {request.component}"
+    if request.average:
+        option = "--ema"
+    wrong = problem(
+        "bad-option", option, str(trained.folder), error="exported", option=option
     )
+    raise ConfigError([wrong])
 
 
 def _write(trained: Trained, out: Path, key: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rlplace.codes import problem
 from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
 from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem, did_you_mean
 from rlplace.extras import install_command, versions_of
@@ -205,34 +206,19 @@ def require(
     if engine.residency < needs:
         raise not_resident(owner, method, has=engine.residency, needs=needs)
     if loaded and engine.version is None:
-        what = f"{method} was called before weights were loaded"
-        why = "offloading a rollout rank drops its weights, since the next sync brings all of them"
-        fix = "run the sync stage first: actor.push_weights(version) and rollout.pull_weights(version)"
-        raise NotResident.about("no-weights", owner, what, why=why, fix=fix)
+        raise NotResident(problem("no-weights", owner, error="engine", method=method))
 
 
 def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
-    what = f"the engine cannot move to {to.word} while it generates"
     got = f"{in_flight} answers in flight"
-    why = "their tokens are in the cache that would be given back"
-    return EngineBusy.about(
-        "engine-busy",
-        owner,
-        what,
-        got=got,
-        why=why,
-        fix="step() until all have finished",
-    )
+    return EngineBusy(problem("engine-busy", owner, got, residency=to.word))
 
 
 def check_length(owner: str, length: int, context: int) -> None:
     """Raise ConfigError if a prompt of `length` tokens leaves no room for an answer."""
     if length >= context:
-        what = "a prompt leaves no room for an answer"
-        why = f"prompt and answer together have {context} tokens here"
         got = f"{length} tokens"
-        fix = "a shorter prompt, or a larger algorithm.max_prompt_length"
-        raise ConfigError.of("prompt-too-long", owner, what, got, why, fix)
+        raise ConfigError([problem("prompt-too-long", owner, got, context=context)])
 
 
 def vllm_problem(kind: str) -> Problem | None:
@@ -242,30 +228,23 @@ def vllm_problem(kind: str) -> Problem | None:
     key = "rollout.engine"
     command = install_command(wanted)
     if found is None:
-        why = f"{kind} accelerators need the package {wanted}, which is an extra"
-        fix = f"scripts/setup vllm        (in an environment of your own: {command})\n"
-        fix += "or: rollout.engine: transformers, slower, needs no vLLM"
-        return Problem(
-            code="vllm-missing",
-            key=key,
-            what="vLLM is not installed",
-            got="vllm",
-            why=why,
-            fix=fix,
+        return problem(
+            "vllm-missing", key, "vllm", kind=kind, package=wanted, command=command
         )
     name, version = found
     # Compare major and minor version
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if _VLLM_FROM <= numbers < _VLLM_BELOW:
         return None
-    what = f"{name} {version} is not supported"
-    why = (
-        "the engine takes vLLM >= {}.{}, < {}.{}: tried were 0.26.0 and 0.32.0".format(
-            *_VLLM_FROM, *_VLLM_BELOW
-        )
-    )
-    return Problem(
-        code="vllm-version", key=key, what=what, got=version, why=why, fix=command
+    return problem(
+        "vllm-version",
+        key,
+        version,
+        name=name,
+        version=version,
+        first=".".join(map(str, _VLLM_FROM)),
+        below=".".join(map(str, _VLLM_BELOW)),
+        command=command,
     )
 
 
@@ -296,24 +275,15 @@ def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
             known.append(n.target.id)
     for name in given:
         # Unknown, or decided by other keys; known ones are fine
-        what = "is no argument of vLLM's engine"
-        why = "it has those of vllm.engine.arg_utils.EngineArgs"
-        fix = did_you_mean(name, known)
+        near = None
         if name in _OWN_ENGINE_ARGS:
-            what = "is decided by other keys"
-            why = "the plan counts with it, or a run depends on it"
-            fix = None
+            error = "decided"
         elif name in known:
             continue
-        fix = (
-            fix
-            or "engine_args: {}        (or an argument of it, such as enable_chunked_prefill: false)"
-        )
-        yield Problem(
-            code="engine-args",
-            key=f"rollout.engine_args.{name}",
-            what=what,
-            got=name,
-            why=why,
-            fix=fix,
-        )
+        else:
+            near = did_you_mean(name, known)
+            error = "unknown"
+            if near:
+                error = "misspelt"
+        key = f"rollout.engine_args.{name}"
+        yield problem("engine-args", key, name, error=error, near=near)

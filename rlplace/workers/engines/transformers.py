@@ -32,6 +32,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.initialization import no_init_weights
 
+from rlplace.codes import problem
 from rlplace.config.schema import TextRolloutConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
@@ -125,13 +126,17 @@ class TransformersEngine(ModuleEngine):
         other_kinds = kinds - {"full_attention", "sliding_attention"}
         window_is_short = window and window < settings.context
         if other_kinds or window_is_short:
-            what = f"{owner}: layers of {config.model_type} do not attend to all tokens before"
-            why = (
-                "this engine keeps every token of an answer in the cache of every layer"
-            )
-            fix = "rollout.engine: vllm"
-            raise ConfigError.of(
-                "attention-not-full", "rollout.engine", what, "transformers", why, fix
+            raise ConfigError(
+                [
+                    problem(
+                        "attention-not-full",
+                        "rollout.engine",
+                        "transformers",
+                        error="layers",
+                        owner=owner,
+                        family=config.model_type,
+                    )
+                ]
             )
         # Build the model without initial values, which a load overwrites
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
@@ -164,14 +169,19 @@ class TransformersEngine(ModuleEngine):
         self._rows = limit // each
         if self._rows < 1:
             key = "rollout.kv_cache_memory"
-            why = f"this model keeps {each} bytes for {settings.context} tokens of prompt and answer"
-            raise ConfigError.of(
-                "kv-cache-too-small",
-                key,
-                f"{owner}: not one answer fits",
-                str(limit),
-                why,
-                f"{key}: {each}",
+            raise ConfigError(
+                [
+                    problem(
+                        "kv-cache-too-small",
+                        key,
+                        str(limit),
+                        error="transformers",
+                        owner=owner,
+                        each=each,
+                        context=settings.context,
+                        name=key,
+                    )
+                ]
             )
         self._workspace_bytes = self._rows * each
         self._most = min(self._rows, rollout.step_sequences)

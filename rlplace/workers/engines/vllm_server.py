@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import urllib3
 
+from rlplace.codes import problem
 from rlplace.errors import EngineError
 from rlplace.models.checkpoint import as_stored, write_model
 from rlplace.placement.schedule import Residency
@@ -112,11 +113,8 @@ class VllmServer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            why = f"{self._folder / 'lock'} is held: by another run, or another rollout rank of this one"
-            fix = "one rollout rank for a server (component_placement.rollout: cpu), and a folder of its own"
-            raise self._failed(
-                "is sent no weights: its folder is in use", why, fix
-            ) from None
+            lock = self._folder / "lock"
+            raise self._failed("in_use", lock=lock) from None
         try:
             self._check(start_s)
             self._call_weights("none yet")
@@ -136,44 +134,35 @@ class VllmServer:
             try:
                 if self._send("GET", "/health", timeout_s=start_s)[0] == HTTPStatus.OK:
                     break
-                last = "its /health does not say that it is up"
-            except urllib3.exceptions.HTTPError as error:
-                last = f"{type(error).__name__}: {error}"
+                error = "unhealthy"
+                reason = ""
+            except urllib3.exceptions.HTTPError as raised:
+                error = "down"
+                reason = f"{type(raised).__name__}: {raised}"
             if time.monotonic() > until:
-                raise self._failed(
-                    f"no server is up after {start_s:g} s", last, f"start it: {start}"
-                )
+                raise self._failed(error, start_s=start_s, reason=reason, start=start)
             time.sleep(_PAUSE_S)
         # Each endpoint that is used must be there
         status, info = self._send("GET", "/server_info?config_format=json")
         if status != HTTPStatus.OK:
-            raise self._failed(
-                "its development endpoints are off",
-                f"HTTP {status} at /server_info",
-                f"start it by {start}",
-            )
+            raise self._failed("no_endpoints", status=status, start=start)
         if self._send("GET", "/inference/v1/generate")[0] == HTTPStatus.NOT_FOUND:
-            raise self._failed(
-                "takes no token ids",
-                "HTTP 404 at /inference/v1/generate",
-                f"start it by {start}",
-            )
+            raise self._failed("no_token_ids", start=start)
         # The server's settings must be those of the contract
         model: Mapping[str, Any] = info["vllm_config"]["model_config"]
         if model["logprobs_mode"] != "processed_logprobs":
-            why = f"--logprobs-mode {model['logprobs_mode']}: not those of the distribution that is drawn from"
-            raise self._failed(
-                "gives other log-probabilities", why, f"start it by {start}"
-            )
+            mode = model["logprobs_mode"]
+            raise self._failed("other_logprobs", mode=mode, start=start)
         on_cpu = info["vllm_config"]["device_config"]["device"] == "cpu"
         if on_cpu and any(".experts." in name for name in self._expected.shapes):
-            why = "once vLLM 0.32 has read experts anew, it takes plain weights for those that it packs for a processor"
-            raise self._failed(
-                "answers wrongly with experts on a CPU", why, "rollout.engine: vllm"
-            )
+            raise self._failed("experts_on_cpu")
         if model["max_model_len"] < self._settings.context:
-            why = f"--max-model-len {model['max_model_len']}; prompt and answer together have {self._settings.context}"
-            raise self._failed("takes shorter sequences", why, f"start it by {start}")
+            raise self._failed(
+                "short_sequences",
+                longest=model["max_model_len"],
+                context=self._settings.context,
+                start=start,
+            )
 
     # ── memory: the server's own, which no plan counts ───────────────────────────────────────────────────────────────
 
@@ -217,10 +206,7 @@ class VllmServer:
         )
         reset = self._post("/reset_prefix_cache?reset_running_requests=true")
         if not reset.get("success"):
-            raise self._failed(
-                "keeps what it computed by the old weights",
-                "/reset_prefix_cache had no success",
-            )
+            raise self._failed("old_cache")
         try:
             self._check_alone()
         except EngineError:
@@ -242,13 +228,7 @@ class VllmServer:
         """Raise EngineError if the version name is no longer the one that this engine has set."""
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
-            why = (
-                f"its weights are called {found!r}, and were called {self._called!r} "
-                f"from here: another run or rollout"
-            )
-            why += " rank sends it weights, or it was started anew"
-            fix = "a server for each run and rollout rank, which nothing starts anew or sends weights meanwhile"
-            raise self._failed("is not this engine's alone", why, fix)
+            raise self._failed("shared", found=found, called=self._called)
 
     def close(self) -> None:
         """Abort the answers in flight, and release the folder."""
@@ -338,25 +318,17 @@ class VllmServer:
         tokens = choice["token_ids"]
         finish = choice["finish_reason"]
         if finish not in ("stop", "length"):
-            raise self._failed("ended an answer by itself", f"finish_reason: {finish}")
+            raise self._failed("ended", finish=finish)
         # Versions of the weights, by spans of tokens; -1 where the server names none
         versions = np.full(len(tokens), -1, np.int32)
         for span in choice["weight_versions"] or ():
             mark, _, version = str(span["version"]).partition(".")
             if mark != self._mark:
                 sent = f"{self._mark}.{self.version}"
-                why = f"it answered by weights {span['version']!r}, and was sent {sent!r} from here"
-                raise self._failed(
-                    "has other weights",
-                    why,
-                    "do not start it anew, or send it others, during a run",
-                )
+                raise self._failed("other_weights", version=span["version"], sent=sent)
             versions[span["start"] : span["end"]] = int(version)
         if (versions < 0).any():
-            raise self._failed(
-                "does not say by which weights it answered",
-                "an answer has no weight_versions",
-            )
+            raise self._failed("no_versions")
         scores = [token["logprob"] for token in choice["logprobs"]["content"]]
         return Completion(
             env_rank=request.env_rank,
@@ -410,17 +382,16 @@ class VllmServer:
         try:
             status, answer = self._send(method, path, body)
         except urllib3.exceptions.HTTPError as error:
-            why = f"{method} {name}: {type(error).__name__}: {error}"
-            fix = (
-                "look at what it printed; more patience: rollout.engine_args.timeout_s"
-            )
             raise self._failed(
-                f"gave no answer within {self._timeout_s:g} s", why, fix
+                "late",
+                timeout_s=self._timeout_s,
+                method=method,
+                path=name,
+                reason=f"{type(error).__name__}: {error}",
             ) from error
         if status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise self._failed(
-                f"refused {name}", f"HTTP {status}: {str(answer)[:_SHOWN]}"
-            )
+            shown = str(answer)[:_SHOWN]
+            raise self._failed("refused", path=name, status=status, answer=shown)
         return answer
 
     def _send(
@@ -440,14 +411,8 @@ class VllmServer:
             return response.status, response.json()
         return response.status, response.data.decode()
 
-    def _failed(
-        self, what: str, why: str, fix: str = "look at what the server printed"
-    ) -> EngineError:
-        return EngineError.about(
-            "engine-server",
-            self._owner,
-            f"the vLLM server {what}",
-            got=self._url,
-            why=why,
-            fix=fix,
+    def _failed(self, error: str, **facts: Any) -> EngineError:
+        """Return an error about the server. `error`: its name in the texts."""
+        return EngineError(
+            problem("engine-server", self._owner, self._url, error=error, **facts)
         )

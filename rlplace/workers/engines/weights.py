@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlplace.codes import problem
 from rlplace.comm.codec import dtype_name
 from rlplace.comm.weights.shards import Shard, replicas
 from rlplace.comm.weights.version import ReceivedWeights
@@ -75,11 +76,8 @@ class KeptWeights:
         weights: Weights = received.tensors
         if received.partial:
             if self._kept is None:
-                what = f"only some of the weights of version {received.version} arrived, the others never did"
-                why = "a partial sync completes the first full one, and none came here"
-                fix = "actor.sync.mode: all"
-                raise WeightSyncError.about(
-                    "some-weights", self._owner, what, why=why, fix=fix
+                raise WeightSyncError(
+                    problem("some-weights", self._owner, version=received.version)
                 )
             weights = {**self._kept.tensors, **weights}
         if self._scale is None:
@@ -358,11 +356,14 @@ class SyncProbe:
     def _differ(self, worst: int, expected: float) -> WeightSyncError:
         # The first token is given
         place = worst + 1
-        what = f"the engine does not use the weights of version {self._engine.version}: token {self._tokens[place]}, "
-        what += f"number {place} of the probe, differs most, by {self._largest:.3g}"
-        why = f"rounding explains {self._tolerance:g} at most in these types; the engine has other weights"
-        fix = "rollout.engine: transformers        (if it passes there, the other engine loads this model wrongly)"
-        got = f"the actor has {expected:.5f}"
-        return WeightSyncError.about(
-            "logprobs-differ", self._owner, what, got=got, why=why, fix=fix
+        differ = problem(
+            "logprobs-differ",
+            self._owner,
+            f"the actor has {expected:.5f}",
+            version=self._engine.version,
+            token=self._tokens[place],
+            place=place,
+            largest=self._largest,
+            tolerance=self._tolerance,
         )
+        return WeightSyncError(differ)

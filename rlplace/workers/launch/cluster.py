@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.comm.ends import LocalChannel
 from rlplace.config.read import read_cluster
@@ -238,9 +239,7 @@ class Cluster:
         Without `start`, the first `channel` or launch connects. Idempotent. Raises ClusterError.
         """
         if self._closed:
-            raise ClusterError.about(
-                "cluster-closed", "cluster", "is closed", fix="make a new Cluster(...)"
-            )
+            raise ClusterError(problem("cluster-closed", "cluster"))
         if not self._started:
             with self._phase("cluster"), deferred():
                 self._launcher.start()
@@ -267,12 +266,8 @@ class Cluster:
         """
         self.start()
         if spec.name in self._channels:
-            raise ClusterError.about(
-                "channel-exists",
-                f"channel {spec.name}",
-                "a channel of this name was made in this cluster before",
-                why="the name stands for the channel in errors and statistics",
-                fix=f'ChannelSpec(name="{spec.name}_2", ...)',
+            raise ClusterError(
+                problem("channel-exists", f"channel {spec.name}", name=spec.name)
             )
         with deferred():
             channel = self._launcher.channel(spec, locations).named(_DRIVER)
@@ -587,15 +582,7 @@ class Cluster:
         channels: Mapping[str, Channel],
     ) -> GroupSpec:
         if name in self._groups and not self._groups[name].closed:
-            why = "the name stands for the component in errors, channels and accounts"
-            fix = f'close it first, or launch(..., name="{name}_2")'
-            raise ClusterError.about(
-                "group-exists",
-                name,
-                "a group of this name is running",
-                why=why,
-                fix=fix,
-            )
+            raise ClusterError(problem("group-exists", name, name=name))
         slots = placed if isinstance(placed, Sequence) else placed.get_placement(self)
         return GroupSpec(
             name=name,
@@ -620,12 +607,14 @@ class Cluster:
             return spec
         ranks = facts.ranks.get(spec.name, len(spec.slots))
         if ranks != len(spec.slots):
-            raise ClusterError.about(
-                "facts-misfit",
-                spec.name,
-                f"is launched with {len(spec.slots)} ranks, and the facts of its job have {ranks}",
-                why="buffers and channels were planned for the ranks of the placement in facts_of(placement)",
-                fix=f'placement_strategy=placement.get_strategy("{spec.name}"), of that placement',
+            raise ClusterError(
+                problem(
+                    "facts-misfit",
+                    spec.name,
+                    launched=len(spec.slots),
+                    ranks=ranks,
+                    name=spec.name,
+                )
             )
         channels = dict(spec.channels)
         for sync in facts.syncs_of(spec.name):
@@ -776,13 +765,15 @@ class InlineLauncher:
         crowded = [s for s in specs if s.worker.needs_own_process and len(s.slots) > 1]
         if crowded:
             names = " and ".join(f"{s.name} ({len(s.slots)} ranks)" for s in crowded)
-            raise ClusterError.about(
-                "inline-needs-one-rank",
-                "cluster.launcher",
-                f"{names} cannot run as threads of one process",
-                got="inline",
-                why="a process can join only one process group, so each of these ranks needs a process of its own",
-                fix=f"cluster.launcher=ray     (or one rank: cluster.component_placement.{crowded[0].name}=0)",
+            raise ClusterError(
+                problem(
+                    "inline-needs-one-rank",
+                    "cluster.launcher",
+                    "inline",
+                    error="group",
+                    names=names,
+                    first=crowded[0].name,
+                )
             )
         if self._outputs is None and any(spec.output for spec in specs):
             self._outputs = Outputs()

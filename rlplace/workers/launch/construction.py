@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rlplace.errors import Problem, Source, WorkerMisuse
+from rlplace.codes import problem
+from rlplace.errors import Source, WorkerMisuse
 
 if TYPE_CHECKING:
     from rlplace.workers.worker import Worker, WorkerContext
@@ -33,14 +34,11 @@ def check_constructor(worker: type[Worker]) -> None:
     if len(required) <= 2 and not keywords:
         return
     raise WorkerMisuse(
-        Problem(
-            code="worker-constructor",
-            key=worker.__qualname__,
-            what="its constructor has arguments that the launcher does not know",
-            got=f"def __init__{inspect.signature(worker.__init__)}",
+        problem(
+            "worker-constructor",
+            worker.__qualname__,
+            f"def __init__{inspect.signature(worker.__init__)}",
             source=_source_of(worker),
-            why="a worker is made from the value that create_group was given, and its place",
-            fix="def __init__(self, config):      (and create_group(one value with all of it))",
         )
     )
 

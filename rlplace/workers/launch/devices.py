@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlplace.errors import AcceleratorOutOfMemory, ClusterError, Problem
+from rlplace.codes import problem
+from rlplace.errors import AcceleratorOutOfMemory, ClusterError
 from rlplace.placement.language.slots import Slot, component_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.units import exact_bytes
@@ -221,12 +222,8 @@ def _lock(file: int, path: Path) -> None:
             return
         except BlockingIOError as held:
             if time.monotonic() > until:
-                raise ClusterError.about(
-                    "account-held",
-                    str(path),
-                    f"the account of emulated memory was not free within {_ACCOUNT_S:g} s",
-                    why="another process of the job stands still while it has it",
-                    fix="end that process",
+                raise ClusterError(
+                    problem("account-held", str(path), limit_s=_ACCOUNT_S)
                 ) from held
             time.sleep(_LOOK_S)
 
@@ -247,26 +244,30 @@ def out_of_memory(
         if size
     ]
     free = capacity_bytes - sum(held.values())
-    has = f"accelerator {number} has {exact_bytes(capacity_bytes)}, {exact_bytes(free)} free"
     others = [
         component_of(r)
         for (r, _), size in largest
         if r != owner and component_of(r) and size
     ]
-    fix = f"cluster.accelerator.memory: {capacity_bytes - free + size_bytes}"
+    error = "alone"
     if others:
-        fix = f"{others[0]}.enable_offload: true     (or {fix})"
+        error = "beside_others"
+    elif lines:
+        error = "beside_itself"
+    full = problem(
+        "accelerator-out-of-memory",
+        owner,
+        f"{what} needs {exact_bytes(size_bytes)}",
+        error=error,
+        number=number,
+        capacity=exact_bytes(capacity_bytes),
+        free=exact_bytes(free),
+        residents="\n".join(lines),
+        other=others[0] if others else None,
+        needed=capacity_bytes - free + size_bytes,
+    )
     return AcceleratorOutOfMemory(
-        Problem(
-            code="accelerator-out-of-memory",
-            key=owner,
-            what=f"accelerator {number} is out of memory",
-            got=f"{what} needs {exact_bytes(size_bytes)}",
-            why="\n".join(
-                [has + ("; resident are" if lines else "; nothing is resident"), *lines]
-            ),
-            fix=fix,
-        ),
+        full,
         accelerator=number,
         lacking_bytes=size_bytes - free,
     )
@@ -298,13 +299,12 @@ def cuda_out_of_memory(
         else at
     )
     return AcceleratorOutOfMemory(
-        Problem(
-            code="accelerator-out-of-memory",
-            key=slot.owner,
-            what=f"accelerator {number} is out of memory",
-            got=text.partition(". See documentation")[0],
-            why="what a computation needs beside what is resident was not foreseen, or is in pieces",
-            fix="a smaller micro_batch or token_budget, or less that is resident beside it",
+        problem(
+            "accelerator-out-of-memory",
+            slot.owner,
+            text.partition(". See documentation")[0],
+            error="torch",
+            number=number,
         ),
         accelerator=number,
         lacking_bytes=max(0, sizes[0] - sizes[1]),
@@ -446,13 +446,14 @@ class CudaDevice(Device):
         for at, uuid in enumerate(planned):
             seen = str(torch.cuda.get_device_properties(self._index + at).uuid)
             if seen != uuid and seen in (*planned, *others):
-                raise ClusterError.about(
-                    "worker-misplaced",
-                    self._owner,
-                    "computes on another GPU than planned",
-                    got=f"GPU-{seen}",
-                    why=f"planned is GPU-{uuid}, which CUDA_VISIBLE_DEVICES names; CUDA counts otherwise",
-                    fix="start again; if it stays, look for what sets CUDA_DEVICE_ORDER on that host",
+                raise ClusterError(
+                    problem(
+                        "worker-misplaced",
+                        self._owner,
+                        f"GPU-{seen}",
+                        error="gpu",
+                        uuid=uuid,
+                    )
                 )
 
     def acquire(self, size_bytes: int, what: str) -> None:

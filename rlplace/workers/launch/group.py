@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel
 from rlplace.comm.watchdog import report, view
 from rlplace.errors import (
@@ -315,14 +316,16 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
         )
     )
     blamed = next(iter(late))
-    return WorkerTimeout.about(
+    if waits:
+        lines.append(waits)
+    late_call = problem(
         "worker-deadline",
         f"{blamed.group.name}.{blamed.calls[0].method}",
-        f"not finished after {timeout_s:g} s",
-        got="still working: " + "; ".join(working),
-        why="\n".join([*lines, waits] if waits else lines) or None,
-        fix="a longer timeout_s (runner.stage_timeout_s in a run), or end what they wait for",
+        "still working: " + "; ".join(working),
+        timeout_s=timeout_s,
+        places="\n".join(lines),
     )
+    return WorkerTimeout(late_call)
 
 
 class WorkerGroup:
@@ -402,13 +405,19 @@ class WorkerGroup:
         ]
         wrong = [r for r in chosen if not 0 <= r < self.world_size]
         if wrong or not chosen:
-            last = self.world_size - 1
-            what = f"rank {wrong[0]} does not exist" if wrong else "no rank is named"
-            got = f"execute_on({', '.join(map(str, chosen))})"
-            why = f"the group has {counted(self.world_size, 'rank')}, 0-{last}"
-            raise PlacementError.of(
-                "no-such-rank", self.name, what, got, why, f"execute_on({last})"
+            error = "none"
+            if wrong:
+                error = "beyond"
+            missing = problem(
+                "no-such-rank",
+                self.name,
+                f"execute_on({', '.join(map(str, chosen))})",
+                error=error,
+                ranks=counted(self.world_size, "rank"),
+                last=self.world_size - 1,
+                rank=wrong[0] if wrong else None,
             )
+            raise PlacementError([missing])
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
@@ -437,11 +446,7 @@ class WorkerGroup:
         if self.failure is not None:
             raise self.failure
         if self._closed:
-            what = f"{method} was called on a group that is closed"
-            fix = "launch the group again"
-            raise ClusterError.about(
-                "group-closed", self.name, what, why="its workers have ended", fix=fix
-            )
+            raise ClusterError(problem("group-closed", self.name, method=method))
         exchanged((args, kwargs), (Channel,), self._keep_channel)
         return Pending(self, self._send(ranks, method, args, kwargs))
 
@@ -740,12 +745,8 @@ def check_methods(worker: type[Worker]) -> None:
             return
         for name in vars(kind):
             if name in taken and not name.startswith("_"):
-                raise WorkerMisuse.about(
-                    "worker-method",
-                    f"{kind.__qualname__}.{name}",
-                    "a worker group has something of this name itself",
-                    why=f"group.{name} would not be the worker's",
-                    fix=f"another name, {name}_all for example",
+                raise WorkerMisuse(
+                    problem("worker-method", f"{kind.__qualname__}.{name}", name=name)
                 )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlplace.codes import problem
 from rlplace.config.schema import (
     AcceleratorConfig,
     ClusterConfig,
@@ -22,6 +23,7 @@ from rlplace.config.schema import (
 from rlplace.errors import ClusterError, ConfigError, PlacementError, Source, source_of
 from rlplace.extras import install_command
 from rlplace.placement.machines.topology import Run, Topology, declare_topology
+from rlplace.units import counted
 
 if TYPE_CHECKING:
     from rlplace.placement.language.slots import Slot
@@ -68,21 +70,20 @@ def declared_topology(
 def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topology:
     """Read the machines from the Ray cluster at `ray.address`, as a run will find them. Also raises ClusterError."""
     if config.ray.address is None:
-        why = "machines are asked of a cluster that runs already"
-        fix = "address: auto        (or its host:port)"
         key = "cluster.ray.address"
-        what = "is required beside cluster.ray.machines"
-        raise ConfigError.of(
-            "missing-key", key, what, None, why, fix, source=source_of(key, sources)
+        raise ConfigError(
+            [
+                problem(
+                    "missing-key",
+                    key,
+                    error="ray_address",
+                    source=source_of(key, sources),
+                )
+            ]
         )
     if config.nodes:
-        what = "are declared, and asked of Ray"
-        why = "cluster.ray.machines takes them from the running cluster"
-        fix = "remove nodes        (or cluster.ray.machines: false)"
         source = source_of("cluster.nodes", sources)
-        raise ConfigError.of(
-            "machines-twice", "cluster.nodes", what, None, why, fix, source=source
-        )
+        raise ConfigError([problem("machines-twice", "cluster.nodes", source=source)])
     machines = _machines_of(config.ray)
     gpus = [int(machine.total.get("GPU", 0)) for machine in machines]
     kind = config.accelerator.kind
@@ -97,12 +98,16 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
         else [each or config.accelerator.emulated_per_node] * len(machines)
     )
     if not any(counts):
-        what = "no machine of the cluster has a GPU"
-        why = f"Ray at {config.ray.address} lists {len(machines)} without"
-        fix = "cluster.accelerator.kind=emulated"
         key = "cluster.accelerator.kind"
-        raise ClusterError.about(
-            "too-few-accelerators", key, what, got="cuda", why=why, fix=fix
+        raise ClusterError(
+            problem(
+                "too-few-accelerators",
+                key,
+                "cuda",
+                error="no_gpu",
+                address=config.ray.address,
+                count=len(machines),
+            )
         )
     memory = config.accelerator.memory if kind == "emulated" else 0
     nodes = [
@@ -126,12 +131,15 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
         session.start()
         return session.machines()
     except ModuleNotFoundError as error:
-        what = "Ray is not installed"
-        why = f"there is no module {error.name}"
-        fix = install_command("run")
-        raise ConfigError.of(
-            "missing-library", "cluster.ray.machines", what, "machines: true", why, fix
-        ) from error
+        missing = problem(
+            "missing-library",
+            "cluster.ray.machines",
+            "machines: true",
+            error="ray",
+            module=error.name,
+            command=install_command("run"),
+        )
+        raise ConfigError([missing]) from error
     finally:
         session.close()
 
@@ -181,16 +189,19 @@ def count_topology(
     if count == "auto":
         count = found if kind == "cuda" else accelerator.emulated_per_node
     if kind == "cuda" and (count == 0 or (local and count > found)):
-        raise ClusterError.about(
+        error = "no_gpu_here"
+        if found:
+            error = "fewer_gpus"
+        few = problem(
             "too-few-accelerators",
             "cluster.accelerators_per_node",
-            f"{count or 'some'} GPUs are asked for",
-            got=str(accelerators_per_node),
-            why=f"this machine has {found} GPU{'s' if found != 1 else ''} (CUDA_VISIBLE_DEVICES counts)",
-            fix=f"cluster.accelerators_per_node={found}"
-            if found
-            else "cluster.accelerator.kind=emulated",
+            str(accelerators_per_node),
+            error=error,
+            asked=count or "some",
+            gpus=counted(found, "GPU"),
+            found=found,
         )
+        raise ClusterError(few)
     if kind == "emulated":
         return Topology.uniform(num_nodes, count, kind, accelerator.memory)
     topology = Topology.uniform(num_nodes, count, kind)

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rlplace.codes import problem
 from rlplace.errors import ClusterError
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.machines.topology import Topology
@@ -114,13 +115,13 @@ def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> No
         if slot.node not in reserved or not set(visible_to(slot)) <= set(
             reserved[slot.node].accelerators
         ):
-            raise ClusterError.about(
-                "not-reserved",
-                slot.owner,
-                f"its accelerators on node {slot.node} were not reserved",
-                got=",".join(map(str, visible_to(slot))) or "no accelerator",
-                why="the first launch_all reserves what its groups use, and a reservation does not grow",
-                fix="launch all groups with one launch_all, or call cluster.reserve() before it",
+            raise ClusterError(
+                problem(
+                    "not-reserved",
+                    slot.owner,
+                    ",".join(map(str, visible_to(slot))) or "no accelerator",
+                    node=slot.node,
+                )
             )
 
 
@@ -131,38 +132,41 @@ def check_size(
     nodes = len(machines)
     most = max(needed, default=0) + 1
     if most > nodes:
-        raise ClusterError.about(
-            "cluster-too-small",
-            "cluster.num_nodes",
-            f"the placement uses node {most - 1}, the cluster has {_count(nodes, 'node')}",
-            got=str(most),
-            why=f"{address} has "
-            + ", ".join(f"node {i}: {m.address}" for i, m in enumerate(machines)),
-            fix=f"cluster.num_nodes={nodes}     (of declared machines cluster.nodes.0.count={nodes};"
-            f" or add {_count(most - nodes, 'node')})",
+        raise ClusterError(
+            problem(
+                "cluster-too-small",
+                "cluster.num_nodes",
+                str(most),
+                error="nodes",
+                last=most - 1,
+                there=_count(nodes, "node"),
+                address=address,
+                listed=", ".join(
+                    f"node {i}: {m.address}" for i, m in enumerate(machines)
+                ),
+                nodes=nodes,
+                lacking=_count(most - nodes, "node"),
+            )
         )
     for node, use in needed.items():
         lack = use.lack(machines[node].total)
         if lack is not None:
             accelerators = ",".join(map(str, use.accelerators))
-            raise ClusterError.about(
+            gpus = int(machines[node].total.get("GPU", 0))
+            error = "no_gpu"
+            if gpus:
+                error = "node"
+            small = problem(
                 "cluster-too-small",
                 "cluster.accelerators_per_node",
-                f"node {node} has too little",
-                got=lack,
-                why=f"node {node} is {machines[node].address}; the placement uses its accelerators {accelerators}",
-                fix=_fewer(int(machines[node].total.get("GPU", 0))),
+                lack,
+                error=error,
+                node=node,
+                address=machines[node].address,
+                accelerators=accelerators,
+                gpus=gpus,
             )
-
-
-def _fewer(gpus: int) -> str:
-    if not gpus:
-        return (
-            "rlplace doctor        (it shows which GPUs are found here; or join a "
-            "cluster that has some: ray.address)"
-        )
-    each = f"cluster.nodes.0.accelerators={gpus}        (of declared machines; else"
-    return f"{each} cluster.accelerators_per_node={gpus}; or join a larger cluster: ray.address)"
+            raise ClusterError(small)
 
 
 def not_free(
@@ -180,13 +184,13 @@ def not_free(
         for node, lack in lacks.items()
         if lack is not None
     ]
-    return ClusterError.about(
-        "reserve-timeout",
-        "cluster",
-        f"its accelerators were not free within {waited_s:g} s",
-        got="\n".join(lines) or "all of it is free now",
-        why="the job reserves everything it uses at once, and other jobs hold what is missing",
-        fix="end the other jobs, or wait longer: cluster.ray.reserve_timeout_s",
+    return ClusterError(
+        problem(
+            "reserve-timeout",
+            "cluster",
+            "\n".join(lines) or "all of it is free now",
+            waited_s=waited_s,
+        )
     )
 
 
@@ -214,16 +218,20 @@ def check_place(
     visible = use.visible_ids(slot)
     elsewhere = report.machine != machine.id
     if elsewhere or report.visible != visible:
-        raise ClusterError.about(
+        error = "accelerators"
+        if elsewhere:
+            error = "node"
+        misplaced = problem(
             "worker-misplaced",
             slot.owner,
-            "runs on another node than planned"
-            if elsewhere
-            else "sees other accelerators than planned",
-            got=f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
-            why=f"planned is node {slot.node}, {machine.id[:8]}, visible {_names(visible)}",
-            fix=f"start again; if it stays, look for something that sets {VISIBLE} on that host",
+            f"node {report.machine[:8]} ({report.host}), visible {_names(report.visible)}",
+            error=error,
+            node=slot.node,
+            machine=machine.id[:8],
+            visible=_names(visible),
+            variable=VISIBLE,
         )
+        raise ClusterError(misplaced)
 
 
 def _names(ids: Iterable[object]) -> str:
@@ -259,34 +267,30 @@ def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
         slot for spec in specs for slot in spec.slots if slot.process
     ):
         first = sharing[0]
-        sees = f"{first.owner} is on node {first.node} and sees accelerators {_names(visible_to(first))} there"
         for slot in sharing:
             worker = classes[slot.component]
             place = (slot.node, visible_to(slot))
-            reasons = (
-                (
-                    first.process in running,
-                    "its workers start together, and it runs already",
-                ),
-                (
-                    worker.needs_own_process,
-                    f"it can join only one process group, and {worker.__name__} joins one",
-                ),
-                (
-                    slot.runtime_env != first.runtime_env,
-                    f"{first.owner} has another Python or other variables",
-                ),
-                (
-                    place != (first.node, visible_to(first)),
-                    f"{sees}, {slot.owner} is on node {slot.node} and sees {_names(visible_to(slot))}",
-                ),
+            if first.process in running:
+                error = "running"
+            elif worker.needs_own_process:
+                error = "process_group"
+            elif slot.runtime_env != first.runtime_env:
+                error = "another_python"
+            elif place != (first.node, visible_to(first)):
+                error = "another_place"
+            else:
+                continue
+            unshared = problem(
+                "process-cannot-be-shared",
+                slot.owner,
+                f"process {slot.process!r}",
+                error=error,
+                worker=worker.__name__,
+                first=first.owner,
+                first_node=first.node,
+                first_sees=_names(visible_to(first)),
+                owner=slot.owner,
+                node=slot.node,
+                sees=_names(visible_to(slot)),
             )
-            for why in (why for wrong, why in reasons if wrong):
-                raise ClusterError.about(
-                    "process-cannot-be-shared",
-                    slot.owner,
-                    "its process cannot be shared",
-                    got=f"process {slot.process!r}",
-                    why=why,
-                    fix="launch all that share it with one launch_all, in like slots; or leave `process` empty",
-                )
+            raise ClusterError(unshared)

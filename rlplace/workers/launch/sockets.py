@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlplace.codes import problem
 from rlplace.comm.shared_memory.folder import LONGEST_SOCKET
 from rlplace.errors import ClusterError
 
@@ -39,15 +40,16 @@ def ray_variables() -> Mapping[str, str]:
             return {"RAY_TMPDIR": str(SHORT)}
         return {}
     if not _fits(Path(own), _OF_RAY):
-        what = "is too long a path for Ray's sockets"
-        why = f"they are {_OF_RAY} bytes longer, and {LONGEST_SOCKET} are allowed"
-        raise ClusterError.about(
-            "long-folder",
-            "RAY_TMPDIR",
-            what,
-            got=own,
-            why=why,
-            fix=f"export RAY_TMPDIR={SHORT}",
+        raise ClusterError(
+            problem(
+                "long-folder",
+                "RAY_TMPDIR",
+                own,
+                error="ray",
+                of_ray=_OF_RAY,
+                longest=LONGEST_SOCKET,
+                short=SHORT,
+            )
         )
     return {}
 

@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlplace.codes import problem
 from rlplace.comm import channel_errors
 from rlplace.comm.address import (
     ChannelAddress,
@@ -129,13 +130,10 @@ class JobChannels:
             address.spec,
             *(location.spec for location in address.locations),
         ):
-            raise ClusterError.about(
-                "foreign-channel",
-                f"channel {end.spec.name}",
-                "this cluster did not make the channel that a group is given",
-                got=type(end).__name__,
-                why="workers reach only the channels of their own cluster",
-                fix="give the group what `channel` of its own cluster returned",
+            raise ClusterError(
+                problem(
+                    "foreign-channel", f"channel {end.spec.name}", type(end).__name__
+                )
             )
         return address
 
@@ -334,13 +332,14 @@ class RemoteNode:
                     getattr(self._actor, method).remote(*arguments), self._timeout_s
                 )
             except (GetTimeoutError, RayActorError) as error:
-                raise ClusterError.about(
-                    "node-lost",
-                    f"node {self._machine.address}",
-                    f"did not answer the call of `{method}`",
-                    got=f"{type(error).__name__}: {error}".partition("\n")[0],
-                    why="the process that holds a node's channels runs there, and it does not answer",
-                    fix="look at the load, the memory and the logs of this node",
+                raise ClusterError(
+                    problem(
+                        "node-lost",
+                        f"node {self._machine.address}",
+                        f"{type(error).__name__}: {error}".partition("\n")[0],
+                        error="channels",
+                        method=method,
+                    )
                 ) from error
 
         return call
@@ -396,13 +395,13 @@ class ProcessEnd(Channel):
         )
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ChannelMisuse.about(
-            "inside-a-process",
-            f"channel {self.spec.name}",
-            "the driver can neither put nor get here",
-            got=f"keys {', '.join(self.spec.keys or ())}",
-            why=f"all their users share process {self._name!r}, and items pass there by reference",
-            fix="process: own        (for the components that share it)",
+        raise ChannelMisuse(
+            problem(
+                "inside-a-process",
+                f"channel {self.spec.name}",
+                f"keys {', '.join(self.spec.keys or ())}",
+                name=self._name,
+            )
         )
 
     _put = _get = _refuse

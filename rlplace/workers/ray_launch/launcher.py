@@ -28,6 +28,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlplace.codes import problem
 from rlplace.comm.address import ChannelAddress
 from rlplace.comm.channel import Channel, ChannelSpec
 from rlplace.config.schema import CommConfig, RayConfig
@@ -567,13 +568,15 @@ def _listens(address: str, port: int) -> bool:
 
 
 def _late(missing: Sequence[str], limit_s: float) -> ClusterError:
-    return ClusterError.about(
-        "workers-late",
-        "cluster.ray.start_timeout_s",
-        f"{len(missing)} worker processes did not start within {limit_s:g} s",
-        got=", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
-        why="an overloaded node starts processes slowly, one without memory not at all",
-        fix=f"cluster.ray.start_timeout_s={2 * limit_s:g}, or fewer ranks",
+    return ClusterError(
+        problem(
+            "workers-late",
+            "cluster.ray.start_timeout_s",
+            ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else ""),
+            count=len(missing),
+            limit_s=limit_s,
+            longer_s=2 * limit_s,
+        )
     )
 
 

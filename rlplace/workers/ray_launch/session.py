@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from rlplace.codes import problem
 from rlplace.config.schema import RayConfig
 from rlplace.cores import usable_cores
 from rlplace.errors import ClusterError
@@ -234,13 +235,13 @@ def _start_local(timeout_s: float) -> None:
             ray.shutdown()
             deliver_deferred()
             if attempt == _ATTEMPTS or time.monotonic() > deadline:
-                raise ClusterError.about(
-                    "ray-did-not-start",
-                    "cluster.ray",
-                    f"Ray did not start on this machine in {attempt} attempts",
-                    got=f"{type(error).__name__}: {error}".partition("\n")[0],
-                    why="starting Ray needs free memory, space for /tmp/ray and a machine that is not overloaded",
-                    fix="try again; ray.address joins a Ray that runs already; cluster.launcher=inline needs none",
+                raise ClusterError(
+                    problem(
+                        "ray-did-not-start",
+                        "cluster.ray",
+                        f"{type(error).__name__}: {error}".partition("\n")[0],
+                        attempt=attempt,
+                    )
                 ) from error
 
 
@@ -268,9 +269,19 @@ def _join(address: str) -> None:
             (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
         )
         why = why if where == address else f"{where}: {why}"
-        raise _nothing_to_join(
-            "cluster-unreachable", "no Ray cluster answers here", address, why
-        ) from error
+        error_name = "here"
+        # The address is of a single machine.
+        if address.count(".") and ":" not in address:
+            error_name = "without_port"
+        unreachable = problem(
+            "cluster-unreachable",
+            "cluster.ray.address",
+            address,
+            error=error_name,
+            reason=why,
+            address=address,
+        )
+        raise ClusterError(unreachable) from error
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:
@@ -284,21 +295,29 @@ def _of_other_versions(said: str, address: str) -> ClusterError | None:
     ):
         return None
     there, here = versions
-    what = "the cluster has another " + " and another ".join(
-        name for name in there if there[name] != here[name]
-    )
+    differing = [name for name in there if there[name] != here[name]]
     texts = [
         " and ".join(f"{name} {version}" for name, version in part.items())
         for part in (there, here)
     ]
-    why = f"cluster: {texts[0]}\ndriver:  {texts[1]}, {sys.executable}\nRay and Python are the same everywhere"
-    fix = f"pip install 'ray=={there['Ray']}'        (here; or on all machines of the cluster ray=={here['Ray']})"
+    error_name = "ray"
     if there["Python"] != here["Python"]:
-        fix = f"uv venv --python {there['Python']}        (an environment here, then ray=={there['Ray']} in it;"
-        fix += f" or Python {here['Python']} on all machines of the cluster)"
-    return ClusterError.about(
-        "ray-differs", "cluster.ray.address", what, got=address, why=why, fix=fix
+        error_name = "python"
+    differs = problem(
+        "ray-differs",
+        "cluster.ray.address",
+        address,
+        error=error_name,
+        differing=" and another ".join(differing),
+        cluster=texts[0],
+        driver=texts[1],
+        executable=sys.executable,
+        there_ray=there["Ray"],
+        there_python=there["Python"],
+        here_ray=here["Ray"],
+        here_python=here["Python"],
     )
+    return ClusterError(differs)
 
 
 def _shared_address() -> str:
@@ -314,9 +333,10 @@ def _shared_address() -> str:
     if started not in shared and len(shared) == 1:
         return shared.pop()
     if started is None and alone:
-        what = "the only Ray here was not started to be shared"
-        why = f"it ends with its program: {'; '.join(alone)}"
-        raise _nothing_to_join("cluster-private", what, "auto", why)
+        private_one = problem(
+            "cluster-private", "cluster.ray.address", "auto", programs="; ".join(alone)
+        )
+        raise ClusterError(private_one)
     if len(shared) > 1 and started not in shared:
         raise ConnectionError(
             f"several are here, {', '.join(sorted(shared))}: RAY_ADDRESS, or the address itself, names one"
@@ -371,16 +391,6 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
         )
     except psutil.AccessDenied:  # a process of another user
         return program.pid != 1
-
-
-def _nothing_to_join(code: str, what: str, address: str, why: str) -> ClusterError:
-    fix = "cluster.ray.address=null starts Ray on this machine; `ray start --head` starts one to join"
-    # The address is of a single machine.
-    if address.count(".") and ":" not in address:
-        fix = f"cluster.ray.address={address}:6379        (6379: the port of `ray start --head` unless it has --port)"
-    return ClusterError.about(
-        code, "cluster.ray.address", what, got=address, why=why, fix=fix
-    )
 
 
 class Guard:

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 
+from rlplace.codes import problem
 from rlplace.errors import ClusterError
 from rlplace.proxies import DIRECT
 from rlplace.workers.ray_launch import private
@@ -58,20 +59,25 @@ def use_token(address: str) -> None:
     loader = private.token_loader()
     if loader is None or not _refuses(address, {}):
         return
-    why = f"{_MODE}={os.environ.get(_MODE)} is set here"
-    fix = f"export {_MODE}=token"
+    error = "mode"
     if os.environ.get(_MODE, "token") == "token":
-        fix = f"export {_TOKEN}=$(ssh {address.rpartition(':')[0]} cat .ray/auth_token)"
-        why = "there is none here: neither in RAY_AUTH_TOKEN, nor in a file of RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+        error = "none"
         if loader.has_token(ignore_auth_mode=True):
             private.send_token()
             if not _refuses(address, loader.get_token_for_http_header()):
                 return
-            why = "the one that is here is of another cluster"
-    what = "the Ray cluster asks for a token"
-    raise ClusterError.about(
-        "cluster-token", "cluster.ray.address", what, got=address, why=why, fix=fix
+            error = "another"
+    refused = problem(
+        "cluster-token",
+        "cluster.ray.address",
+        address,
+        error=error,
+        variable=_MODE,
+        mode=os.environ.get(_MODE),
+        token=_TOKEN,
+        host=address.rpartition(":")[0],
     )
+    raise ClusterError(refused)
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:

@@ -602,9 +602,12 @@ class Critic(TrainedWorker):
         self._inferred = None
         if inferred is None or inferred.iteration != iteration:
             got = "nothing" if inferred is None else f"iteration {inferred.iteration}"
-            what = f"learn({iteration}) has no values to start from"
             raise out_of_step(
-                self.context.owner, what, got=got, expected="infer before"
+                self.context.owner,
+                "values",
+                got=got,
+                expected="infer before",
+                iteration=iteration,
             )
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()

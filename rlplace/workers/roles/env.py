@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.codes import problem
 from rlplace.envs.contract import (
     ContinuousActions,
     DiscreteActions,
@@ -500,13 +501,15 @@ class VectorEnvWorker(EnvWorker):
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
         """Build the error of a non-finite number. `row`: global row."""
         env = self.config.config.simulator_env
-        return SimulatorError.about(
-            "simulator-not-finite",
-            self.context.owner,
-            f"{what} of {env.id or env.kind} in row {row} is not finite",
-            got=got,
-            why="the simulation left the range of its numbers, or a reward divides by zero",
-            fix="faults.on_poison=skip ends such episodes and learns nothing from these steps; or bound the simulator",
+        return SimulatorError(
+            problem(
+                "simulator-not-finite",
+                self.context.owner,
+                got,
+                number=what,
+                simulator=env.id or env.kind,
+                row=row,
+            )
         )
 
     def _send(self, recording: Recording) -> None:

@@ -101,7 +101,7 @@ class ChannelOracle(Oracle):
             ):
                 raise out_of_step(
                     self._context.owner,
-                    "got an answer to something else",
+                    "answer",
                     got=_place(chunk.stage_group, chunk.step, chunk.first_row),
                     expected=_place(
                         group.index,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlplace import codes
 from rlplace.config.schema import Config
 from rlplace.envs.registry import make_task
 from rlplace.envs.text import Image, Split, TextEpisode
@@ -108,18 +109,13 @@ class Prompts:
         elif shown:
             raise self._unseen(shown)
         if not len(tokens):
-            what = "a prompt has no tokens"
             got = f"prompt {row}: {episodes[0].prompt!r}"
-            why = "an answer's first token is drawn given what comes before it"
-            fix = "env.system=<text>        (or a text in every row of the data set; or env.chat=true)"
-            raise ConfigError.of(
-                "empty-prompt",
-                "env.kwargs",
-                what,
-                got,
-                why,
-                fix,
-                source=self._place(row),
+            raise ConfigError(
+                [
+                    codes.problem(
+                        "empty-prompt", "env.kwargs", got, source=self._place(row)
+                    )
+                ]
             )
         return tokens, images, episodes
 
@@ -145,31 +141,30 @@ class Prompts:
         return fitting
 
     def _unseen(self, shown: Sequence[Image]) -> ConfigError:
-        what = "a prompt has images, and the model sees none"
-        why = "its config.json has no vision_config"
-        fix = "actor.model.path: <the folder of a model that sees, such as Qwen2.5-VL>        (or prompts of text)"
-        return ConfigError.of(
-            "bad-image", "env.kwargs", what, f"{len(shown)} images", why, fix
+        return ConfigError(
+            [
+                codes.problem(
+                    "bad-image", "env.kwargs", f"{len(shown)} images", error="unseen"
+                )
+            ]
         )
 
     def _too_long(
         self, got: str, enough: int, place: Source | None = None
     ) -> ConfigError:
-        what = f"prompts are longer than {self._longest} tokens"
-        why = "a cut prompt asks something else, so none is cut"
-        fix = (
-            f"max_prompt_length: {enough}"
-            + "        (or leave them out: env.long_prompts: drop)" * (not self._drop)
-        )
-        return ConfigError.of(
+        error = "refused"
+        if self._drop:
+            error = "all_dropped"
+        long = codes.problem(
             "long-prompts",
             "algorithm.max_prompt_length",
-            what,
             got,
-            why,
-            fix,
+            error=error,
             source=place,
+            longest=self._longest,
+            enough=enough,
         )
+        return ConfigError([long])
 
 
 def splits(config: Config) -> tuple[Split, ...]:

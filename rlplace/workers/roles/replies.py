@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from rlplace.codes import problem
 from rlplace.envs.text import TextEpisode
 from rlplace.errors import RewardError
 
@@ -144,22 +145,28 @@ class Replies:
         self._ended.put((asked, reply))
 
     def _too_many(self, asked: _Asked, hung: list[str]) -> RewardError:
-        return RewardError.about(
-            "reply-timeout",
-            "env.task",
-            f"{len(hung)} replies were given up and have not ended since, such as {', '.join(hung[:3])}",
-            got=repr(asked.answer[:400]),
-            why=f"each holds a thread of this process, which has room for {MOST_HUNG} of them",
-            fix="end it in the task's reply: give every call of a tool a deadline of its own",
+        return RewardError(
+            problem(
+                "reply-timeout",
+                "env.task",
+                repr(asked.answer[:400]),
+                error="too_many",
+                count=len(hung),
+                hung=", ".join(hung[:3]),
+                most=MOST_HUNG,
+            )
         )
 
     def _late(self, asked: _Asked) -> RewardError:
         group, sample = asked.place
-        return RewardError.about(
-            "reply-timeout",
-            "env.task",
-            f"a reply did not come within {self._timeout_s:g} s, for sample {sample} of group {group}",
-            got=repr(asked.answer[:400]),
-            why="the answer waits for it, and the iteration for the answer",
-            fix="env.reply_timeout_s=<longer>, or give up earlier in the task's reply",
+        return RewardError(
+            problem(
+                "reply-timeout",
+                "env.task",
+                repr(asked.answer[:400]),
+                error="late",
+                timeout_s=self._timeout_s,
+                sample=sample,
+                group=group,
+            )
         )

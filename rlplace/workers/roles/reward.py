@@ -24,6 +24,7 @@ from http import HTTPStatus
 
 import numpy as np
 
+from rlplace.codes import problem
 from rlplace.config.schema import RewardConfig
 from rlplace.envs.text.failures import NO_USE, Failures
 from rlplace.envs.text.graders import grader_of
@@ -241,22 +242,26 @@ class RewardClient:
                 raise TypeError
             numbers = [float(reward) for reward in rewards]
         except (ValueError, KeyError, TypeError, OverflowError):
-            why = 'it is not {"rewards": [number, ...]}'
+            numbers = []
+            error = "no_rewards"
         else:
-            if len(numbers) == len(queries) and (
-                self._skip or all(map(math.isfinite, numbers))
-            ):
+            finite = self._skip or all(map(math.isfinite, numbers))
+            if len(numbers) != len(queries):
+                error = "another_number"
+            elif not finite:
+                error = "not_finite"
+            else:
                 return numbers
-            many = f"it has {len(numbers)} rewards for {len(queries)} queries"
-            why = (
-                many
-                if len(numbers) != len(queries)
-                else "one of its rewards is not finite"
-            )
-        fix = 'answer {"rewards": [...]} with one finite number for each query, in their order'
-        raise self._failed(
-            "reward-endpoint-answer", f"it answered {_short(answer)}", why, fix
+        wrong = problem(
+            "reward-endpoint-answer",
+            f"{self._key}.url",
+            self._shown_url,
+            error=error,
+            answer=_short(answer),
+            rewards=len(numbers),
+            queries=len(queries),
         )
+        raise RewardError(wrong)
 
     def reach(self) -> None:
         """Check with a GET that a server answers, with any status. Raises RewardError."""
@@ -274,12 +279,19 @@ class RewardClient:
             if number < tries and self._ended.wait(max(pause_s, asked_s)):
                 raise cancelled(self._key, "asking the endpoint")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise self._failed(
-            _DOWN,
-            f"the endpoint gave no answer in {tries} {'try' if tries == 1 else 'tries'}",
-            f"the last time: {last}",
-            f"start it, or correct the address; more patience: {self._key}.retries, .timeout_s",
+        error = "tries"
+        if tries == 1:
+            error = "one_try"
+        down = problem(
+            "reward-endpoint-down",
+            f"{self._key}.url",
+            self._shown_url,
+            error=error,
+            tries=tries,
+            last=last,
+            block=self._key,
         )
+        raise RewardError(down)
 
     def _once(self, body: bytes | None) -> str:
         """POST `body` (without a body: GET) and return the answer.
@@ -308,12 +320,15 @@ class RewardClient:
                 while piece := response.read1(_CHUNK):
                     pieces.append(piece)
                     if (size := size + len(piece)) > _LARGEST:
-                        raise self._failed(
+                        endless = problem(
                             "reward-endpoint-answer",
-                            "its answer does not end",
-                            f"it has more than {_LARGEST:,} bytes: {_short(pieces[0].decode(errors='replace'))}",
-                            'answer {"rewards": [...]} with one finite number for each query, in their order',
+                            f"{self._key}.url",
+                            self._shown_url,
+                            error="endless",
+                            most=_LARGEST,
+                            answer=_short(pieces[0].decode(errors="replace")),
                         )
+                        raise RewardError(endless)
                     # The socket's timeout starts anew with every received byte, so the total is checked here.
                     if time.monotonic() > deadline:
                         raise urllib3.exceptions.TimeoutError
@@ -339,24 +354,23 @@ class RewardClient:
                 f"HTTP {status}: {_short(text)}", _retry_after_s(response.headers)
             )
         if body is not None and status >= HTTPStatus.MULTIPLE_CHOICES:
-            fix = f"post there what it expects; {self._key}.api_key_env, if it needs a key"
-            raise self._failed(
+            rejected = problem(
                 "reward-endpoint-refused",
-                f"the endpoint refused with HTTP {status}",
-                _short(text),
-                fix,
+                f"{self._key}.url",
+                self._shown_url,
+                status=status,
+                answer=_short(text),
+                block=self._key,
             )
+            raise RewardError(rejected)
         return text
 
-    def _failed(self, code: str, what: str, why: str, fix: str) -> RewardError:
-        # Without user, password and query
+    @property
+    def _shown_url(self) -> str:
+        """The address without user, password and query."""
         parts = urllib.parse.urlsplit(self._url)
-        got = urllib.parse.urlunsplit(
-            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
-        )
-        return RewardError.about(
-            code, f"{self._key}.url", what, got=got, why=why, fix=fix
-        )
+        host = parts.netloc.rpartition("@")[2]
+        return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.codes import problem
 from rlplace.comm.shared_memory.folder import claim
 from rlplace.envs.contract import ContinuousActions
 from rlplace.envs.registry import named
@@ -513,7 +514,7 @@ class TextRolloutWorker(RolloutWorker):
                 expected = f"iteration {iteration}"
                 raise out_of_step(
                     self.context.owner,
-                    "a request is of another iteration",
+                    "request",
                     got=got,
                     expected=expected,
                 )
@@ -558,17 +559,13 @@ class TextRolloutWorker(RolloutWorker):
 
 
 def _not_finite(owner: str, completion: Completion) -> DivergedError:
-    what = "a token's log-probability is not finite"
     versions = ", ".join(map(str, np.unique(completion.versions)))
-    why = f"the weights of version {versions} are not finite, or their logits overflow in rollout.dtype"
     got = (
         f"group {completion.group}, sample {completion.sample}, turn {completion.turn}"
     )
-    fix = "actor.optimizer.lr: <smaller>, or rollout.dtype: fp32"
+    error = "learned"
     # All tokens are from version 0: nothing has been learned yet.
     if not completion.versions.any():
-        why = "the weights in the folder of actor.model.path are not finite, or their logits overflow in rollout.dtype"
-        fix = "rollout.dtype: fp32, or actor.model.path: <a model whose weights are finite>"
-    return DivergedError.about(
-        "logprob-not-finite", owner, what, got=got, why=why, fix=fix
-    )
+        error = "folder"
+    infinite = problem("logprob-not-finite", owner, got, error=error, versions=versions)
+    return DivergedError(infinite)

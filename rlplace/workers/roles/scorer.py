@@ -98,7 +98,7 @@ class Scoring:
                 owner = self._context.owner
                 raise out_of_step(
                     owner,
-                    "samples are not of this iteration",
+                    "samples",
                     got=got,
                     expected=expected,
                 )

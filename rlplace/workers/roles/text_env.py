@@ -578,9 +578,7 @@ class Pass:
             if item.iteration != self._iteration:
                 got = f"the end of iteration {item.iteration}"
                 expected = f"iteration {self._iteration}"
-                raise out_of_step(
-                    owner, "an env rank is elsewhere", got=got, expected=expected
-                )
+                raise out_of_step(owner, "env_rank", got=got, expected=expected)
             self._done_ranks += 1
             return
         asked = (item.iteration, item.held_out) == (
@@ -601,7 +599,7 @@ class Pass:
             )
             raise out_of_step(
                 owner,
-                "got an answer that no open episode waits for",
+                "episode",
                 got=f"group {item.group}, sample {item.sample}, turn {item.turn}",
                 expected=f"an answer to the last turn of one of the open samples: {waiting}",
             )

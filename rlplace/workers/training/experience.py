@@ -38,6 +38,7 @@ from rlplace.algo.normalize import (
     shifted_sums,
 )
 from rlplace.algo.variants import TokenSteps
+from rlplace.codes import problem
 from rlplace.config.schema import AlgorithmConfig
 from rlplace.errors import RewardError
 from rlplace.metrics import Metric, Metrics
@@ -335,13 +336,13 @@ def without_non_finite(
         faults.append(_not_finite(sample, of_sample))
     sound = [not fault for fault in faults]
     if not any(sound):
-        raise RewardError.about(
-            "all-poisoned",
-            "actor rank 0",
-            f"none of the {len(samples)} samples that are to be learned has finite numbers",
-            got=f"rewards {[sample.reward for sample in samples[:8]]}",
-            why="faults.on_poison and on_error leave them out, and to go on would be to learn nothing, for ever",
-            fix="look at what the log says of each sample that was skipped",
+        raise RewardError(
+            problem(
+                "all-poisoned",
+                "actor rank 0",
+                f"rewards {[sample.reward for sample in samples[:8]]}",
+                count=len(samples),
+            )
         )
     # Regroup the finite samples; a group without any is left out
     kept = iter(sound)

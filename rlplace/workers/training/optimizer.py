@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from rlplace.codes import problem
 from rlplace.config.schema import OnPoison, OptimizerConfig
 from rlplace.errors import DivergedError
 from rlplace.metrics import Metrics
@@ -292,13 +293,14 @@ class Trainer:
     ) -> DivergedError:
         repeated = f", {self._skipped} times in a row before" if self._skipped else ""
         listed = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
-        return DivergedError.about(
-            "diverged",
-            f"{self._component} rank {self._ranks.rank}",
-            f"the update of iteration {iteration} is not a finite number",
-            got=f"{listed}     (step {self.steps_made} of the run{repeated}; {where})",
-            why="a reward or observation is too large, or the policy left the range of its numbers",
-            fix=f"{self._component}.optimizer.lr=<smaller>; or faults.on_poison=skip, where it is a step in thousands",
+        return DivergedError(
+            problem(
+                "diverged",
+                f"{self._component} rank {self._ranks.rank}",
+                f"{listed}     (step {self.steps_made} of the run{repeated}; {where})",
+                iteration=iteration,
+                component=self._component,
+            )
         )
 
     @torch.no_grad()

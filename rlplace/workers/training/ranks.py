@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from rlplace.codes import problem
 from rlplace.errors import ChannelTimeout, ClusterError
 from rlplace.models.context_parallel import ContextParallel
 from rlplace.models.sharding import SHARD, TENSOR
@@ -178,12 +179,16 @@ class Ranks:
             for rank in range(self.world_size)
             if not self.store.check([f"here {rank}"])
         ]
-        return ClusterError.about(
-            "ranks-absent",
-            self._context.owner,
-            f"waited {timeout_s:g} s for {component} {plural(len(absent), 'rank')} {_listed(absent)}",
-            why="all ranks of a group join before any of them computes; what keeps one stands in its own error",
-            fix="look at what these workers printed: logs in the folder of the run",
+        return ClusterError(
+            problem(
+                "ranks-absent",
+                self._context.owner,
+                error="training",
+                timeout_s=timeout_s,
+                component=component,
+                noun=plural(len(absent), "rank"),
+                absent=_listed(absent),
+            )
         )
 
     def _tensor_parallel_mesh(self, device_type: str, timeout: timedelta) -> DeviceMesh:
@@ -318,12 +323,14 @@ class Ranks:
                 raise cancelled(self._context.owner, f"waiting for {what}")
             if time.monotonic() > deadline:
                 first = f"{self._context.slot.component} rank 0"
-                raise ChannelTimeout.about(
-                    "rank-0-late",
-                    self._context.owner,
-                    f"waited {self._timeout_s:g} s for {first} to bring {what}",
-                    why=f"{first} takes it from a channel for all ranks; what it waits for stands in its own error",
-                    fix="runner.stage_timeout_s=<longer>, or look at what fills that channel",
+                raise ChannelTimeout(
+                    problem(
+                        "rank-0-late",
+                        self._context.owner,
+                        timeout_s=self._timeout_s,
+                        first=first,
+                        awaited=what,
+                    )
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self.store.delete_key(key)

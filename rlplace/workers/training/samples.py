@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplace.algo.packing import MicroBatch, SampleSizes
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel
 from rlplace.errors import ChannelTimeout, DivergedError
 from rlplace.models.packed import Packed
@@ -160,7 +161,7 @@ def arriving_groups(
             expected = f"each of the groups 0-{groups - 1} once"
             raise out_of_step(
                 owner,
-                "samples are not of this iteration",
+                "samples",
                 got=f"group {number}",
                 expected=expected,
             )
@@ -221,13 +222,17 @@ def take_scores(
             f"{s.group}/{s.sample}" for s in samples if (s.group, s.sample) not in found
         ]
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-        raise ChannelTimeout.about(
-            "scores-missing",
-            channel.spec.name,
-            f"{owner} waited {timeout_s:g} s for {scorer} to score {len(missing)} of {len(samples)} samples",
-            got=f"no scores of {shown}   (group/sample)",
-            why=f"{scorer} has reported that it is done, and samples are learned with all their scores",
-            fix=f"look at what {scorer} logged: it must put scores of every sample it is given",
+        raise ChannelTimeout(
+            problem(
+                "scores-missing",
+                channel.spec.name,
+                f"no scores of {shown}   (group/sample)",
+                owner=owner,
+                timeout_s=timeout_s,
+                scorer=scorer,
+                missing=len(missing),
+                all=len(samples),
+            )
         ) from error
     return [found[sample.group, sample.sample] for sample in samples]
 
@@ -259,13 +264,14 @@ def _return_not_finite(owner: str, returns: Scores) -> DivergedError:
     shown = str(returns.values[:8].tolist())
     if len(returns.values) > 8:
         shown += " ..."
-    return DivergedError.about(
-        "returns-not-finite",
-        owner,
-        f"the returns of sample {returns.sample} of group {returns.group} are not finite numbers",
-        got=shown,
-        why="the actor sums them from rewards and the critic's values, and these are too large",
-        fix="algorithm.reward_clip: <the largest reward to learn from>, or a smaller critic.optimizer.lr",
+    return DivergedError(
+        problem(
+            "returns-not-finite",
+            owner,
+            shown,
+            sample=returns.sample,
+            group=returns.group,
+        )
     )
 
 
@@ -293,9 +299,10 @@ def _arriving(
                 expected = "each sample of this iteration once"
                 raise out_of_step(
                     owner,
-                    f"{giver} scored what it was not asked for",
+                    "unasked",
                     got=got,
                     expected=expected,
+                    giver=giver,
                 )
             # A reward scores the sample, other components each of its response tokens
             number = 1 if role_of(giver) == "reward" else sample.response_tokens
@@ -304,9 +311,10 @@ def _arriving(
                 expected = f"{number} for sample {place}"
                 raise out_of_step(
                     owner,
-                    f"{giver} gave another number of scores",
+                    "another_number",
                     got=got,
                     expected=expected,
+                    giver=giver,
                 )
             yield scores
 

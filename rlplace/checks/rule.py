@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from rlplace.codes import problem
+from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source
+from rlplace.placement.language.spec import ComponentSpec
 
-Case = TypeVar("Case")  # what a rule looks at, such as a config with its placement
+# What a rule looks at, such as a config with its placement. A rule of a class is a rule of its subclasses, too.
+Case = TypeVar("Case", contravariant=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,19 @@ class Found:
     span: tuple[int, int] | None = None
     source: Source | None = None
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+def at_key(key: str, value: object, error: str = "", **facts: object) -> Found:
+    """Return what is found at a key of the config. `value`: as the config has it; None: the key is not written."""
+    got = None
+    if value is not None:
+        got = f"{key.rpartition('.')[2]}: {show(value)}"
+    return Found(key=key, got=got, error=error, facts=facts)
+
+
+def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
+    """Return what is found at the line of a component in the placement."""
+    return Found(key=spec.key, got=spec.text, error=error, facts=facts)
 
 
 def always(case: object) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplace.errors import Problem, Source
+from rlplace.errors import ConfigError, Problem, Source
 
 # Files of codes, in the order of a run.
 _FILES = (
@@ -141,6 +141,13 @@ def problem(
         why=_filled(texts.why, facts),
         fix=_filled(texts.fix, facts),
     )
+
+
+def config_error(
+    code: str, key: str, got: str | None = None, *, error: str = "", **facts: object
+) -> ConfigError:
+    """Return an error with one problem; the arguments are those of `problem`."""
+    return ConfigError([problem(code, key, got, error=error, **facts)])
 
 
 def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:

@@ -6,7 +6,7 @@ A rule has no text. The texts of its code are in `rlplace/codes`, beside the exp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from rlplace.codes import problem
@@ -23,7 +23,8 @@ class Found:
     """One place that breaks a rule.
 
     `key`, `got`, `span`, `source`: as in `Problem`. `error`: the name of the error, for a code that has several.
-    `facts`: values of the names in the texts of the code.
+    `reasons`: names of the reasons that hold, if the code has a table of them. `facts`: values of the names in the
+    texts of the code.
     """
 
     key: str
@@ -31,15 +32,23 @@ class Found:
     error: str = ""
     span: tuple[int, int] | None = None
     source: Source | None = None
+    reasons: Sequence[str] = ()
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
-def at_key(key: str, value: object, error: str = "", **facts: object) -> Found:
+def at_key(
+    key: str,
+    value: object,
+    error: str = "",
+    *,
+    reasons: Sequence[str] = (),
+    **facts: object,
+) -> Found:
     """Return what is found at a key of the config. `value`: as the config has it; None: the key is not written."""
     got = None
     if value is not None:
         got = f"{key.rpartition('.')[2]}: {show(value)}"
-    return Found(key=key, got=got, error=error, facts=facts)
+    return Found(key=key, got=got, error=error, reasons=reasons, facts=facts)
 
 
 def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
@@ -74,5 +83,6 @@ def broken(rules: Iterable[Rule[Case]], case: Case) -> Iterator[Problem]:
                 error=found.error,
                 span=found.span,
                 source=found.source,
+                reasons=found.reasons,
                 **found.facts,
             )

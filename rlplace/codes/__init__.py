@@ -15,6 +15,8 @@ A file `<when>.toml` has the codes that occur at one time. A code has a table:
 `what`, `why` and `fix` are templates of the error form. The check that finds the error gives the values of the names in
 braces. A code with several errors has a table for each: `[uneven-envs.<name>]`. A code that occurs at two times has a
 table in two files: the last one explains it, and the texts of both are known.
+
+`why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class Texts:
     """Templates of one error in the standard error form; names in braces are facts."""
 
     what: str
-    why: str | None = None
+    why: str | Mapping[str, str] | None = None
     fix: str | None = None
 
 
@@ -99,7 +101,7 @@ def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:
     if "what" in table:
         texts[""] = _texts(table)
     for error, entry in table.items():
-        if isinstance(entry, dict):
+        if isinstance(entry, dict) and error != "why":
             texts[error] = _texts(entry)
     return Code(
         name=name,
@@ -111,7 +113,7 @@ def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:
     )
 
 
-def _texts(table: Mapping[str, str]) -> Texts:
+def _texts(table: Mapping[str, Any]) -> Texts:
     return Texts(what=table["what"], why=table.get("why"), fix=table.get("fix"))
 
 
@@ -123,14 +125,19 @@ def problem(
     error: str = "",
     span: tuple[int, int] | None = None,
     source: Source | None = None,
+    reasons: Iterable[str] = (),
     **facts: object,
 ) -> Problem:
     """Return a problem with the texts of its code.
 
     error: the name of the error, for a code that has several. got, span, source: as in `Problem`.
-    facts: the values of the names in the templates. Raises KeyError for a code, an error or a fact that is missing.
+    reasons: the names of those that hold, if `why` is a table. facts: the values of the names in the templates. Raises
+    KeyError for a code, an error, a reason or a fact that is missing.
     """
     texts = codes()[code].texts[error]
+    why = texts.why
+    if isinstance(why, Mapping):
+        why = "\n".join(why[name] for name in reasons)
     return Problem(
         code=code,
         key=key,
@@ -138,16 +145,34 @@ def problem(
         got=got,
         span=span,
         source=source,
-        why=_filled(texts.why, facts),
+        why=_filled(why, facts),
         fix=_filled(texts.fix, facts),
     )
 
 
 def config_error(
-    code: str, key: str, got: str | None = None, *, error: str = "", **facts: object
+    code: str,
+    key: str,
+    got: str | None = None,
+    *,
+    error: str = "",
+    span: tuple[int, int] | None = None,
+    source: Source | None = None,
+    reasons: Iterable[str] = (),
+    **facts: object,
 ) -> ConfigError:
     """Return an error with one problem; the arguments are those of `problem`."""
-    return ConfigError([problem(code, key, got, error=error, **facts)])
+    found = problem(
+        code,
+        key,
+        got,
+        error=error,
+        span=span,
+        source=source,
+        reasons=reasons,
+        **facts,
+    )
+    return ConfigError([found])
 
 
 def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:

@@ -25,12 +25,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.checks.rule import broken
 from rlplace.config.open_job import OpenConfig, read_open_config
-from rlplace.contract import checks
+from rlplace.contract import classes, rules
 from rlplace.contract.planning import (
     channels_of,
+    check_placed,
     memory_of,
-    no_problems,
     waste_of,
     weight_pairs,
 )
@@ -88,7 +89,7 @@ class Job:
     ) -> tuple[Any | None, list[Problem]]:
         """Return the config and every problem of the mapping; the config is None if it cannot be read."""
         config, problems = read_open_config(mapping, self, self.components, sources)
-        return config, [*checks.of_job(self), *problems]
+        return config, [*rules.of_job(self), *problems]
 
     def completed(self, config: Any, sources: Mapping[str, Source]) -> Any:
         """Return the config completed with the content of files that it names. Raises ConfigError."""
@@ -119,7 +120,7 @@ class Job:
             needs=self.needs(config),
             offload=self.leaving(config),
             sources=sources,
-            rules=Rules(optional=(), check=no_problems, waste=waste_of),
+            rules=Rules(optional=(), check=check_placed, waste=waste_of),
         )
         facts = self.facts(config, plan)
         channels = channels_of(self.channels, plan.placement)
@@ -159,7 +160,8 @@ class Job:
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
         """Report problems that a run of the plan would have on any machine."""
-        return checks.inline_problems(self.components, config, plan)
+        case = rules.PlannedJob(components=self.components, config=config, plan=plan)
+        return broken(rules.PLANNED, case)
 
     def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
         """Report what this machine lacks."""
@@ -194,11 +196,11 @@ class Job:
 
     def work(self, config: Any, needs: Needs) -> Work:
         """Return the calls of an iteration."""
-        arguments = checks.arguments_of(self)
+        arguments = classes.arguments_of(self)
         stages = {s.name: steps_of_stage(s, arguments) for s in self.stages}
         return Work(
             stages=stages,
-            trains=checks.training_stages(self),
+            trains=classes.training_stages(self),
             collects=True,
         )
 
@@ -242,7 +244,7 @@ class Job:
 
     def stateful(self, config: Any, plan: Plan) -> tuple[str, ...]:
         """Return the components whose state outlives an iteration, so that checkpoints save and load it."""
-        return checks.with_state(self)
+        return classes.with_state(self)
 
     def optional_state(self) -> Collection[str]:
         """Return the components whose state a checkpoint may lack; they then start anew."""
@@ -260,7 +262,7 @@ class Job:
 
         Examples: "state is sharded over", "prompts are dealt to".
         """
-        return dict.fromkeys(checks.with_state(self), "state is loaded by")
+        return dict.fromkeys(classes.with_state(self), "state is loaded by")
 
     def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
         """Return lines about the effect of changed keys on a resumed run."""

@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace.checks import machines, names, waste
+from rlplace.checks.rule import broken
 from rlplace.config.open_job import OpenConfig
 from rlplace.contract.registry import job_of
 from rlplace.contract.stages import Channel, Stage
 from rlplace.errors import Problem, Source
 from rlplace.placement.channels import ChannelPlan, channel_plan
-from rlplace.placement.checks import find_waste
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.case import count_shared
 from rlplace.placement.memory.declared import DeclaredDemand
 from rlplace.placement.memory.demands import Demand
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
-from rlplace.placement.plan import Plan
-from rlplace.placement.schedule import Needs
+from rlplace.placement.plan import Placed, Plan
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
@@ -54,16 +54,15 @@ def memory_case(
 # ── of jobs that declare their stages ────────────────────────────────────────────────────────────────────────────────
 
 
-def no_problems(
-    placement: HybridComponentPlacement, active: Needs
-) -> Iterator[Problem]:
-    """Report nothing: the engine knows no roles or rows of custom components."""
-    return iter(())
+def check_placed(placed: Placed) -> Iterator[Problem]:
+    """Report wrong names: the engine knows no roles or rows of custom components."""
+    return broken(names.RULES, placed)
 
 
-def waste_of(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
-    """Report accelerators that no component uses."""
-    return find_waste(placement)
+def waste_of(placed: Placed) -> Iterator[Problem]:
+    """Report accelerators that no component uses, and machines that cannot be."""
+    yield from broken(waste.WARNINGS, placed)
+    yield from broken(machines.WARNINGS, placed.cluster)
 
 
 def channels_of(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rlplace.checks import partners
 from rlplace.config.fields import Field, JobName, block_in, fields_of
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.read import read_config, try_config
@@ -654,6 +655,9 @@ def _lay_out(
     )
     try:
         leaving = [component for component, leaves in offload.items() if leaves]
-        return plan_components(cluster, topology, offload=leaving), problems
+        plan = plan_components(
+            cluster, topology, offload=leaving, rules=partners.OF_BLOCK
+        )
+        return plan, problems
     except (PlacementError, ConfigError) as error:
         return None, problems or error.problems

@@ -8,7 +8,6 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from rlplace.config.schema import FrozenConfig, TrainedConfig
-from rlplace.placement.checks import PARTNERS
 from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment, role_of
@@ -19,6 +18,12 @@ from rlplace.units import counted
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
+
+# Role -> the role whose ranks hold the rows that it scores.
+PARTNERS = {
+    "reference": "actor",
+    "reward": "critic",
+}
 
 _SHARED = {
     0: "nothing",

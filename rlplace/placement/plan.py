@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Problem, Source, source_of
-from rlplace.placement import checks
 from rlplace.placement.channels import ChannelPlan
 from rlplace.placement.counts import Savings
 from rlplace.placement.flow import (
@@ -77,27 +76,33 @@ def _no_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
     return ()
 
 
-def _partners_fit(
-    placement: HybridComponentPlacement, active: Needs
-) -> Iterator[Problem]:
-    return checks.check_partners(placement)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A cluster block whose placement was read: what rules look at before there is a plan."""
+
+    cluster: ClusterConfig
+    # Components of the algorithm, placed or not
+    components: tuple[str, ...]
+    placement: HybridComponentPlacement
+    # Needs, split into sub-stages
+    active: Needs
+
+
+def _nothing(placed: Placed) -> Iterable[Problem]:
+    return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a job adds to the planning of its cluster block. The defaults plan a block of language-model roles."""
+    """What a job adds to the planning of its cluster block. By default nothing is checked further."""
 
     # Components that may be placed, besides those that the stages name.
     optional: tuple[str, ...] = OPTIONAL
     # Key of a component's block, where that is not its name.
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Functions that yield problems, and warnings, of a placement. Their needs are already split into sub-stages.
-    check: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]] = (
-        _partners_fit
-    )
-    waste: Callable[[HybridComponentPlacement, Needs], Iterable[Problem]] = (
-        checks.find_waste_of_roles
-    )
+    # Functions that yield problems, and warnings, of a placement.
+    check: Callable[[Placed], Iterable[Problem]] = _nothing
+    waste: Callable[[Placed], Iterable[Problem]] = _nothing
     # Routes that a plan-only job would use.
     routes: Callable[[HybridComponentPlacement], tuple[Route, ...]] = _no_routes
 
@@ -117,7 +122,7 @@ def plan_components(
     `rules`: the rules of the job that the block belongs to.
     """
     if rules is None:
-        rules = Rules(routes=weight_routes)
+        rules = Rules()
     places = sources or {}
     needs = needs or text_needs(placed_names(cluster.component_placement))
     components = needs.components
@@ -130,18 +135,17 @@ def plan_components(
     leaving = {c: c in offload for c in components}
     active = split_stages(needs, placement, leaving)
     allowed = cluster.allow_resident
+    checked = Placed(
+        cluster=cluster, components=components, placement=placement, active=active
+    )
     found = [
-        *checks.check_names(allowed, components),
         *find_clashes(placement, active, leaving, allowed, rules.blocks),
-        *rules.check(placement, active),
+        *rules.check(checked),
     ]
     problems += [_written(problem, places) for problem in found]
     if problems:
         raise PlacementError(problems)
-    warnings = [
-        *rules.waste(placement, active),
-        *checks.find_overstated(cluster.nodes),
-    ]
+    warnings = rules.waste(checked)
     return Plan(
         topology=topology,
         placement=placement,

@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -72,7 +72,18 @@ def used() -> set[str]:
             found |= {c for c in literals if room != FOREIGN or c.startswith("import-")}
     for file in BENCHMARKS.glob("*.py"):
         found |= set(given(file.read_text(encoding="utf-8")))
-    return found - NO_CODES
+    return found - NO_CODES - names_of_errors()
+
+
+def names_of_errors() -> set[str]:
+    """Return the names that codes give to their errors, and the names of reasons."""
+    found: set[str] = set()
+    for code in codes().values():
+        for error, texts in code.texts.items():
+            found.add(error)
+            if isinstance(texts.why, Mapping):
+                found |= set(texts.why)
+    return found - set(codes())
 
 
 def test_every_code_of_the_source_is_explained_and_none_is_left_over() -> None:
@@ -109,7 +120,10 @@ def placeholders(code: str, error: str) -> set[str]:
     """Names of the facts that the texts of an error need."""
     texts = codes()[code].texts[error]
     names = set()
-    for template in filter(None, (texts.what, texts.why, texts.fix)):
+    whys = [texts.why]
+    if isinstance(texts.why, Mapping):
+        whys = list(texts.why.values())
+    for template in filter(None, (texts.what, *whys, texts.fix)):
         for _, field, _, _ in string.Formatter().parse(template):
             if field is not None:
                 names.add(re.split(r"[.\[]", field)[0])

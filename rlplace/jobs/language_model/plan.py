@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
+from rlplace.checks import machines
+from rlplace.checks.placed import PlacedJob
+from rlplace.checks.rule import broken
 from rlplace.config.schema import Config, RewardConfig
 from rlplace.errors import Problem, Source
-from rlplace.placement import checks
+from rlplace.jobs.language_model.rules import placed as rules_of_placed
 from rlplace.placement.channels import plan_channels, scorers_of
 from rlplace.placement.flow import Route, deliver, deliver_by_node, scatter_rows
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -15,7 +18,7 @@ from rlplace.placement.language.spec import role_of
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.case import text_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
-from rlplace.placement.plan import Plan, Rules, plan_components, weight_routes
+from rlplace.placement.plan import Placed, Plan, Rules, plan_components, weight_routes
 from rlplace.placement.schedule import Needs, placed_names, text_needs
 
 _SAMPLE_READERS = ("actor", "critic", "reference", "reward")
@@ -42,12 +45,20 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
     needs = needs_of(config)
     components = needs.components
 
-    def check(placement: HybridComponentPlacement, active: Needs) -> Iterator[Problem]:
-        return checks.check_text_job(config, placement, active)
+    def check(placed: Placed) -> Iterator[Problem]:
+        rules = rules_of_placed.PLANNED
+        if config.runs:
+            rules = rules_of_placed.RUN
+        return broken(rules, PlacedJob.of(config, placed))
+
+    def wasted(placed: Placed) -> Iterator[Problem]:
+        yield from broken(rules_of_placed.WARNINGS, PlacedJob.of(config, placed))
+        yield from broken(machines.WARNINGS, placed.cluster)
 
     rules = Rules(
         blocks={c: config.key_of(c) for c in components},
         check=check,
+        waste=wasted,
         routes=lambda placement: _routes(config, placement),
     )
     plan = plan_components(

@@ -6,17 +6,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.checks.rule import broken
 from rlplace.config.policies import ModuleConfig
 from rlplace.config.read import try_config
 from rlplace.config.schema import Config
-from rlplace.contract.checks import undivided_problems
 from rlplace.contract.job import Job
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check, spaces_of_job, surely_made
 from rlplace.errors import Problem, ProblemsError, Source
 from rlplace.jobs.notes import learning_rate_notes, missing_problems
-from rlplace.jobs.simulator import iteration, plan
+from rlplace.jobs.simulator import iteration, plan, rules
 from rlplace.jobs.simulator.evaluate import evaluate
 from rlplace.jobs.simulator.export import export
 from rlplace.jobs.variants import check_variant
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     )
     from rlplace.models.policy import Policy
     from rlplace.workers.worker import Worker
-
-_WHOLE = "policies of simulators are whole on every rank, which divide the rows"
 
 
 class SimulatorJob(Job):
@@ -95,7 +93,7 @@ class SimulatorJob(Job):
     def plan_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
         if not config.runs:
             return missing_problems(config)
-        return undivided_problems(plan_, plan_.placement.components, _WHOLE)
+        return broken(rules.PLANNED, plan_)
 
     def dry_run_problems(self, config: Config, plan_: Plan) -> Iterable[Problem]:
         if surely_made(config.simulator_env):

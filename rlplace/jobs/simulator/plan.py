@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlplace.checks import machines, names, processes, waste
+from rlplace.checks.placed import PlacedJob
+from rlplace.checks.rule import Rule, broken
 from rlplace.config.schema import Config
-from rlplace.errors import Source
-from rlplace.placement import checks
+from rlplace.errors import Problem, Source
+from rlplace.jobs.simulator import rules
 from rlplace.placement.channels import plan_channels
 from rlplace.placement.flow import deliver, deliver_by_node, derive_routes
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.case import simulator_case
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
-from rlplace.placement.plan import Plan, Rules, plan_components
+from rlplace.placement.plan import Placed, Plan, Rules, plan_components
 from rlplace.placement.schedule import SIMULATOR_NEEDS
+
+# Rules of a placement, in their order
+_RULES: tuple[Rule[PlacedJob], ...] = (
+    *names.RULES,
+    *processes.RULES,
+    *rules.RULES,
+)
+_WARNINGS: tuple[Rule[PlacedJob], ...] = (*waste.WARNINGS, *rules.WARNINGS)
 
 
 def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
     """Return the plan of a job on simulators. Raises PlacementError with every problem."""
     components = SIMULATOR_NEEDS.components
-    rules = Rules(
-        optional=(),
-        blocks={c: config.key_of(c) for c in components},
-        check=lambda placement, active: checks.check_simulator_job(
-            config, placement, active
-        ),
-        waste=lambda placement, active: checks.find_waste_of_simulators(
-            config, placement
-        ),
-    )
+
+    def check(placed: Placed) -> Iterator[Problem]:
+        return broken(_RULES, PlacedJob.of(config, placed))
+
+    def wasted(placed: Placed) -> Iterator[Problem]:
+        yield from broken(_WARNINGS, PlacedJob.of(config, placed))
+        yield from broken(machines.WARNINGS, placed.cluster)
+
     plan = plan_components(
         config.cluster,
         topology,
         needs=SIMULATOR_NEEDS,
         offload=[c for c in components if config.block_of(c).enable_offload],
         sources=sources,
-        rules=rules,
+        rules=Rules(
+            optional=(),
+            blocks={c: config.key_of(c) for c in components},
+            check=check,
+            waste=wasted,
+        ),
     )
     placement = plan.placement
     routes = derive_routes(

@@ -770,8 +770,7 @@ class InlineLauncher:
                     "inline-needs-one-rank",
                     "cluster.launcher",
                     "inline",
-                    error="group",
-                    names=names,
+                    groups=names,
                     first=crowded[0].name,
                 )
             )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlplace.checks import partners
 from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig
 from rlplace.contract.planning import make_plan
@@ -120,7 +121,10 @@ def test_engines_of_several_accelerators_for_one_rank_are_counted() -> None:
 
 def warned(placement: dict[str, Any]) -> list[str | None]:
     layout = plan_components(
-        ClusterConfig(component_placement=placement), FORTY_EIGHT, offload=placement
+        ClusterConfig(component_placement=placement),
+        FORTY_EIGHT,
+        offload=placement,
+        rules=partners.OF_BLOCK,
     )
     return [w.fix for w in layout.warnings if w.code == "engines-leave-idle"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlplace.checks import partners
 from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig, NodeConfig
 from rlplace.contract.planning import make_plan
@@ -23,7 +24,10 @@ RLHF = ("actor", "critic", "reference", "reward", "rollout")
 def layout(block: dict[str, Any], topology: Topology, **options: Any) -> Plan:
     options.setdefault("offload", text_needs(RLHF).components)
     return plan_components(
-        ClusterConfig(component_placement=block), topology, **options
+        ClusterConfig(component_placement=block),
+        topology,
+        rules=partners.OF_BLOCK,
+        **options,
     )
 
 
@@ -209,6 +213,7 @@ def test_a_robot_group_beside_two_groups_of_accelerators() -> None:
         ClusterConfig(component_placement=block, node_groups=groups),
         topology,
         offload=["actor", "rollout"],
+        rules=partners.OF_BLOCK,
     )
     assert str(made.placement.accelerators("rollout")) == "8-23"
     assert str(made.placement.shared("actor", "rollout")) == "8-15"

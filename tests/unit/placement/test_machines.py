@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlplace.checks import machines
+from rlplace.checks.rule import broken
 from rlplace.config.read import read_config
 from rlplace.config.schema import ClusterConfig
 from rlplace.errors import PlacementError, Source
@@ -14,7 +16,6 @@ from rlplace.placement import (
     HybridComponentPlacement,
     Topology,
 )
-from rlplace.placement.checks import find_overstated
 from rlplace.placement.machines.pools import accelerator_pool
 from rlplace.placement.machines.topology import Ranges, declare_topology, in_rank_order
 from rlplace.workers.launch.machines import declared_topology
@@ -99,7 +100,7 @@ def test_a_memory_that_is_written_counts_as_it_is_written() -> None:
 def test_more_memory_than_a_product_has_is_warned_of(
     node: dict[str, Any], where: str | None
 ) -> None:
-    warnings = list(find_overstated(cluster(node).nodes))
+    warnings = list(broken(machines.WARNINGS, cluster(node)))
     assert [(w.code, w.key) for w in warnings] == (
         [("memory-overstated", f"cluster.{where}.memory")] if where else []
     )

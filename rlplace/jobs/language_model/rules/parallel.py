@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rlplace.checks.parallel import undivided
 from rlplace.checks.rule import Found, Rule
 from rlplace.config.schema import FrozenConfig, TrainedConfig
 from rlplace.errors import one_of
@@ -48,6 +49,17 @@ def _model_of(case: PlannedJob, component: str) -> Mapping[str, object]:
     if isinstance(block, TrainedConfig):
         return block.language_model or case.model
     return getattr(block, "model", None) or case.model
+
+
+# ── ranks without a model ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _divided_env(case: PlannedJob) -> Iterator[Found]:
+    """Find env ranks that would divide a model."""
+    yield from undivided(case.plan.placement.spec("env"), error="no-model")
+
+
+ENV = (Rule(code="parallel-sizes", facts=_divided_env),)
 
 
 # ── engines, and ranks with several accelerators ─────────────────────────────────────────────────────────────────────

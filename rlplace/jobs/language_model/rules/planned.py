@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rlplace.checks.rule import broken
 from rlplace.config.schema import Config
-from rlplace.contract.checks import undivided_problems
 from rlplace.errors import Problem
 from rlplace.jobs.language_model.rules import (
     engines,
@@ -28,7 +27,7 @@ def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
         yield from missing_problems(config)
         return
     case = PlannedJob(config=config, plan=plan)
-    yield from undivided_problems(plan, ("env",), "it has no model")
+    yield from broken(parallel.ENV, case)
     yield from trained.problems(config)
     yield from scorers.problems(config, plan.placement.components)
     yield from broken(engines.OF_MODEL, engines.ServedModel.of(case))

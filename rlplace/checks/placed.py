@@ -1,0 +1,45 @@
+"""The cases of rules about placements: a placement that was read, and a job with its placement."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from rlplace.placement.plan import Placed
+
+if TYPE_CHECKING:
+    from rlplace.config.schema import Config
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedJob(Placed):
+    """A job that comes with rlplace, and its placement."""
+
+    config: Config
+
+    @classmethod
+    def of(cls, config: Config, placed: Placed) -> PlacedJob:
+        """Return the job with this placement."""
+        return cls(
+            config=config,
+            cluster=placed.cluster,
+            components=placed.components,
+            placement=placed.placement,
+            active=placed.active,
+        )
+
+    def ranks(self, component: str) -> int:
+        """Return the number of ranks of a component; 0 if it is not placed."""
+        if component in self.placement.components:
+            return self.placement.world_size(component)
+        return 0
+
+
+def runs(case: PlacedJob) -> bool:
+    """Whether the job runs, rather than being planned only."""
+    return case.config.runs
+
+
+def planned_only(case: PlacedJob) -> bool:
+    """Whether the job is planned only."""
+    return not case.config.runs

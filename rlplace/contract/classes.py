@@ -1,0 +1,101 @@
+"""What follows from the classes and stages of a declared job: arguments of calls, state, senders of weights."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from rlplace.contract.stages import ITERATION, PULL, PUSH, VERSION, Part
+from rlplace.placement.schedule import Residency
+
+if TYPE_CHECKING:
+    from rlplace.contract.job import Job
+
+# Name of a method parameter that a stage fills in -> the value it gets.
+FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
+
+
+def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return (component, method) -> the arguments with which a stage calls that method."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for stage in job.stages:
+        for part in stage.parts:
+            if not isinstance(part, Part):
+                continue
+            for method in part.methods:
+                function = getattr(job.components[part.component], method)
+                found[part.component, method] = _filled(function)
+    return found
+
+
+def with_state(job: Job) -> tuple[str, ...]:
+    """Return the components whose class saves state."""
+    return tuple(
+        name for name, worker in job.components.items() if defines(worker, "save_state")
+    )
+
+
+def training_stages(job: Job) -> tuple[str, ...]:
+    """Return the stages that change saved state: the declared ones, else those with a stateful component that is full.
+
+    If no component has state, the last stage counts, since an iteration ends with it.
+    """
+    state = set(with_state(job))
+    found = []
+    for stage in job.stages:
+        if stage.trains is not None:
+            if stage.trains:
+                found.append(stage.name)
+            continue
+        full = {c for c, held in stage.residency.items() if held == Residency.FULL}
+        if full & state:
+            found.append(stage.name)
+    return tuple(found) or (job.stages[-1].name,)
+
+
+def defines(worker: type, method: str) -> bool:
+    """Return whether a class overrides a method of Worker."""
+    from rlplace.workers.worker import Worker
+
+    return getattr(worker, method, None) is not getattr(Worker, method, None)
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(function).parameters.values())
+    # Skip self.
+    return parameters[1:]
+
+
+def _filled(function: Any) -> tuple[str, ...]:
+    """Return the values for the leading parameters of a method, up to the first name that a stage does not fill."""
+    found = []
+    for parameter in _parameters(function):
+        if parameter.name not in FILLED or parameter.kind == parameter.KEYWORD_ONLY:
+            break
+        found.append(FILLED[parameter.name])
+    return tuple(found)
+
+
+def unfilled(function: Any) -> list[str]:
+    """Return the required parameters that a stage has no value for."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    filled = len(_filled(function))
+    return [
+        parameter.name
+        for parameter in _parameters(function)[filled:]
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    ]
+
+
+def own_methods(worker: type) -> list[str]:
+    """Return the methods that a custom class and its custom bases define."""
+    from rlplace.workers.worker import Worker
+
+    taken = {*dir(Worker), PUSH, PULL}
+    return [
+        name
+        for name in dir(worker)
+        if name not in taken
+        and not name.startswith("_")
+        and callable(getattr(worker, name))
+    ]

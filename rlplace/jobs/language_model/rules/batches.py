@@ -1,0 +1,186 @@
+"""Rules for prompts and samples: batches of a job that is planned only, and work for every rank of one that runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from math import gcd, isqrt, lcm
+
+from rlplace.checks.placed import PlacedJob
+from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.units import counted
+
+_PROMPTS = "algorithm.prompts"
+_TRAIN_BATCH = "algorithm.train_batch"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Batches:
+    """Sizes of an iteration, and the nearest ones with which all rules of batches hold."""
+
+    prompts: int
+    samples: int
+    # Samples of an optimizer step
+    batch: int
+    engines: int
+    # Component that learns -> its data-parallel copies
+    copies: Mapping[str, int]
+    micro_batch: int
+    nearest_prompts: int
+    nearest_batch: int
+
+
+def _has_prompts(case: PlacedJob) -> bool:
+    return case.config.algorithm.prompts is not None
+
+
+def _batches(case: PlacedJob) -> _Batches:
+    """Return the sizes of a job that says how many prompts it has."""
+    algorithm = case.config.algorithm
+    placement = case.placement
+    prompts = algorithm.prompts or 0
+    each = algorithm.samples_per_prompt
+    micro = case.config.actor.micro_batch
+    samples = prompts * each
+    batch = algorithm.train_batch or samples
+    copies: dict[str, int] = {}
+    for component in ("actor", "critic"):
+        if component in placement.components:
+            copies[component] = placement.spec(component).data_parallel
+    engines = 1
+    if "rollout" in placement.components:
+        engines = placement.spec("rollout").num_copies
+    # A batch is a whole number of passes of each copy.
+    step = lcm(*(number * micro for number in copies.values()))
+    nearest = _nearest_batch(samples, batch, step)
+    # Smallest number of prompts whose samples are whole batches, and equally many for each engine
+    unit = lcm(engines, nearest)
+    whole = unit // gcd(unit, each)
+    return _Batches(
+        prompts=prompts,
+        samples=samples,
+        batch=batch,
+        engines=engines,
+        copies=copies,
+        micro_batch=micro,
+        nearest_prompts=-(-prompts // whole) * whole,
+        nearest_batch=nearest,
+    )
+
+
+def _nearest_batch(samples: int, batch: int, step: int) -> int:
+    """Return the multiple of `step` nearest to `batch` that divides `samples`; if none does, the next multiple."""
+    steps, rest = divmod(samples, step)
+    if rest:
+        return -(-batch // step) * step
+    low = [n for n in range(1, isqrt(steps) + 1) if steps % n == 0]
+    whole = [step * n for divisor in low for n in (divisor, steps // divisor)]
+    return min(whole, key=lambda n: (abs(n - batch), n))
+
+
+def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
+    """Find samples that do not divide over engines."""
+    sizes = _batches(case)
+    if sizes.samples % sizes.engines:
+        yield at_key(
+            _PROMPTS,
+            sizes.prompts,
+            "engines",
+            samples=sizes.samples,
+            engines=sizes.engines,
+            prompts=sizes.prompts,
+            each=counted(case.config.algorithm.samples_per_prompt, "sample"),
+            nearest=sizes.nearest_prompts,
+        )
+
+
+def _cut_batches(case: PlacedJob) -> Iterator[Found]:
+    """Find samples that are no whole number of batches."""
+    sizes = _batches(case)
+    if sizes.samples % sizes.batch == 0:
+        return
+    error = "batches"
+    if sizes.nearest_prompts != sizes.prompts:
+        error = "batches-and-prompts"
+    yield at_key(
+        _TRAIN_BATCH,
+        sizes.batch,
+        error,
+        samples=sizes.samples,
+        batch=sizes.batch,
+        nearest=sizes.nearest_batch,
+        prompts=sizes.nearest_prompts,
+    )
+
+
+def _uneven_copies(case: PlacedJob) -> Iterator[Found]:
+    """Find batches that do not divide over the passes of data-parallel copies."""
+    sizes = _batches(case)
+    error = "copies"
+    if sizes.nearest_prompts != sizes.prompts:
+        error = "copies-and-prompts"
+    for component, copies in sizes.copies.items():
+        if sizes.batch % (copies * sizes.micro_batch):
+            yield at_key(
+                _TRAIN_BATCH,
+                sizes.batch,
+                error,
+                batch=sizes.batch,
+                copies=copies,
+                component=component,
+                micro=sizes.micro_batch,
+                nearest=sizes.nearest_batch,
+                prompts=sizes.nearest_prompts,
+            )
+
+
+PLANNED = (
+    Rule(code="uneven-batches", applies=_has_prompts, facts=_uneven_engines),
+    Rule(code="uneven-batches", applies=_has_prompts, facts=_cut_batches),
+    Rule(code="uneven-batches", applies=_has_prompts, facts=_uneven_copies),
+)
+
+
+def _env_without_prompts(case: PlacedJob) -> Iterator[Found]:
+    """Find env ranks without a prompt."""
+    yield from _without_items(case, "env", "prompt", 1)
+
+
+def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
+    """Find data-parallel copies of the actor without a sample."""
+    each = case.config.algorithm.samples_per_prompt
+    yield from _without_items(case, "actor", "sample", each)
+
+
+def _without_items(
+    case: PlacedJob, component: str, item: str, each: int
+) -> Iterator[Found]:
+    """Find ranks of a component without an item. `each`: items of a prompt."""
+    ranks = case.ranks(component)
+    if not ranks:
+        return
+    prompts = case.config.algorithm.prompts or 0
+    # Ranks of one copy hold the same samples: they split tensors or tokens between them.
+    together = case.placement.spec(component).parallel.ranks
+    takers = ranks // together
+    if takers <= prompts * each:
+        return
+    error = "items"
+    if together > 1:
+        error = "items-of-groups"
+    yield at_key(
+        _PROMPTS,
+        prompts,
+        error,
+        component=component,
+        takers=takers,
+        together=together,
+        item=item,
+        least=-(-takers // each),
+    )
+
+
+RUN = (
+    Rule(code="rank-without-rows", facts=_env_without_prompts),
+    Rule(code="rank-without-rows", facts=_actor_without_samples),
+)

@@ -1,0 +1,110 @@
+"""Rules for work at one time: generation ahead of learning, gradients during generation, rounds that end early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlplace.checks.placed import PlacedJob
+from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.placement.language.spec import role_of
+from rlplace.placement.schedule import Residency
+
+_ACCUMULATE_EARLY = "algorithm.accumulate_early"
+
+
+def _goes_on(case: PlacedJob) -> bool:
+    """Whether rollout goes on while the actor learns."""
+    return case.active.ahead > 0
+
+
+def _takes_turns(case: PlacedJob) -> Iterator[Found]:
+    """Find components with enable_offload that share accelerators with an asynchronous rollout.
+
+    An asynchronous rollout never pauses, so it cannot release accelerators for them. Components that stay resident
+    share accelerators permanently: the memory ledger shows whether both fit.
+    """
+    placement = case.placement
+    generating = [
+        c for c in placement.components if case.active.of("rollout", c) > Residency.OFF
+    ]
+    for component in placement.components:
+        leaves = case.config.block_of(component).enable_offload
+        others = [c for c in generating if placement.shared(component, c)]
+        if component in generating or not leaves or not others:
+            continue
+        places = [f"{placement.shared(component, c)} with {c}" for c in others]
+        yield at_key(
+            "algorithm.max_staleness",
+            case.active.ahead,
+            component=component,
+            others=" and ".join(others),
+            places=", ".join(places),
+        )
+
+
+def _accumulates_early(case: PlacedJob) -> bool:
+    return case.config.algorithm.accumulate_early and case.ranks("actor") > 0
+
+
+def _learns_late(case: PlacedJob) -> Iterator[Found]:
+    """Find gradients that need other groups, and components on the actor's accelerators while it accumulates."""
+    config = case.config
+    algorithm = config.algorithm
+    placement = case.placement
+    reasons = []
+    # Components on the actor's accelerators
+    sharing = [
+        component
+        for component in case.active.residency["rollout"]
+        if component != "actor"
+        and component in placement.components
+        and placement.shared("actor", component)
+    ]
+    if sharing:
+        reasons.append("shared")
+    if algorithm.max_staleness > 0:
+        reasons.append("ahead")
+    # Optimizer steps
+    samples = (algorithm.prompts or 0) * algorithm.samples_per_prompt
+    batch = algorithm.train_batch or samples
+    if algorithm.epochs > 1 or batch < samples:
+        reasons.append("steps")
+    # What is known of a sample once all are generated
+    scorers = [
+        c for c in config.placed if role_of(c) in ("critic", "reference", "reward")
+    ]
+    if config.actor_infers or scorers:
+        reasons.append("scored")
+    normalized = algorithm.advantages_normalized or algorithm.normalize_rewards
+    compared = algorithm.name in ("reinforce_pp", "reinforce_pp_baseline")
+    if normalized or compared or algorithm.variant.name is not None:
+        reasons.append("compared")
+    if config.leaves_out:
+        reasons.append("left-out")
+    if reasons:
+        yield at_key(
+            _ACCUMULATE_EARLY, True, reasons=reasons, sharing=", ".join(sharing)
+        )
+
+
+def _has_short_rounds(case: PlacedJob) -> bool:
+    return bool(case.config.algorithm.short_rounds)
+
+
+def _rounds_to_their_end(case: PlacedJob) -> Iterator[Found]:
+    """Find `short_rounds` where it has no effect, or where no round can drop its longest answers."""
+    algorithm = case.config.algorithm
+    reasons = []
+    if algorithm.max_staleness > 0:
+        reasons.append("ahead")
+    if case.config.text_env.task == "agent":
+        reasons.append("agent")
+    if reasons:
+        yield at_key("algorithm.short_rounds", algorithm.short_rounds, reasons=reasons)
+
+
+RULES = (
+    Rule(code="overlap-takes-turns", applies=_goes_on, facts=_takes_turns),
+    Rule(code="learns-late", applies=_accumulates_early, facts=_learns_late),
+    Rule(code="short-rounds", applies=_has_short_rounds, facts=_rounds_to_their_end),
+)

@@ -1,0 +1,29 @@
+"""The rules that the placement of a job on language models keeps, in their order."""
+
+from __future__ import annotations
+
+from rlplace.checks import names, partners, processes, waste
+from rlplace.checks.placed import PlacedJob
+from rlplace.checks.rule import Rule
+from rlplace.jobs.language_model.rules import batches, overlap, roles
+
+# Of jobs that run and of those that are planned only
+_ALL: tuple[Rule[PlacedJob], ...] = (*names.RULES, *processes.RULES)
+
+# No sample is dropped, and every rank gets equally many.
+PLANNED: tuple[Rule[PlacedJob], ...] = (
+    *_ALL,
+    *batches.PLANNED,
+    *partners.RULES,
+    *roles.RULES,
+)
+
+# Samples need not divide over engines or ranks: an engine takes samples while it has room.
+RUN: tuple[Rule[PlacedJob], ...] = (
+    *_ALL,
+    *roles.RULES,
+    *batches.RUN,
+    *overlap.RULES,
+)
+
+WARNINGS: tuple[Rule[PlacedJob], ...] = (*waste.WARNINGS, *partners.WARNINGS)

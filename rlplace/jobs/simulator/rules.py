@@ -1,0 +1,257 @@
+"""Rules of jobs on simulators: rows for every rank, minibatches, sequences, sync of a part of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lcm
+
+from rlplace.checks.parallel import undivided
+from rlplace.checks.placed import PlacedJob
+from rlplace.checks.rule import Found, Rule, at_key
+from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import Residency, makes_room
+
+_ENVS = "env.total_num_envs"
+_MINIBATCHES = "algorithm.num_minibatches"
+_UNROLL_STEPS = "algorithm.unroll_steps"
+_BURN_IN = "algorithm.burn_in"
+# Sync modes that send only part of the weights: the rollout ranks must still hold the rest.
+_SOME_WEIGHTS = (
+    "trainable",
+    "lora",
+)
+
+
+# ── rows of environments ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _envs(case: PlacedJob) -> int:
+    return case.config.simulator_env.total_num_envs
+
+
+def _groups(case: PlacedJob) -> int:
+    """Return the number of stage groups."""
+    return case.config.torch_rollout.pipeline_stage_num
+
+
+def _block(case: PlacedJob) -> int:
+    """Return the number of which the number of environments has to be a multiple."""
+    return _groups(case) * max(case.ranks("env"), 1)
+
+
+def _env_is_placed(case: PlacedJob) -> bool:
+    return "env" in case.placement.components
+
+
+def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
+    """Find environments that do not divide over env ranks and stage groups."""
+    envs = _envs(case)
+    block = _block(case)
+    if envs % block == 0:
+        return
+    below = envs // block * block
+    error = "fewer-than-block"
+    if below:
+        error = "between-blocks"
+    yield at_key(
+        _ENVS,
+        envs,
+        error,
+        envs=envs,
+        ranks=case.ranks("env"),
+        groups=_groups(case),
+        block=block,
+        below=below,
+        above=below + block,
+    )
+
+
+def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
+    """Find rollout ranks without a row of a stage group."""
+    envs = _envs(case)
+    groups = _groups(case)
+    ranks = case.ranks("rollout")
+    rows = envs // groups
+    if ranks > rows:
+        block = _block(case)
+        yield at_key(
+            _ENVS,
+            envs,
+            "rollout",
+            ranks=ranks,
+            envs=envs,
+            groups=groups,
+            rows=rows,
+            least=-(-ranks * groups // block) * block,
+        )
+
+
+def _actor_without_rows(case: PlacedJob) -> Iterator[Found]:
+    """Find actor ranks without a row."""
+    envs = _envs(case)
+    ranks = case.ranks("actor")
+    if ranks > envs:
+        block = _block(case)
+        least = -(-ranks // block) * block
+        yield at_key(_ENVS, envs, "actor", ranks=ranks, envs=envs, least=least)
+
+
+# ── minibatches and sequences ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _remembers(case: PlacedJob) -> bool:
+    return bool(case.config.actor.policy.remembered)
+
+
+def _forgets(case: PlacedJob) -> bool:
+    return not _remembers(case)
+
+
+def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
+    """Find more minibatches than sequences, or samples."""
+    algorithm = case.config.algorithm
+    envs = _envs(case)
+    minibatches = algorithm.num_minibatches
+    steps = algorithm.rollout_steps
+    sequences = envs * (steps // algorithm.unrolled)
+    samples = envs * steps
+    if _remembers(case) and minibatches > sequences > 0:
+        yield at_key(
+            _MINIBATCHES,
+            minibatches,
+            "sequences",
+            minibatches=minibatches,
+            sequences=sequences,
+            envs=envs,
+            steps=steps,
+            unrolled=algorithm.unrolled,
+        )
+    elif minibatches > samples:
+        yield at_key(
+            _MINIBATCHES,
+            minibatches,
+            "samples",
+            minibatches=minibatches,
+            samples=samples,
+            envs=envs,
+            steps=steps,
+        )
+
+
+def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
+    """Find settings of sequences for a policy that learns from single steps."""
+    algorithm = case.config.algorithm
+    given = {_UNROLL_STEPS: algorithm.unroll_steps, _BURN_IN: algorithm.burn_in}
+    for name, value in given.items():
+        if value:
+            yield at_key(name, value, "no-memory", name=name)
+
+
+def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
+    """Find steps that are no whole number of sequences, and a burn-in longer than a sequence."""
+    algorithm = case.config.algorithm
+    steps = algorithm.rollout_steps
+    length = algorithm.unrolled
+    if steps % length:
+        longest = min(length, steps)
+        fitting = [fit for fit in range(1, longest + 1) if steps % fit == 0]
+        yield at_key(
+            _UNROLL_STEPS,
+            length,
+            "cut",
+            steps=steps,
+            length=length,
+            fitting=fitting[-1],
+        )
+    elif algorithm.burn_in > length:
+        yield at_key(_BURN_IN, algorithm.burn_in, "burn-in", length=length)
+
+
+# ── sync ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sends_a_part(case: PlacedJob) -> bool:
+    """Whether rollout ranks that may leave get a part of the weights only."""
+    config = case.config
+    part = config.actor.sync.mode in _SOME_WEIGHTS
+    return part and config.rollout.enable_offload and case.ranks("rollout") > 0
+
+
+def _sync_without_base(case: PlacedJob) -> Iterator[Found]:
+    """Find rollout ranks that drop their weights between two syncs."""
+    active = case.active
+    away = [
+        stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF
+    ]
+    if away and makes_room(case.placement, active, "rollout"):
+        mode = case.config.actor.sync.mode
+        yield at_key("actor.sync.mode", mode, away=" and ".join(away), mode=mode)
+
+
+RULES = (
+    Rule(code="uneven-envs", applies=_env_is_placed, facts=_uneven_envs),
+    Rule(code="rank-without-rows", facts=_rollout_without_rows),
+    Rule(code="rank-without-rows", facts=_actor_without_rows),
+    Rule(code="empty-minibatches", facts=_empty_minibatches),
+    Rule(code="bad-sequences", applies=_forgets, facts=_sequences_without_memory),
+    Rule(code="bad-sequences", applies=_remembers, facts=_cut_sequences),
+    Rule(code="sync-without-base", applies=_sends_a_part, facts=_sync_without_base),
+)
+
+
+# ── waste ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
+    """Find rollout ranks that get fewer rows of a stage group than others."""
+    groups = _groups(case)
+    ranks = case.ranks("rollout")
+    even = lcm(_block(case), ranks * groups)
+    yield from _uneven_shares(case, "rollout", _envs(case) // groups, even)
+
+
+def _actor_rows(case: PlacedJob) -> Iterator[Found]:
+    """Find actor ranks that get fewer rows than others."""
+    even = lcm(_block(case), case.ranks("actor"))
+    yield from _uneven_shares(case, "actor", _envs(case), even)
+
+
+def _uneven_shares(
+    case: PlacedJob, component: str, rows: int, even: int
+) -> Iterator[Found]:
+    """Find rows that ranks cannot share evenly. `even`: all share a multiple of so many environments evenly."""
+    envs = _envs(case)
+    ranks = case.ranks(component)
+    if rows % ranks == 0:
+        return
+    most = -(-rows // ranks)
+    yield at_key(
+        _ENVS,
+        envs,
+        component=component,
+        ranks=ranks,
+        rows=rows,
+        most=most,
+        least=most - 1,
+        lost=1 - rows / (ranks * most),
+        above=-(-envs // even) * even,
+    )
+
+
+WARNINGS = (
+    Rule(code="uneven-shares", facts=_rollout_rows),
+    Rule(code="uneven-shares", facts=_actor_rows),
+)
+
+
+# ── the planned job ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _divided_policies(plan: Plan) -> Iterator[Found]:
+    """Find components whose ranks would divide a policy."""
+    for component in plan.placement.components:
+        spec = plan.placement.spec(component)
+        yield from undivided(spec, error="whole-policies")
+
+
+PLANNED = (Rule(code="parallel-sizes", facts=_divided_policies),)

@@ -1,0 +1,164 @@
+"""Rules of a declared job: each place that breaks one is told with the user's own class, file and line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplace.contract.job import Job
+from rlplace.contract.rules import of_job
+from rlplace.contract.stages import Channel, Stage, full
+from rlplace.errors import Problem
+from rlplace.workers.worker import Worker
+
+
+class Player(Worker):
+    """Methods as a stage calls them."""
+
+    def play(self, iteration: int) -> None: ...
+
+    def score(self, episodes: int) -> None: ...
+
+
+class Bare(Worker):
+    """No method of its own."""
+
+
+class Saved(Player):
+    """Half of what a checkpoint needs."""
+
+    def save_state(self, state: Any) -> Any: ...
+
+
+class Loaded(Player):
+    """The other half."""
+
+    def load_state(self, state: Any) -> Any: ...
+
+
+PLAY = Stage("work", full("player").calls("play"))
+
+
+def problems(
+    stages: tuple[Stage, ...] = (PLAY,),
+    channels: tuple[Channel, ...] = (),
+    **components: Any,
+) -> list[Problem]:
+    job = Job(
+        components=components or {"player": Player}, stages=stages, channels=channels
+    )
+    return list(of_job(job))
+
+
+def test_a_whole_job_breaks_no_rule() -> None:
+    channel = Channel("moves", "player", "judge")
+    both = Stage("work", full("player").calls("play"), full("judge").calls("play"))
+    assert problems((both,), (channel,), player=Player, judge=Player) == []
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "not a worker": (
+        {"player": "Player"},
+        "components.player: is no class of workers | 'Player' | each rank of a component is an object of a class "
+        "derived from rlplace.Worker | class Player(Worker): ...",
+    ),
+    "saved only": (
+        {"player": Saved},
+        "components.player: Saved has save_state and no load_state | None | what a checkpoint has of a component is "
+        "written by one of the two and read by the other | def load_state(self, ...): ...",
+    ),
+    "loaded only": (
+        {"player": Loaded},
+        "components.player: Loaded has load_state and no save_state | None | what a checkpoint has of a component is "
+        "written by one of the two and read by the other | def save_state(self, ...): ...",
+    ),
+    "no stages": (
+        {"stages": (), "player": Player},
+        "stages: the job has no stage | [] | an iteration is made of stages; each calls methods of components | "
+        'stages=[Stage("work", full("<component>").calls("<method>"))]',
+    ),
+    "equal stages": (
+        {"stages": (PLAY, PLAY)},
+        "stages.work: two stages have this name | work | metrics, the timeline and errors call a stage by its name | "
+        'Stage("work_2", ...)',
+    ),
+    "never called": (
+        {"player": Player, "judge": Bare},
+        "components.judge: no stage names this component | None | its workers would start and do nothing | "
+        'full("judge").calls("<method>") in a stage        (or leave the component out)',
+    ),
+    "unknown in a stage": (
+        {"stages": (PLAY, Stage("more", full("teacher")))},
+        "stages.more: the job has no component 'teacher' | teacher | components: player | full(\"player\")",
+    ),
+    "misspelt in a stage": (
+        {"stages": (PLAY, Stage("more", full("plaier")))},
+        "stages.more: the job has no component 'plaier', did you mean 'player'? | plaier | components: player | "
+        'full("player")',
+    ),
+    "empty stage": (
+        {"stages": (PLAY, Stage("more"))},
+        "stages.more: the stage names no component | None | nothing would happen in it | "
+        'Stage("more", full("<component>").calls("<method>"))',
+    ),
+    "missing method": (
+        {"stages": (Stage("work", full("player").calls("rehearse")),)},
+        "stages.work: Player has no method 'rehearse' | player.calls(\"rehearse\") | methods of Player: play, score | "
+        "def rehearse(self, iteration): ...",
+    ),
+    "missing method of none": (
+        {"player": Bare},
+        "stages.work: Bare has no method 'play' | player.calls(\"play\") | methods of Bare: none of its own | "
+        "def play(self, iteration): ...",
+    ),
+    "misspelt method": (
+        {"stages": (Stage("work", full("player").calls("playy")),)},
+        "stages.work: Player has no method 'playy', did you mean 'play'? | player.calls(\"playy\") | methods of "
+        'Player: play, score | .calls("play")',
+    ),
+    "unfilled argument": (
+        {"stages": (Stage("work", full("player").calls("score")),)},
+        'stages.work: Player.score asks for episodes | player.calls("score") | a stage fills in iteration and '
+        "version; all else has a default, or comes by the config | def score(self, iteration): ...",
+    ),
+    "scales": (
+        {"stages": (Stage("work", full("player").calls("play", scales="batch")),)},
+        'stages.work: seconds of play cannot scale so | scales="batch" | "ranks": the ranks share the work; '
+        '"constant": each rank does all of it | .calls("play", scales="ranks")',
+    ),
+    "equal channels": (
+        {"channels": (Channel("moves", "player", "player"),) * 2},
+        "channels.moves: two channels have this name | moves | a worker finds a channel by its name: "
+        'self.channel(name) | Channel("moves_2", ...)',
+    ),
+    "unknown end": (
+        {"channels": (Channel("moves", "player", "teacher"),)},
+        'channels.moves: the job has no component \'teacher\' | Channel("moves", "player", "teacher") | '
+        "components: player; a channel without a reader fills up | player",
+    ),
+    "misspelt end": (
+        {"channels": (Channel("moves", "plaier", "player"),)},
+        "channels.moves: the job has no component 'plaier', did you mean 'player'? | "
+        'Channel("moves", "plaier", "player") | components: player; a channel without a reader fills up | player',
+    ),
+    "no room": (
+        {"channels": (Channel("moves", "player", "player", items=0),)},
+        "channels.moves: must be >= 1 | items=0 | a put waits until there is room for its item | items=64",
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "text"), CASES.values(), ids=CASES)
+def test_each_rule_has_its_words(job: dict[str, Any], text: str) -> None:
+    found = problems(**job)[0]
+    assert (
+        f"{found.key}: {found.what} | {found.got} | {found.why} | {found.fix}" == text
+    )
+
+
+def test_the_class_is_shown_with_its_file_and_line() -> None:
+    (found,) = problems(player=Bare)
+    assert found.source is not None
+    assert found.source.file.endswith("test_declared_rules.py")
+    assert found.source.line

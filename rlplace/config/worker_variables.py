@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.config.schema import ClusterConfig, Config
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source
@@ -43,59 +44,26 @@ _OF_WORKERS = re.compile(
 
 def wrong_variables(config: Any) -> list[Problem]:
     """Report invalid names and values of variables, and secrets, without showing the secrets."""
-    problems = list(_wrong(config))
+    problems = list(_invalid(config))
     # The word of the command line would show the secret.
-    if any(problem.code == _WRITTEN for problem in problems):
+    if any(found.code == _WRITTEN for found in problems):
         problems = [
-            dataclasses.replace(problem, source=Source(file=KEY))
-            for problem in problems
+            dataclasses.replace(found, source=Source(file=KEY)) for found in problems
         ]
     return problems
 
 
-def _wrong(config: Config) -> Iterator[Problem]:
+def _invalid(config: Config) -> Iterator[Problem]:
     for name, value in config.cluster.env_vars.items():
         key = f"{KEY}.{name}"
         if not _NAME.fullmatch(str(name)):
-            what = "this is no name of a variable"
-            why = "it has letters, digits and underscores"
-            yield Problem(
-                code="bad-env-var",
-                key=KEY,
-                what=what,
-                got=str(name),
-                why=why,
-                fix="HF_HOME: /data/hf",
-            )
+            yield problem("bad-env-var", KEY, str(name), error="name")
         elif name in _PLACED:
-            what = "the placement sets this variable"
-            why = "each worker sees the accelerators of its own slot"
-            yield Problem(
-                code="bad-env-var",
-                key=key,
-                what=what,
-                got=None,
-                why=why,
-                fix="leave it out",
-            )
+            yield problem("bad-env-var", key, error="placed")
         elif value is not None and not isinstance(value, str | int | float):
-            what = "expected text or a number"
-            why = "a variable has one value; null takes that of your shell"
-            yield Problem(
-                code="bad-env-var",
-                key=key,
-                what=what,
-                got=show(value),
-                why=why,
-                fix=f'{name}: "..."',
-            )
+            yield problem("bad-env-var", key, show(value), error="value", name=name)
         elif value and _is_secret(name, str(value)):
-            what = "a secret is not to be written in a config"
-            why = "the config is kept in the run's folder and given to trackers"
-            fix = f"{name}: null        (and export {name}=... in the shell that starts the run)"
-            yield Problem(
-                code=_WRITTEN, key=key, what=what, got="(not shown)", why=why, fix=fix
-            )
+            yield problem(_WRITTEN, key, "(not shown)", name=name)
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -110,21 +78,17 @@ def missing_variables(config: Any) -> Iterator[Problem]:
     """Report variables whose values should come from this process, but are not set."""
     for name, value in config.cluster.env_vars.items():
         if value is None and name not in os.environ:
-            yield Problem(
-                code="env-var-missing",
-                key=f"{KEY}.{name}",
-                what="there is no such environment variable where the run starts",
-                got=f"{name}: null",
-                why="null gives the workers the value that the run itself finds",
-                fix=f"export {name}=...        (before the run, or in its job script{_or_written(name)})",
+            error = "plain"
+            # The value of a secret is not to be written
+            if _SECRET.search(name):
+                error = "secret"
+            yield problem(
+                "env-var-missing",
+                f"{KEY}.{name}",
+                f"{name}: null",
+                error=error,
+                name=name,
             )
-
-
-def _or_written(name: str) -> str:
-    """Return the other way to give a variable; "" for a secret, which a config must not contain."""
-    if _SECRET.search(name):
-        return ""
-    return f"; or write the value: {name}: ..."
 
 
 def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:

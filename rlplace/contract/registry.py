@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import config_error
 from rlplace.config.open_job import JOB, OpenConfig
-from rlplace.errors import ConfigError, Source, did_you_mean, source_of, suggestion
+from rlplace.errors import Source, did_you_mean, source_of
 
 if TYPE_CHECKING:
     from rlplace.contract.job import Job
@@ -57,25 +58,29 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
     text = str(name)
     if ":" not in text:
         near = did_you_mean(text, SHIPPED)
-        raise _wrong(
+        error = "job"
+        if near:
+            error = "misspelt-job"
+        raise config_error(
             "unknown-choice",
-            f"no job is called so{suggestion(near)}",
+            JOB,
             text,
-            f"choices: {', '.join(SHIPPED)}, package.module:NAME",
-            f"{JOB}: {near or 'my_package.my_module:job'}",
-            sources,
+            error=error,
+            source=source_of(JOB, sources),
+            near=near,
+            shipped=", ".join(SHIPPED),
         )
     found = _imported(text, sources)
     if isinstance(found, type) and issubclass(found, Job):
         found = _made(found, text, sources)
     if not isinstance(found, Job):
-        raise _wrong(
+        raise config_error(
             "not-a-job",
-            "is no job",
+            JOB,
             text,
-            f"it is {type(found).__name__}; a job is an object, or a class, of rlplace.Job",
-            f"{JOB}: <module>:<name of a Job>",
-            sources,
+            error="kind",
+            source=source_of(JOB, sources),
+            kind=type(found).__name__,
         )
     return found
 
@@ -86,14 +91,15 @@ def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
     try:
         inspect.signature(make).bind()
     except TypeError as error:
-        module = text.partition(":")[0]
-        raise _wrong(
+        raise config_error(
             "not-a-job",
-            f"the class cannot be made without arguments: {error}",
+            JOB,
             text,
-            "a config names a job, and has no arguments for its class",
-            f"job = {kind.__name__}(...) in {module}, and {JOB}: {module}:job",
-            sources,
+            error="arguments",
+            source=source_of(JOB, sources),
+            cause=error,
+            kind=kind.__name__,
+            module=text.partition(":")[0],
         ) from error
     return make()
 
@@ -144,33 +150,29 @@ def _imported(text: str, sources: Mapping[str, Source]) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise _wrong(
+        raise config_error(
             "not-a-job",
-            "cannot be imported",
+            JOB,
             text,
-            f"{error}; modules are looked for where Python looks: the working folder, PYTHONPATH, what is installed, "
-            "the folder of the config",
-            "PYTHONPATH=<the folder of the package>",
-            sources,
+            error="module",
+            source=source_of(JOB, sources),
+            cause=error,
         ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             near = did_you_mean(name, vars(found))
-            raise _wrong(
+            missing = "name"
+            if near:
+                missing = "misspelt-name"
+            raise config_error(
                 "not-a-job",
-                f"the module has no {name}{suggestion(near)}",
+                JOB,
                 text,
-                f"names in {module} are looked for as they are written",
-                f"{JOB}: {module}:{near or '<name of a Job>'}",
-                sources,
+                error=missing,
+                source=source_of(JOB, sources),
+                name=name,
+                module=module,
+                near=near,
             )
         found = getattr(found, name)
     return found
-
-
-def _wrong(
-    code: str, what: str, got: str, why: str, fix: str, sources: Mapping[str, Source]
-) -> ConfigError:
-    return ConfigError.of(
-        code, JOB, what, got, why, fix, source=source_of(JOB, sources)
-    )

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rlplace.codes import config_error
 from rlplace.config.found import value_at
 from rlplace.config.yaml_text import show
-from rlplace.errors import ConfigError
 from rlplace.report.sinks import METRICS_FILE, SAMPLES_FILE
 from rlplace.report.summary import steps_name
 
@@ -103,10 +103,20 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
         timeline = _text_if_there(folder / "timeline.svg")
         plan_text = _text_if_there(folder / "plan.txt")
     except (OSError, ValueError, yaml.YAMLError) as error:
-        what = "is not the folder of a run"
-        why = f"a run has {CONFIG} and {PLAN}: {error}"
-        fix = _newest_run_below(folder)
-        raise _wrong(key, "not-a-run", what, folder, why, fix) from error
+        run = _newest_run_below(folder)
+        name = "folder"
+        if run is not None:
+            name = "folder-above"
+        raise config_error(
+            "not-a-run",
+            key,
+            str(folder),
+            error=name,
+            config=CONFIG,
+            plan=PLAN,
+            cause=error,
+            run=run,
+        ) from error
     return RunRecord(
         folder=folder,
         config=config,
@@ -121,14 +131,12 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     )
 
 
-def _newest_run_below(folder: Path) -> str:
-    """Return a run in the folder or one level deeper; "" where there is none."""
+def _newest_run_below(folder: Path) -> Path | None:
+    """Return a run in the folder or one level deeper; None where there is none."""
     runs: list[Path] = []
     for depth in ("*", "*/*"):
         runs += (file.parent for file in folder.glob(f"{depth}/{SUMMARY}"))
-    if not runs:
-        return ""
-    return str(max(runs))
+    return max(runs, default=None)
 
 
 def _summary(folder: Path, key: str) -> dict[str, Any]:
@@ -136,22 +144,28 @@ def _summary(folder: Path, key: str) -> dict[str, Any]:
     try:
         found = _mapping(folder / SUMMARY)
     except (OSError, ValueError) as error:
-        what = "the run has no end"
-        why = f"it is under way, or ended before it could write {SUMMARY}: {error}"
-        raise _wrong(key, "run-without-iterations", what, folder, why) from error
+        raise config_error(
+            "run-without-iterations",
+            key,
+            str(folder),
+            error="no-summary",
+            summary=SUMMARY,
+            cause=error,
+        ) from error
     summary = {name: value for name, value in found.items() if value is not None}
     if not summary.get("iterations"):
-        what = "nothing was trained in this run"
-        why = "it ended before the first iteration was over"
-        raise _wrong(key, "run-without-iterations", what, folder, why)
+        raise config_error(
+            "run-without-iterations", key, str(folder), error="no-iteration"
+        )
 
     steps = steps_name(summary)
     kinds = {**_OF_SUMMARY, steps: _NUMBER, f"{steps}_per_s": _NUMBER}
     try:
         _checked(summary, SUMMARY, kinds)
     except ValueError as error:
-        what = "is not what this version writes"
-        raise _wrong(key, "not-a-run", what, folder, str(error)) from error
+        raise config_error(
+            "not-a-run", key, str(folder), error="summary", cause=error
+        ) from error
     return summary
 
 
@@ -226,11 +240,13 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
                 if not math.isfinite(iteration):
                     raise ValueError("its iteration is no finite number")
             except (ValueError, TypeError, KeyError) as error:
-                what = "the metrics of the run cannot be read"
-                cause = f"{type(error).__name__}: {error}"
-                why = f"line {number} is no JSON object of an iteration: {cause}"
-                fix = f"remove line {number}, or the file: the report does without"
-                raise _wrong(key, "broken-metrics", what, file, why, fix) from error
+                raise config_error(
+                    "broken-metrics",
+                    key,
+                    str(file),
+                    line=number,
+                    cause=f"{type(error).__name__}: {error}",
+                ) from error
             yield iteration, record
 
 
@@ -244,10 +260,3 @@ def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
         if key:
             dotted = f"{key}.{name}"
         yield from _flat(dotted, inside)
-
-
-def _wrong(
-    key: str, code: str, what: str, got: Path, why: str, fix: str = ""
-) -> ConfigError:
-    fix = fix or "the folder that a run names as `files`"
-    return ConfigError.of(code, key, what, str(got), why, fix)

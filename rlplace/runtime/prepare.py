@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.config.compose import Composed
 from rlplace.config.found import value_at
 from rlplace.config.keys import PLACEMENT
@@ -164,15 +165,15 @@ def _misplaced(
 ) -> Iterator[Problem]:
     """Report errors of the placement text too, unless other errors of the config can cause them."""
     left: dict[str, Any] = copy.deepcopy(dict(mapping))
-    for problem in wrong:
-        key = problem.key.partition("[")[0]
+    for known in wrong:
+        key = known.key.partition("[")[0]
         above, _, name = key.rpartition(".")
         apart = (
             key.partition(".")[0] in _NOT_PLACING
             if above
-            else "did you mean" not in problem.what
+            else "did you mean" not in known.what
         )
-        placing = key in TAGS or "cluster." in (problem.fix or "")
+        placing = key in TAGS or "cluster." in (known.fix or "")
         block = value_at(left, above) if above else left
         if placing or not apart or not isinstance(block, dict) or name not in block:
             return
@@ -311,28 +312,20 @@ def _with_sources(
 
 def _job_problems(config: AnyConfig) -> Iterator[Problem]:
     """Report problems of a process that Ray has started for a job, in a temporary folder if it has one."""
-    code = "inside-a-ray-job"
     if config.cluster.ray.address is None:
-        what = "a job of Ray starts no other Ray"
-        why = f"`ray job submit` has started this process ({_JOB} is set)"
-        yield Problem(
-            code=code,
-            key="cluster.ray.address",
-            what=what,
-            got="null",
-            why=why,
-            fix="cluster.ray.address=auto",
+        yield problem(
+            "inside-a-ray-job",
+            "cluster.ray.address",
+            "null",
+            error="address",
+            variable=_JOB,
         )
     folder = Path(config.runner.output_dir).absolute()
     if _JOBS_FOLDERS in folder.parts:
-        what = "would be deleted with the job"
-        why = "Ray keeps the working directory of a job as long as it runs"
-        fix = f"runner.output_dir={Path.home() / 'runs'}"
-        yield Problem(
-            code=code,
-            key="runner.output_dir",
-            what=what,
-            got=str(folder),
-            why=why,
-            fix=fix,
+        yield problem(
+            "inside-a-ray-job",
+            "runner.output_dir",
+            str(folder),
+            error="folder",
+            runs=Path.home() / "runs",
         )

@@ -11,8 +11,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlplace.codes import config_error, problem
 from rlplace.config.yaml_text import show
-from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.errors import ConfigError, Problem
 from rlplace.placement.memory.ledger import Account, Load, Measurements, MemoryLedger
 from rlplace.placement.schedule import Residency
 from rlplace.tables import chapter, indented, table
@@ -256,15 +257,12 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
     Raises ConfigError with all problems at once. `key`: the origin of the record, for errors.
     """
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
-        why = f"such a record has {_VERSION_KEY}: {_VERSION}"
-        fix = "use the memory.json of an earlier run's folder"
-        raise ConfigError.of(
+        raise config_error(
             "not-measurements",
             key,
-            "is no record of measured memory",
             show(record)[:60],
-            why,
-            fix,
+            version_key=_VERSION_KEY,
+            version=_VERSION,
         )
     problems: list[Problem] = []
     found: dict[str, dict[Residency, int]] = {}
@@ -279,30 +277,23 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
             ):
                 row[_WORDS[str(word)]] = size
             else:
-                problems.append(_wrong(f"{key}.components.{component}", word, size))
+                place = f"{key}.components.{component}"
+                problems.append(_not_measured(place, word, size))
     if problems:
         raise ConfigError(problems)
     return found
 
 
-def _wrong(key: str, word: object, size: object) -> Problem:
-    if word not in _WORDS:
-        near = did_you_mean(str(word), _WORDS)
-        return Problem(
-            code="unknown-residency",
-            key=key,
-            what=f"no residency is called {word!r}" + suggestion(near),
-            got=f"{word}: {show(size)}",
-            why="memory is measured at the residencies " + ", ".join(_WORDS),
-            fix=f"{near or 'full'}: <bytes>",
-        )
-    return Problem(
-        code="bad-size",
-        key=f"{key}.{word}",
-        what="expected a whole number of bytes",
-        got=show(size),
-        why="it is what a rank held on each of its accelerators",
-        fix=f"{word}: <bytes>        (or remove the line to have it computed)",
+def _not_measured(key: str, word: object, size: object) -> Problem:
+    """Return the problem of a residency, or of its size."""
+    if word in _WORDS:
+        return problem("bad-size", f"{key}.{word}", show(size), word=word)
+    return problem(
+        "unknown-residency",
+        key,
+        f"{word}: {show(size)}",
+        word=word,
+        words=", ".join(_WORDS),
     )
 
 

@@ -29,7 +29,9 @@ from rlplace.algo.losses import (
     clipped_surrogate,
     value_loss,
 )
-from rlplace.errors import ConfigError
+from rlplace.codes import config_error
+
+_KEY = "algorithm.variant"
 
 
 class Steps(NamedTuple):
@@ -88,8 +90,14 @@ class Variant:
         found = self._call("advantages", steps)
         shape = tuple(steps.rewards.shape)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
-            wanted = f"advantages and returns, {list(shape)} each"
-            raise self._wrong("advantages", found, wanted)
+            raise config_error(
+                "bad-variant",
+                _KEY,
+                _shown(found),
+                error="pair",
+                variant=self.name,
+                shape=list(shape),
+            )
         advantages = self._shaped("advantages", found[0], shape)
         returns = self._shaped("advantages", found[1], shape)
         dtype = steps.rewards.dtype
@@ -122,15 +130,22 @@ class Variant:
             return {}
         found = self._call("metrics", logprobs.detach(), samples)
         if not isinstance(found, Mapping):
-            raise self._wrong("metrics", found, "a dict of tensors by name")
+            raise config_error(
+                "bad-variant", _KEY, _shown(found), error="metrics", variant=self.name
+            )
         shape = tuple(logprobs.shape)
         names = tuple(sorted(found))
         if self._measured is None:
             self._measured = names
         if names != self._measured:
-            before = ", ".join(self._measured)
-            wanted = f"metrics of the same names each time, first {before}"
-            raise self._wrong("metrics", found, wanted, got=", ".join(names) or "none")
+            raise config_error(
+                "bad-variant",
+                _KEY,
+                ", ".join(names) or "none",
+                error="names",
+                variant=self.name,
+                before=", ".join(self._measured),
+            )
         metrics = {}
         for name in names:
             metric = self._shaped("metrics", found[name], shape)
@@ -142,10 +157,14 @@ class Variant:
         returned = self._call(method, trained, *given)
         loss = self._shaped(method, returned, tuple(trained.shape))
         if not loss.requires_grad:
-            wanted = (
-                "a loss that depends on its first argument, without detach or no_grad"
+            raise config_error(
+                "bad-variant",
+                _KEY,
+                _shown(loss),
+                error="gradient",
+                method=method,
+                variant=self.name,
             )
-            raise self._wrong(method, loss, wanted)
         return loss
 
     def _call(self, method: str, *given: Any) -> Any:
@@ -154,23 +173,23 @@ class Variant:
     def _shaped(self, method: str, found: object, shape: tuple[int, ...]) -> Tensor:
         """Return a result as a tensor. Raises ConfigError for other types and shapes."""
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
-            numbers = "a number for each sample, not their mean"
-            wanted = f"a tensor of shape {list(shape)}: {numbers}"
-            raise self._wrong(method, found, wanted)
+            raise config_error(
+                "bad-variant",
+                _KEY,
+                _shown(found),
+                error="shape",
+                method=method,
+                variant=self.name,
+                shape=list(shape),
+            )
         return found
 
-    def _wrong(
-        self, method: str, found: object, wanted: str, got: str | None = None
-    ) -> ConfigError:
-        """Return the error of a result. `got`: in place of a description of `found`."""
-        if got is None:
-            got = type(found).__name__
-            if isinstance(found, Tensor):
-                got = f"a tensor of shape {list(found.shape)}"
-        what = f"{method} of {self.name} does not return what is learned from"
-        why = f"it is to be {wanted}"
-        fix = f"return {wanted}"
-        return ConfigError.of("bad-variant", "algorithm.variant", what, got, why, fix)
+
+def _shown(found: object) -> str:
+    """Return what a method of a variant returned, in words."""
+    if isinstance(found, Tensor):
+        return f"a tensor of shape {list(found.shape)}"
+    return type(found).__name__
 
 
 def ppo_slopes_by_variant(

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
 from rlplace.config.read import MOST_WHOLE
@@ -21,7 +22,7 @@ from rlplace.config.validate import SWITCHES
 from rlplace.contract.registry import job_of
 from rlplace.contract.requests import EvaluationRequest
 from rlplace.contract.trained import find_trained
-from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.errors import ConfigError, did_you_mean
 
 STOPPED = 130
 FORMATS = ("text", "json")
@@ -96,43 +97,37 @@ def _line(argv: Sequence[str]) -> Line:
     )
     for key in _DEFAULTS:
         if key in options.words:
-            raise _wrong(
-                key,
-                "it has no value",
-                key,
-                "a key and its value are one word",
-                f"{key}=<value>",
+            raise config_error(
+                "bad-option", key, key, error="key-without-value", name=key
             )
         if sum(word.startswith(f"{key}=") for word in options.words) > 1:
-            raise _wrong(
+            raise config_error(
+                "bad-option",
                 key,
-                "it is given twice",
                 " ".join(options.words),
-                "one value counts",
-                f"{key}={given[key]}",
+                error="key-twice",
+                name=key,
+                value=given[key],
             )
     if len(named) != 1:
         raise _unclear(options.words, named)
     values = _DEFAULTS | given
     video = Path(values["video"]).expanduser() if values["video"] else None
     if video is not None and video.suffix not in SUFFIXES:
-        why = "the end of the name says what is written"
-        raise _wrong(
+        raise config_error(
+            "bad-option",
             "video",
-            "no such kind of video",
             values["video"],
-            why,
-            f"video={video.with_suffix(SUFFIXES[0])}",
+            error="video",
+            file=video.with_suffix(SUFFIXES[0]),
         )
     deterministic = SWITCHES.get(values["deterministic"].lower())
     if deterministic is None:
-        why = "true: the likeliest action; false: drawn, as in training"
-        raise _wrong(
+        raise config_error(
+            "bad-option",
             "deterministic",
-            "neither true nor false",
             values["deterministic"],
-            why,
-            "deterministic=true",
+            error="deterministic",
         )
     transcripts = None
     if values["transcripts"]:
@@ -157,28 +152,27 @@ def _unclear(words: Sequence[str], named: Sequence[str]) -> ConfigError:
         key, equals, value = word.partition("=")
         if equals and not Path(word).exists():
             near = did_you_mean(key, _DEFAULTS)
-            fix = f"{near}={value}" if near else "leave it out"
-            return _wrong(
+            error = "key-of-evaluation"
+            if near:
+                error = "misspelt-key-of-evaluation"
+            return config_error(
+                "bad-option",
                 key,
-                "no such key" + suggestion(near),
                 word,
-                "it takes " + ", ".join(_DEFAULTS),
-                fix,
+                error=error,
+                keys=", ".join(_DEFAULTS),
+                near=near,
+                value=value,
             )
+    # Propose the newest of the runs that exist
     found = [word for word in named if Path(word).exists()]
-    run = "runs/<config>/<date>_<time>"
+    fixed = "runs/<config>/<date>_<time>"
+    others = [word for word in words if word not in named]
     if found:
         run = max(found, key=lambda word: Path(word).stat().st_mtime_ns)
-    others = [word for word in words if word not in named]
-    fix = " ".join(
-        ["python -m rlplace.evaluate", shlex.join([run, *others]) if found else run]
-    )
-    return _wrong(
-        _KEY,
-        "one policy is evaluated at a time",
-        " ".join(words) or None,
-        "a run, or a checkpoint",
-        fix,
+        fixed = shlex.join([run, *others])
+    return config_error(
+        "bad-option", _KEY, " ".join(words) or None, error="policies", words=fixed
     )
 
 
@@ -189,12 +183,13 @@ def _number(key: str, text: str, *, least: int) -> int:
         and len(text) < 20
         and least <= int(text) <= MOST_WHOLE
     ):
-        why = f"a whole number from {least} to 2**63 - 1"
-        raise _wrong(
-            key, "no such number", text, why, f"{key}={_DEFAULTS[key] or _EPISODES}"
+        raise config_error(
+            "bad-option",
+            key,
+            text,
+            error="number",
+            least=least,
+            name=key,
+            example=_DEFAULTS[key] or _EPISODES,
         )
     return int(text)
-
-
-def _wrong(key: str, what: str, got: str | None, why: str, fix: str) -> ConfigError:
-    return ConfigError.of("bad-option", key, what, got, why, fix)

@@ -10,17 +10,17 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlplace.codes import codes
+from rlplace.codes import codes, config_error
 from rlplace.commands import answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.paths import names_file
 from rlplace.config.read import word_meant
 from rlplace.config.validate import config_schema
-from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.errors import did_you_mean
 from rlplace.placement.memory.ledger import Measurements
 from rlplace.placement.memory.records import read_measurements
 from rlplace.placement.memory.solve import Knob, render_solution, solve
@@ -97,25 +97,18 @@ def _answer(words: list[str]) -> int:
         case ["explain", topic, *rest]:
             return _explain(topic, rest)
         case ["explain"]:
-            raise _wrong(
-                "unknown-topic",
-                "explain",
-                "what?",
-                None,
-                "a component, an accelerator or an error code",
-            )
+            raise config_error("unknown-topic", "explain", error="none")
         case ["solve", *rest]:
             return _solve(rest)
         case [word, *rest] if "=" not in word and (near := _misspelt_command(word)):
-            what = "no such config or command" + suggestion(near)
-            why = "the first word is a config or one of these: "
-            raise _wrong(
+            raise config_error(
                 "bad-option",
                 "plan",
-                what,
                 word,
-                why + ", ".join(_COMMANDS),
-                shlex.join([near, *rest]),
+                error="misspelt-command",
+                near=near,
+                commands=", ".join(_COMMANDS),
+                command=shlex.join([near, *rest]),
             )
         case _:
             return _plan(_request(words))
@@ -148,24 +141,18 @@ def _request(words: Sequence[str]) -> Request:
     diff = options.diff
     measured = options.measured
     if form not in FORMATS:
-        why = "one of " + ", ".join(FORMATS)
-        fix = f"--format {did_you_mean(form, FORMATS) or 'text'}"
-        raise _wrong("bad-option", "--format", "no such format", form, why, fix)
-    if diff == "":
-        why = "another config, or overrides of this one"
-        raise _wrong(
-            "bad-option", "--diff", "with what?", None, why, "--diff disaggregated_ppo"
-        )
-    if diff and form not in ("text", "json"):
-        what = "two plans are compared as text or json"
-        raise _wrong(
+        raise config_error(
             "bad-option",
             "--format",
-            what,
             form,
-            "--diff has no picture",
-            "--format text",
+            error="format",
+            formats=", ".join(FORMATS),
+            near=did_you_mean(form, FORMATS) or "text",
         )
+    if diff == "":
+        raise config_error("bad-option", "--diff", error="diff")
+    if diff and form not in ("text", "json"):
+        raise config_error("bad-option", "--format", form, error="drawn-diff")
     numbers = {} if measured is None else _measurements(measured)
     return Request(
         words=rest, form=form, diff=diff, measured=numbers, simulator=options.simulator
@@ -177,10 +164,12 @@ def _measurements(file: str) -> Measurements:
     try:
         record = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}"
-        fix = "--measured <folder of a run>/memory.json"
-        raise _wrong(
-            "not-measurements", "--measured", "cannot be read", file, why, fix
+        raise config_error(
+            "not-measurements",
+            "--measured",
+            file,
+            error="file",
+            cause=f"{type(error).__name__}: {error}",
         ) from error
     return read_measurements(record, key=file)
 
@@ -198,9 +187,7 @@ def _plan(request: Request) -> int:
         return _verdict(jobs)
     others = request.jobs(_other_words(request.words, request.diff))
     if len(jobs) != 1 or len(others) != 1:
-        what = "compares one config with one other"
-        why = "a sweep names several"
-        raise _wrong("bad-option", "--diff", what, request.diff, why)
+        raise config_error("bad-option", "--diff", request.diff, error="diff-of-sweep")
     left = jobs[0].view
     right = others[0].view
     if left.name == right.name:
@@ -281,11 +268,17 @@ def _explain(topic: str, words: Sequence[str]) -> int:
         return FITS
     request = _request(words)
     if "-" in topic and compose.CommandLine.of(request.words).name is None:
-        raise _no_topic(
+        near = did_you_mean(topic, codes())
+        error = "code"
+        if near:
+            error = "misspelt-code"
+        raise config_error(
+            "unknown-topic",
+            "explain",
             topic,
-            "no such error code",
-            f"there are {len(codes())} error codes",
-            codes(),
+            error=error,
+            count=len(codes()),
+            near=near,
         )
     for job in request.jobs():
         components = job.plan.placement.components
@@ -295,9 +288,18 @@ def _explain(topic: str, words: Sequence[str]) -> int:
         elif topic.isdecimal() and int(topic) < count:
             print(explain_accelerator(job.view, int(topic)))
         else:
-            why = f"components are {', '.join(components)}; accelerators 0-{count - 1}"
-            raise _no_topic(
-                topic, "nothing here is called so", why, [*components, *codes()]
+            near = did_you_mean(topic, [*components, *codes()])
+            error = "word"
+            if near:
+                error = "misspelt-word"
+            raise config_error(
+                "unknown-topic",
+                "explain",
+                topic,
+                error=error,
+                components=", ".join(components),
+                last=count - 1,
+                near=near,
             )
     return FITS
 
@@ -307,16 +309,27 @@ def _explain_pair(ranks: Sequence[tuple[str, int]], words: Sequence[str]) -> int
         placement = job.plan.placement
         for component, rank in ranks:
             if component not in placement.components:
-                why = "components are " + ", ".join(placement.components)
-                raise _no_topic(
-                    component, "no such component", why, placement.components
+                near = did_you_mean(component, placement.components)
+                error = "component"
+                if near:
+                    error = "misspelt-component"
+                raise config_error(
+                    "unknown-topic",
+                    "explain",
+                    component,
+                    error=error,
+                    components=", ".join(placement.components),
+                    near=near,
                 )
             count = placement.world_size(component)
             if rank >= count:
-                what = f"{component} has no such rank"
-                why = f"its ranks are 0-{count - 1}"
-                raise _wrong(
-                    "unknown-topic", "explain", what, f"{component} {rank}", why
+                raise config_error(
+                    "unknown-topic",
+                    "explain",
+                    f"{component} {rank}",
+                    error="rank",
+                    component=component,
+                    last=count - 1,
                 )
         print(explain_pair(job.plan, *ranks))
     return FITS
@@ -326,16 +339,20 @@ def _solve(words: Sequence[str]) -> int:
     named = [w for w in words[:2] if not w.startswith("-") and "=" not in w]
     knobs = {knob.value: knob for knob in Knob}
     if not named or named[0] not in knobs:
-        got = named[0] if named else None
-        near = did_you_mean(got or "", knobs) or next(iter(knobs))
-        why = "sizes to solve for are " + ", ".join(knobs)
-        raise _wrong(
+        got = None
+        near = None
+        error = "solve"
+        if named:
+            got = named[0]
+            near = did_you_mean(got, knobs)
+            error = "solved-size"
+        raise config_error(
             "bad-option",
             "solve",
-            "no such size" if got else "for what?",
             got,
-            why,
-            f"solve {near}",
+            error=error,
+            sizes=", ".join(knobs),
+            near=near or next(iter(knobs)),
         )
     # The first word names the config, not a component.
     if len(named) > 1 and compose.CommandLine.of(named[1:]).file.is_file():
@@ -348,16 +365,3 @@ def _solve(words: Sequence[str]) -> int:
         print(render_solution(job.case, knob, component, solution))
         code = code if solution is not None else DOES_NOT_FIT
     return code
-
-
-def _no_topic(topic: str, what: str, why: str, known: Iterable[str]) -> ConfigError:
-    near = did_you_mean(topic, known)
-    return _wrong(
-        "unknown-topic", "explain", what, topic, why, near and f"explain {near}"
-    )
-
-
-def _wrong(
-    code: str, key: str, what: str, got: str | None, why: str, fix: str | None = None
-) -> ConfigError:
-    return ConfigError.of(code, key, what, got, why, fix or "see --help")

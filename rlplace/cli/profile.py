@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
@@ -51,39 +52,40 @@ def _measure(argv: Sequence[str]) -> int:
     parser.refuse_unknown(words, compose.FLAGS)
     for word in words:
         if word.lstrip("+").partition("=")[0] == "profile":
-            what = "is what this command writes"
-            why = "plan, train and search predict from it: profile=FILE"
-            raise _wrong(
-                "profile", what, word, why, f"--out {word.partition('=')[2] or FILE}"
+            raise config_error(
+                "bad-option",
+                "profile",
+                word,
+                error="profile",
+                file=word.partition("=")[2] or FILE,
             )
     if options.iterations < LEAST_ITERATIONS:
-        why = "the first two iterations load libraries and fill caches"
-        raise _wrong(
+        raise config_error(
+            "bad-option",
             "--iterations",
-            "too few to measure",
             str(options.iterations),
-            why,
-            f"--iterations {LEAST_ITERATIONS}",
+            error="iterations",
+            least=LEAST_ITERATIONS,
         )
     named = [f"--config-name={options.config_name}"] if options.config_name else []
     jobs = compose.with_hydra([*named, *words])
     if len(jobs) != 1:
-        raise _wrong(
-            "--multirun",
-            "one job is measured at a time",
-            str(len(jobs)),
-            "a sweep names several",
-            "one config",
-        )
+        raise config_error("bad-option", "--multirun", str(len(jobs)), error="sweep")
     (composed,) = jobs
     job = prepare(composed.mapping, name=composed.name, sources=composed.sources)
     accelerators = job.plan.placement.topology.num_accelerators
     valid = [v for v in distinct(variants(composed.mapping, accelerators)) if runs(v)]
     if not valid:
-        what = "there is nothing to run"
-        why = job.shortages or "no placement that is tried is a plan that runs here"
-        fix = f"python -m rlplace.train --config-name {composed.name} says what is wrong with the config as it is"
-        raise ConfigError.of("profile-run-failed", "profile", what, None, why, fix)
+        error = "no-placement"
+        if job.shortages:
+            error = "shortages"
+        raise config_error(
+            "profile-run-failed",
+            "profile",
+            error=error,
+            shortages=job.shortages,
+            config=composed.name,
+        )
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(job.config.runner.output_dir) / composed.name / f"profile_{stamp}"
     file = folder / FILE if options.out is None else Path(options.out)
@@ -185,7 +187,3 @@ def _row(curve: Curve) -> tuple[str, str, str, str]:
         f"{varies:.0%}",
         f"{off:.0%}" if len(points) > 2 else "-",
     )
-
-
-def _wrong(key: str, what: str, got: str, why: str, fix: str) -> ConfigError:
-    return ConfigError.of("bad-option", key, what, got, why, fix)

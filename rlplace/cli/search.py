@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlplace.codes import config_error, problem
 from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.found import value_at
@@ -27,11 +28,9 @@ from rlplace.config.options import OptionParser
 from rlplace.config.read import word_meant
 from rlplace.config.yaml_text import with_values
 from rlplace.errors import (
-    ConfigError,
     OutputError,
     PlacementError,
     did_you_mean,
-    suggestion,
 )
 from rlplace.foresight.answer import (
     Result,
@@ -115,54 +114,68 @@ def _request(words: Sequence[str]) -> Request:
     parser.add_argument("--probe", nargs="?", const="", default="0")
     options, rest = parser.parse_known_args(words)
     if options.format not in FORMATS:
-        why = "one of " + ", ".join(FORMATS)
-        fix = f"--format {did_you_mean(options.format, FORMATS) or 'text'}"
-        raise _wrong("--format", "no such format", options.format, why, fix)
-    if options.apply == "":
-        raise _wrong(
-            "--apply",
-            "to which file?",
-            None,
-            "the config with the changed lines is written there",
-            "--apply best.yaml",
+        raise config_error(
+            "bad-option",
+            "--format",
+            options.format,
+            error="format",
+            formats=", ".join(FORMATS),
+            near=did_you_mean(options.format, FORMATS) or "text",
         )
+    if options.apply == "":
+        raise config_error("bad-option", "--apply", error="apply")
     own: dict[str, str] = {}
     for word, after in itertools.pairwise([*rest, ""]):
         name, _, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in _WORDS:
-            why = "it is a word of its own, without dashes"
             value = value or after
             if name == "objective" and value not in OBJECTIVES:
                 value = did_you_mean(value, OBJECTIVES) or OBJECTIVES[0]
-            raise _wrong(
-                word, "no such option", word, why, f"{name}={value or '<a value>'}"
+            raise config_error(
+                "bad-option",
+                word,
+                word,
+                error="dashed-word",
+                name=name,
+                value=value or "<a value>",
             )
         if "=" in word and name not in _WORDS and (near := did_you_mean(name, _WORDS)):
-            why = "beside keys of the config, it takes " + ", ".join(_WORDS)
-            raise _wrong(
-                name, "no such word" + suggestion(near), word, why, f"{near}={value}"
+            raise config_error(
+                "bad-option",
+                name,
+                word,
+                error="misspelt-word",
+                near=near,
+                words=", ".join(_WORDS),
+                value=value,
             )
         if "=" in word and name in _WORDS:
             if name in own:
-                raise _wrong(
+                raise config_error(
+                    "bad-option",
                     name,
-                    "stands twice",
                     word,
-                    f"the other is {name}={own[name]}",
-                    f"leave out {word}",
+                    error="word-twice",
+                    name=name,
+                    value=own[name],
+                    word=word,
                 )
             own[name] = value
     parser.refuse_unknown(rest, compose.FLAGS)
     objective = own.get("objective", OBJECTIVES[0])
     if objective not in OBJECTIVES:
         near = did_you_mean(objective, OBJECTIVES)
-        what = "no such objective" + suggestion(near)
-        raise _wrong(
+        error = "objective"
+        if near:
+            error = "misspelt-objective"
+        raise config_error(
+            "bad-option",
             "objective",
-            what,
             objective,
-            "one of " + ", ".join(OBJECTIVES),
-            f"objective={near or OBJECTIVES[0]}",
+            error=error,
+            objectives=", ".join(OBJECTIVES),
+            first=OBJECTIVES[0],
+            near=near,
         )
     return Request(
         words=[word for word in rest if word.partition("=")[0] not in _WORDS],
@@ -202,18 +215,34 @@ def _listed(
         return ()
     names = [name for part in own[key].split(",") if (name := part.strip())]
     if not names:
-        raise _wrong(key, "names nothing", f"{key}={own[key]}", why, f"{key}={example}")
+        raise config_error(
+            "bad-option",
+            key,
+            f"{key}={own[key]}",
+            error="no-names",
+            meaning=why,
+            name=key,
+            example=example,
+        )
     once = list(dict.fromkeys(names))
     if len(once) < len(names):
-        raise _wrong(
-            key, "names one twice", f"{key}={own[key]}", why, f"{key}={','.join(once)}"
+        raise config_error(
+            "bad-option",
+            key,
+            f"{key}={own[key]}",
+            error="name-twice",
+            meaning=why,
+            name=key,
+            once=",".join(once),
         )
     return tuple(names)
 
 
 def _whole(text: str, key: str, why: str, fix: str) -> int:
     if not (text.isascii() and text.strip().isdigit()):
-        raise _wrong(key, "is no whole number", text, why, fix)
+        raise config_error(
+            "bad-option", key, text, error="whole", meaning=why, example=fix
+        )
     return int(text)
 
 
@@ -228,26 +257,14 @@ def _positive(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 < value < math.inf:
-        raise _wrong(
-            "seconds",
-            "is no finite time above 0",
-            text,
-            "a search ends then with what it has",
-            "seconds=60",
-        )
+        raise config_error("bad-option", "seconds", text, error="seconds")
     return value
 
 
 def _search(request: Request) -> int:
     jobs = compose.with_hydra(request.words)
     if len(jobs) != 1:
-        raise _wrong(
-            "--multirun",
-            "several configs",
-            None,
-            "a search is of one config",
-            "name one, without a sweep",
-        )
+        raise config_error("bad-option", "--multirun", error="search-of-sweep")
     job = prepare_composed(jobs[0])
     if job.not_run:
         print(planned_only(job.not_run), file=sys.stderr)
@@ -285,15 +302,12 @@ def _found(request: Request, job: Prepared) -> Result:
     if lacking := [
         name for name in costs.missing if not any(part in name for part in _SPECIAL)
     ]:
-        what = f"the profile lacks {', '.join(lacking)}"
-        why = "each iteration of every plan needs it"
-        raise ConfigError.of(
+        raise config_error(
             "profile-lacks",
             "profile",
-            what,
             config.profile or LAST,
-            why,
-            measuring(job.words),
+            lacking=", ".join(lacking),
+            command=measuring(job.words),
         )
     began = time.monotonic()
 
@@ -363,19 +377,18 @@ def _nothing(
     request: Request, job: Prepared, search: Search, answer: Answer
 ) -> PlacementError:
     """Explain why no plan is valid, and name the nearest relaxation."""
-    counts = answer.counts
     reasons = list[str]()
-    if counts["refused by memory"]:
-        lacks = f"the nearest lacks {show_bytes(answer.lacks_bytes)} on an accelerator"
-        reasons.append(
-            f"{counts['refused by memory']} plans do not fit in memory; {lacks}"
-        )
-    reasons += [
+    plans = answer.counts["refused by memory"]
+    if plans:
+        reasons.append("memory")
+    refused = [
         f"{number} are refused: {code}"
         for code, number in sorted(answer.refused.items())
     ]
+    if refused:
+        reasons.append("refused")
     if answer.lacking:
-        reasons.append(f"the profile lacks {', '.join(sorted(answer.lacking))}")
+        reasons.append("profile")
     fix: str | None = None
     if answer.nearest is not None:
         nearest, layout = answer.nearest
@@ -387,9 +400,7 @@ def _nothing(
     elif request.accelerators:
         # Suggest a search without fixed components or limits.
         fix = shlex.join(["python", "-m", "rlplace.search", *request.words])
-        reasons.append(
-            f"no plan uses {' or '.join(map(str, request.accelerators))} accelerators"
-        )
+        reasons.append("accelerators")
         asked = max(request.accelerators)
         near = sorted(
             range(1, job.plan.topology.num_accelerators + 1),
@@ -401,14 +412,18 @@ def _nothing(
         )
         held = (Search(space, search.profile).run(keep=1).best for space in spaces)
         fix = next((f"accelerators={best.used}" for best in held if best), fix)
-    return PlacementError.of(
+    found = problem(
         "empty-space",
         "search",
-        "no plan holds",
-        None,
-        "\n".join(reasons) or "none is left",
-        fix,
+        reasons=reasons or ["none"],
+        plans=plans,
+        lacks=show_bytes(answer.lacks_bytes),
+        refused="\n".join(refused),
+        lacking=", ".join(sorted(answer.lacking)),
+        accelerators=" or ".join(map(str, request.accelerators)),
+        command=fix,
     )
+    return PlacementError([found])
 
 
 def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
@@ -456,13 +471,8 @@ def _apply(request: Request, job: Prepared, result: Result) -> None:
     (composed,) = compose.with_hydra(words)
     applied = prepare_composed(composed)
     if applied.plan.placement.canonical() != result.best.plan.placement.canonical():
-        why = "the file takes lines from others that it names in defaults, which do not mix with the new ones"
-        raise _wrong(
-            "--apply",
-            "the written config has another placement",
-            str(file),
-            why,
-            "apply the lines by hand",
+        raise config_error(
+            "bad-option", "--apply", str(file), error="applied-placement"
         )
     others = {
         key: value for key, value in changes.items() if not key.startswith(PLACEMENT)
@@ -475,10 +485,14 @@ def _apply(request: Request, job: Prepared, result: Result) -> None:
         ),
         None,
     ):
-        why = f"{key} is {value_at(applied.mapping, key)} in a file that it names in defaults behind _self_"
-        fix = f"put _self_ last in its defaults, or write {key}: {others[key]} there"
-        raise _wrong(
-            "--apply", "the written config has another value", str(file), why, fix
+        raise config_error(
+            "bad-option",
+            "--apply",
+            str(file),
+            error="applied-value",
+            name=key,
+            value=value_at(applied.mapping, key),
+            wanted=others[key],
         )
     run = shlex.join([word for word in words if not word.startswith("profile=")])
     print(f"wrote {file}: python -m rlplace.train {run}", file=sys.stderr)
@@ -488,9 +502,3 @@ def _overruled(key: str, changes: Sequence[str] | dict[str, object]) -> bool:
     # Hydra's prefix of a key
     name = key.lstrip("+~")
     return any(name == changed or name.startswith(f"{changed}.") for changed in changes)
-
-
-def _wrong(
-    key: str, what: str, got: str | None, why: str, fix: str | None = None
-) -> ConfigError:
-    return ConfigError.of("bad-option", key, what, got, why, fix or "see --help")

@@ -16,13 +16,15 @@ A file `<when>.toml` has the codes that occur at one time. A code has a table:
 braces. A code with several errors has a table for each: `[uneven-envs.<name>]`. A code that occurs at two times has a
 table in two files: the last one explains it, and the texts of both are known.
 
-`why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error.
+`why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error. A text that is
+one name in braces is left out if its value is None.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,6 +34,7 @@ from rlplace.errors import ConfigError, Problem, Source
 
 # Files of codes, in the order of a run.
 _FILES = (
+    "options",
     "reading",
     "planning",
     "running",
@@ -176,7 +179,10 @@ def config_error(
 
 
 def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:
-    """Return the template with its facts, or None without a template."""
+    """Return the template with its facts; None without a template, and for one that is a name with the value None."""
     if template is None:
+        return None
+    alone = re.fullmatch(r"{(\w+)}", template)
+    if alone and facts[alone[1]] is None:
         return None
     return template.format(**facts)

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
+from rlplace.codes import config_error
 from rlplace.config.paths import at_home
-from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.errors import ConfigError, did_you_mean
 
 # dashes that word processors and chats write instead of a hyphen
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-_NUMBERS = {"int": "is no whole number", "float": "is no number"}
 
 
 def _at_home(word: str) -> str:
@@ -59,91 +59,127 @@ class OptionParser(argparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (\S*)", message):
             raise self._unknown(unknown[1])
         if missing := re.match(r"the following arguments are required: (.*)", message):
-            key = missing[1].partition(", ")[0]
-            fix = " ".join([self.prog, *(f"<{name}>" for name in self._positional())])
-            raise _wrong(key, "is missing", None, self._takes(), fix)
+            names = [f"<{name}>" for name in self._positional()]
+            raise config_error(
+                "bad-option",
+                missing[1].partition(", ")[0],
+                error="missing",
+                takes=self._takes(),
+                usage=" ".join([self.prog, *names]),
+            )
         if named := re.match(r"argument ([^:]+): (.*)", message):
-            option = named[1].partition("/")[0]
-            action = next(
-                (a for a in self._actions if option in (*a.option_strings, a.metavar)),
-                None,
+            raise self._wrong_argument(named[1].partition("/")[0], named[2])
+        raise config_error(
+            "bad-option",
+            self.prog,
+            error="of-command",
+            message=message,
+            takes=self._takes(),
+        )
+
+    def _wrong_argument(self, option: str, message: str) -> ConfigError:
+        """Return the error of one argument. `message`: what argparse says of it."""
+        action = None
+        for known in self._actions:
+            if option in (*known.option_strings, known.metavar):
+                action = known
+                break
+        example = "see --help"
+        explained = None
+        if action is not None:
+            example = f"{option} {self._example(action)}"
+            explained = action.help
+            wrong = re.search("invalid choice: (['\"])(.*?)\\1 ", message)
+            if action.choices and wrong:
+                return _wrong_choice(option, wrong[2], list(action.choices))
+        if got := re.match("invalid (int|float) value: (['\"])(.*)\\2", message):
+            error = "int"
+            if got[1] == "float":
+                error = "float"
+            return config_error(
+                "bad-option",
+                option,
+                got[3],
+                error=error,
+                help=explained,
+                example=example,
             )
-            example = (
-                f"{option} {self._example(action)}"
-                if action is not None
-                else "see --help"
+        if got := re.match("ignored explicit argument (['\"])(.*)\\1", message):
+            return config_error(
+                "bad-option",
+                option,
+                f"{option}={got[2]}",
+                error="without-value",
+                help=explained,
+                option=option,
             )
-            help_ = None if action is None else action.help
-            if (
-                action is not None
-                and action.choices
-                and (got := re.search("invalid choice: (['\"])(.*?)\\1 ", named[2]))
-            ):
-                near = did_you_mean(got[2], action.choices)
-                what = f"no such {option.lstrip('-')}" + suggestion(near)
-                why = "one of " + ", ".join(action.choices)
-                raise _wrong(
-                    option,
-                    what,
-                    got[2],
-                    why,
-                    f"{option} {near or next(iter(action.choices))}",
-                )
-            if got := re.match("invalid (int|float) value: (['\"])(.*)\\2", named[2]):
-                raise _wrong(option, _NUMBERS[got[1]], got[3], help_, example)
-            if got := re.match("ignored explicit argument (['\"])(.*)\\1", named[2]):
-                raise _wrong(
-                    option, "takes no value", f"{option}={got[2]}", help_, option
-                )
-            what = "it has no value" if "expected" in named[2] else named[2]
-            raise _wrong(option, what, None, help_, example)
-        raise _wrong(self.prog, message, None, self._takes(), "see --help")
+        error = "of-argument"
+        if "expected" in message:
+            error = "no-value"
+        return config_error(
+            "bad-option",
+            option,
+            error=error,
+            message=message,
+            help=explained,
+            example=example,
+        )
 
     def _unknown(self, word: str) -> ConfigError:
         name, _, value = word.lstrip("-" + DASHES).partition("=")
         after = [*self.words, ""][[*self.words, word].index(word) + 1 :]
         got = word
-        following = after[0] if after and not after[0].startswith("-") else ""
-        if not value and following:
+        following = "".join(after[:1])
+        if following and not value and not following.startswith("-"):
             value = following
             got = f"{word} {following}"
         near = self._near(word)
         option = word.partition("=")[0]
-        if not word.startswith(("-", *(DASHES if near else ""))):
+        # A word that is no option
+        dashes = ["-"]
+        if near:
+            dashes += DASHES
+        if not word.startswith(tuple(dashes)):
             shown = word or "''"
-            return _wrong(
+            return config_error(
+                "bad-option",
                 shown,
-                "is one word too many",
                 " ".join(self.words),
-                self._takes(),
-                f"leave out {shown}",
+                error="word",
+                takes=self._takes(),
+                word=shown,
             )
-        if (
-            near is None
-            and (meant := self._word_of(name.replace("-", "_"), value)) is not None
-        ):
-            return _wrong(
-                option,
-                "no such option; it is a key",
-                got,
-                "keys are written key=value, without dashes",
-                meant,
-            )
-        fix = f"{near} {value}".strip() if near else f"leave out {word}"
-        choices = next(
-            (
-                action.choices
-                for action in self._actions
-                if "--format" in action.option_strings
-            ),
-            None,
-        )
-        if near is None and name in (choices or ()):
+        # A key with dashes
+        key = None
+        if near is None:
+            key = self._word_of(name.replace("-", "_"), value)
+        if key is not None:
+            return config_error("bad-option", option, got, error="key", meant=key)
+        # A format without its option
+        meant = f"{near} {value}".strip()
+        if near is None and name in self._formats():
             near = "--format"
-            fix = f"--format {name}"
-        return _wrong(
-            option, "no such option" + suggestion(near), got, self._takes(), fix
+            meant = f"--format {name}"
+        error = "option"
+        if near:
+            error = "misspelt-option"
+        return config_error(
+            "bad-option",
+            option,
+            got,
+            error=error,
+            takes=self._takes(),
+            word=word,
+            near=near,
+            meant=meant,
         )
+
+    def _formats(self) -> Collection[str]:
+        """Return the choices of --format."""
+        for action in self._actions:
+            if "--format" in action.option_strings:
+                return [str(choice) for choice in action.choices or ()]
+        return ()
 
     def _near(self, word: str) -> str | None:
         option = word.partition("=")[0]
@@ -188,7 +224,20 @@ class OptionParser(argparse.ArgumentParser):
         return f"<{action.metavar or action.dest.upper()}>"
 
 
-def _wrong(
-    key: str, what: str, got: str | None, why: str | None, fix: str
-) -> ConfigError:
-    return ConfigError.of("bad-option", key, what, got, why, fix)
+def _wrong_choice(option: str, got: str, choices: Sequence[Any]) -> ConfigError:
+    """Return the error of a value that is none of the choices of an option."""
+    near = did_you_mean(got, choices)
+    error = "choice"
+    if near:
+        error = "misspelt-choice"
+    return config_error(
+        "bad-option",
+        option,
+        got,
+        error=error,
+        name=option.lstrip("-"),
+        choices=", ".join(choices),
+        option=option,
+        first=choices[0],
+        near=near,
+    )

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.errors import ConfigError, did_you_mean
+from rlplace.codes import config_error
 
 VERSION_KEY = "rlplace_profile"
 VERSION = 1
@@ -157,36 +157,41 @@ def read_profile(text: str, *, file: str) -> Profile:
     try:
         record = json.loads(text)
     except ValueError as error:
-        raise _wrong(
-            file, "is no JSON", str(error), "profile.json is in the folder of a run"
-        ) from error
+        raise config_error("not-a-profile", file, str(error), error="json") from error
     if not isinstance(record, dict) or record.get(VERSION_KEY) != VERSION:
-        got = (
-            record.get(VERSION_KEY)
-            if isinstance(record, dict)
-            else type(record).__name__
+        got = type(record).__name__
+        if isinstance(record, dict):
+            got = str(record.get(VERSION_KEY))
+        raise config_error(
+            "not-a-profile",
+            file,
+            got,
+            error="version",
+            version_key=VERSION_KEY,
+            version=VERSION,
         )
-        why = f"its entry {VERSION_KEY} must be {VERSION}, the version of what is read here"
-        raise _wrong(file, "is no profile", str(got), why)
     costs = {}
     for name, curve in _mapping(record, "costs", file).items():
         source = curve.get("source", MEASURED) if isinstance(curve, dict) else None
         if source not in SOURCES:
-            near = did_you_mean(str(source), SOURCES)
-            raise _wrong(
+            raise config_error(
+                "not-a-profile",
                 file,
-                f"costs of {name} have no known source",
                 str(source),
-                "one of " + ", ".join(SOURCES),
-                near,
+                error="source",
+                name=name,
+                sources=", ".join(SOURCES),
             )
         on = curve.get("on", PROCESSOR)
         if on not in (PROCESSOR, ACCELERATOR):
-            raise _wrong(
+            raise config_error(
+                "not-a-profile",
                 file,
-                f"{name} is on neither of both",
                 str(on),
-                f"{PROCESSOR} or {ACCELERATOR}",
+                error="device",
+                name=name,
+                processor=PROCESSOR,
+                accelerator=ACCELERATOR,
             )
         costs[name] = Curve(
             points=_points(name, curve.get("points", ()), file), source=source, on=on
@@ -216,11 +221,13 @@ def _points(name: str, points: object, file: str) -> tuple[Point, ...]:
         given = point if isinstance(point, dict) else {}
         unknown = [key for key in given if key not in fields]
         if unknown or "cpu_s" not in given:
-            raise _wrong(
+            raise config_error(
+                "not-a-profile",
                 file,
-                f"a point of {name} is not whole",
                 str(point),
-                "it has " + ", ".join(fields),
+                error="fields",
+                name=name,
+                fields=", ".join(fields),
             )
         values = {
             key: _number(value, f"{name}: {key}", file) for key, value in given.items()
@@ -232,11 +239,8 @@ def _points(name: str, points: object, file: str) -> tuple[Point, ...]:
             "blocked_s": 0.0,
         } | values
         if not whole["laps"]:
-            raise _wrong(
-                file,
-                f"a point of {name} is of no laps",
-                str(point),
-                "a mean is of one lap at least",
+            raise config_error(
+                "not-a-profile", file, str(point), error="laps", name=name
             )
         found.append(Point(**whole))
     return tuple(sorted(found, key=lambda point: point.size))
@@ -244,23 +248,15 @@ def _points(name: str, points: object, file: str) -> tuple[Point, ...]:
 
 def _listed(values: object, name: str, file: str) -> list[Any]:
     if not isinstance(values, (list, tuple)):
-        raise _wrong(
-            file,
-            f"{name} is no list",
-            str(values),
-            "points, or numbers, in square brackets",
-        )
+        raise config_error("not-a-profile", file, str(values), error="list", name=name)
     return list(values)
 
 
 def _mapping(record: Mapping[str, Any], name: str, file: str) -> dict[str, Any]:
     value = record.get(name, {})
     if not isinstance(value, dict):
-        raise _wrong(
-            file,
-            f"{name} is no mapping",
-            type(value).__name__,
-            "names to values, as a run writes it",
+        raise config_error(
+            "not-a-profile", file, type(value).__name__, error="mapping", name=name
         )
     return value
 
@@ -272,16 +268,5 @@ def _number(value: object, name: str, file: str) -> float:
         or not math.isfinite(value)
         or value < 0.0
     ):
-        raise _wrong(
-            file,
-            f"{name} is no finite number of at least 0",
-            str(value),
-            "it counts seconds or things",
-        )
+        raise config_error("not-a-profile", file, str(value), error="number", name=name)
     return float(value)
-
-
-def _wrong(
-    file: str, what: str, got: str, why: str, fix: str | None = None
-) -> ConfigError:
-    return ConfigError.of("not-a-profile", file, what, got, why, fix or "profile=last")

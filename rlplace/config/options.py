@@ -68,7 +68,7 @@ class OptionParser(argparse.ArgumentParser):
                 usage=" ".join([self.prog, *names]),
             )
         if named := re.match(r"argument ([^:]+): (.*)", message):
-            raise self._wrong_argument(named[1].partition("/")[0], named[2])
+            raise self._of_argument(named[1].partition("/")[0], named[2])
         raise config_error(
             "bad-option",
             self.prog,
@@ -77,7 +77,7 @@ class OptionParser(argparse.ArgumentParser):
             takes=self._takes(),
         )
 
-    def _wrong_argument(self, option: str, message: str) -> ConfigError:
+    def _of_argument(self, option: str, message: str) -> ConfigError:
         """Return the error of one argument. `message`: what argparse says of it."""
         action = None
         for known in self._actions:
@@ -91,7 +91,7 @@ class OptionParser(argparse.ArgumentParser):
             explained = action.help
             wrong = re.search("invalid choice: (['\"])(.*?)\\1 ", message)
             if action.choices and wrong:
-                return _wrong_choice(option, wrong[2], list(action.choices))
+                return _not_a_choice(option, wrong[2], list(action.choices))
         if got := re.match("invalid (int|float) value: (['\"])(.*)\\2", message):
             error = "int"
             if got[1] == "float":
@@ -224,7 +224,7 @@ class OptionParser(argparse.ArgumentParser):
         return f"<{action.metavar or action.dest.upper()}>"
 
 
-def _wrong_choice(option: str, got: str, choices: Sequence[Any]) -> ConfigError:
+def _not_a_choice(option: str, got: str, choices: Sequence[Any]) -> ConfigError:
     """Return the error of a value that is none of the choices of an option."""
     near = did_you_mean(got, choices)
     error = "choice"

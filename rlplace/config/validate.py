@@ -18,6 +18,7 @@ import pydantic
 import pydantic.json_schema
 from pydantic_core import PydanticCustomError
 
+from rlplace.codes import problem
 from rlplace.config.fields import JobName, default_of, fields_of, jobs, tag_of
 from rlplace.config.other_names import meant_word
 from rlplace.config.own import OWN, OWN_NAME, OwnName, block_of_name
@@ -25,7 +26,6 @@ from rlplace.config.read import MOST_WHOLE
 from rlplace.config.schema import Config
 from rlplace.config.which_job import MARKED, MODEL_KEYS, USUAL, marks
 from rlplace.config.yaml_text import show
-from rlplace.errors import suggestion
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # Values such as ${algorithm.gamma}, which Hydra replaces while composing; a schema cannot check them.
@@ -137,9 +137,8 @@ def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
         try:
             return check(value)
         except pydantic.ValidationError as error:
-            raise _wrong(
-                hint, value, rules, {wrong["type"] for wrong in error.errors()}
-            ) from None
+            errors = {wrong["type"] for wrong in error.errors()}
+            raise _explained(hint, value, rules, errors) from None
 
     return Annotated[_value(hint, rules), pydantic.WrapValidator(explained)]
 
@@ -256,55 +255,50 @@ def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _listed(item: Any, value: object) -> object:
-    if not isinstance(value, (list, tuple)):
-        options = typing.get_args(item) if _is_union(item) else (item,)
-        words = [
-            word
-            for o in options
-            if typing.get_origin(o) is typing.Literal
-            for word in typing.get_args(o)
-        ]
-        named = (
-            [word.strip() for word in value.split(",")]
-            if words and isinstance(value, str)
-            else []
-        )
-        if not {*named} <= {*words} and not (OwnName in options and ":" in str(value)):
-            near = [meant for word in named if (meant := meant_word(word, words))]
-            fix = (
-                f"[{', '.join(near)}]"
-                if len(near) == len(named)
-                else f"[<some of {', '.join(words)}>]"
-            )
-            fix = (
-                "[]" if str(value).lower() in ("none", "null", "false", "off") else fix
-            )
-            raise _error(
-                "unknown-choice",
-                "expected a list of choices",
-                fix,
-                "choices: " + ", ".join(words),
-            )
-        # Names with settings
-        if (
-            words
-            and isinstance(value, Mapping)
-            and all(isinstance(word, str) for word in value)
-        ):
-            raise _error(
-                "wrong-type",
-                "expected a list",
-                show(list(value)),
-                "each is a name, without settings",
-            )
-        if isinstance(value, Mapping) and (items := _items_of(item, value)) is not None:
-            raise _error("wrong-type", "expected a list", show(items))
-        block = dataclasses.is_dataclass(item) and not isinstance(value, Mapping)
-        fix = f"[{block_of_name(item, value)}]" if block else f"[{show(value)}]"
-        if isinstance(value, str) and "," in value:
-            fix = f"[{value}]"
-        raise _error("wrong-type", "expected a list", fix)
-    return value
+    """Return a list unchanged. Raises what explains any other value. `item`: the type of the items."""
+    if isinstance(value, (list, tuple)):
+        return value
+    options: Sequence[Any] = (item,)
+    if _is_union(item):
+        options = typing.get_args(item)
+    words = _words_of(options)
+    # A text that names choices
+    named: list[str] = []
+    if words and isinstance(value, str):
+        named = [word.strip() for word in value.split(",")]
+    own = OwnName in options and ":" in str(value)
+    if not {*named} <= {*words} and not own:
+        near = [meant for word in named if (meant := meant_word(word, words))]
+        choices = ", ".join(words)
+        fits = f"[<some of {choices}>]"
+        if str(value).lower() in ("none", "null", "false", "off"):
+            fits = "[]"
+        elif len(near) == len(named):
+            fits = f"[{', '.join(near)}]"
+        raise _error("unknown-choice", "choices", fits, choices=choices)
+    # A block of names
+    if isinstance(value, Mapping):
+        if words and all(isinstance(word, str) for word in value):
+            raise _error("wrong-type", "list-of-names", show(list(value)))
+        items = _items_of(item, value)
+        if items is not None:
+            raise _error("wrong-type", "list", show(items))
+    # One item
+    fits = f"[{show(value)}]"
+    if isinstance(value, str) and "," in value:
+        fits = f"[{value}]"
+    elif dataclasses.is_dataclass(item) and not isinstance(value, Mapping):
+        fits = f"[{block_of_name(item, value)}]"
+    raise _error("wrong-type", "list", fits)
+
+
+def _words_of(options: Sequence[Any]) -> list[Any]:
+    """Return the words among the alternatives of a type."""
+    words: list[Any] = []
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            words += typing.get_args(option)
+    return words
 
 
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
@@ -374,179 +368,181 @@ def _share_or_bytes(value: object) -> object:
 
 
 def _error(
-    code: str, what: str, fix: str | None = None, why: str | None = None
+    code: str, error: str, fits: str | None = None, **facts: object
 ) -> PydanticCustomError:
-    """Return a pydantic error. `fix`: a valid value of the key."""
-    return PydanticCustomError(code, "wrong", {"what": what, "fix": fix, "why": why})
+    """Return a pydantic error with the texts of a code. `fits`: a valid value of the key."""
+    told = problem(code, "", error=error, **facts)
+    context = {"what": told.what, "fix": fits, "why": told.why}
+    return PydanticCustomError(code, "wrong", context)
 
 
-def _wrong(
+def _explained(
     hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
     """Explain why a value is invalid for a type and its bounds. `errors`: error types of pydantic."""
-    union = _is_union(hint)
-    options = (
-        [o for o in typing.get_args(hint) if o is not type(None)] if union else [hint]
-    )
-    words = [
-        word
-        for o in options
-        if typing.get_origin(o) is typing.Literal
-        for word in typing.get_args(o)
-    ]
+    options: list[Any] = [hint]
+    optional = False
+    if _is_union(hint):
+        options = [o for o in typing.get_args(hint) if o is not type(None)]
+        optional = type(None) in typing.get_args(hint)
+    words = _words_of(options)
+    # The alternative that is no word; None if there are only words
     of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
-    if (
-        union
-        and type(None) in typing.get_args(hint)
-        and str(value).strip().lower() in ("none", "null", "~")
-    ):
-        return _error("wrong-type", "is text, not null", "null")
+    about = rules.get("doc")
+    written = str(value).strip()
+    if optional and written.lower() in ("none", "null", "~"):
+        return _error("wrong-type", "null", "null")
     if rules.get("unit") == SHARE_OR_BYTES:
-        meant = (
-            f"{value:g} %"
-            if isinstance(value, int | float) and 1 <= value < 100
-            else None
-        )
-        why = "it is a share such as 5 %, a size such as 2GiB, 0 or auto"
-        return _error("bad-size", "expected a share below 100 %, or a size", meant, why)
+        fits = None
+        if isinstance(value, int | float) and 1 <= value < 100:
+            fits = f"{value:g} %"
+        return _error("bad-size", "share", fits)
     if words and (of is None or isinstance(value, str)):
-        return _wrong_word(
-            [*words, OWN] if of is OwnName else words,
-            value,
-            number=None if of is OwnName else of,
-        )
+        if of is OwnName:
+            return _not_a_word([*words, OWN], value, number=None)
+        return _not_a_word(words, value, number=of)
     if of is OwnName:
-        dotted = str(value).rpartition(".")
-        meant = (
-            f"{dotted[0]}:{dotted[2]}"
-            if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Z]\w*", str(value))
-            else None
-        )
-        return _error("wrong-type", f"expected {OWN}", meant, rules.get("doc"))
+        fits = None
+        if re.fullmatch(r"[A-Za-z_][\w.]*\.[A-Z]\w*", str(value)):
+            module, _, name = str(value).rpartition(".")
+            fits = f"{module}:{name}"
+        return _error("wrong-type", "own", fits, own=OWN, about=about)
     if rules.get("unit") == "bytes":
-        return _wrong_size(value)
+        return _no_size(value)
     if typing.get_origin(of) is Mapping:
         if rules["name"] == "component_placement":
-            return _wrong_placement(value)
-        folder = (
-            rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value)
-        )
-        line, about = (
-            (f"{{path: {value}}}", None) if folder else (None, rules.get("doc"))
-        )
-        return _error("wrong-type", "expected a block of keys", line, about)
+            return _no_placement(value)
+        if rules["name"] == "model" and isinstance(value, str) and os.path.isdir(value):
+            return _error("wrong-type", "model", f"{{path: {value}}}")
+        return _error("wrong-type", "block", about=about)
     if of is str and rules["name"] == "resume" and value is True:
-        return _error(
-            "wrong-type",
-            "expected auto, or the folder of a run or a checkpoint",
-            "auto",
-        )
+        return _error("wrong-type", "resume", "auto")
     if of is str:
-        return _error(
-            "wrong-type", "expected text", None if value is None else f'"{show(value)}"'
-        )
+        fits = None
+        if value is not None:
+            fits = f'"{show(value)}"'
+        return _error("wrong-type", "text", fits)
     if of is bool:
-        meant = SWITCHES.get(str(value).strip().lower())
-        return _error(
-            "wrong-type",
-            "expected true or false",
-            meant,
-            None if meant else "it is a switch",
-        )
-    return _wrong_number(of, value, rules, errors)
+        fits = SWITCHES.get(written.lower())
+        error = "switch"
+        if fits is not None:
+            error = "meant-switch"
+        return _error("wrong-type", error, fits)
+    return _no_number(of, value, rules, errors)
 
 
-def _wrong_word(
+def _not_a_word(
     words: Sequence[object], value: object, *, number: object
 ) -> PydanticCustomError:
     """Explain a value that is not among a few words or numbers. `number`: the type of numbers that are valid too."""
     near = meant_word(value, [str(word) for word in words])
     if near is None and number is not None and isinstance(value, str):
         near = _as_number(value, number)
-    why = ("takes a number or one of: " if number else "choices: ") + ", ".join(
-        show(word) for word in words
-    )
-    return _error(
-        "unknown-choice",
-        f"unknown {'word' if number else 'choice'}" + suggestion(near),
-        near,
-        why,
-    )
+    error = "choice"
+    if number and near:
+        error = "misspelt-word"
+    elif number:
+        error = "word"
+    elif near:
+        error = "misspelt-choice"
+    choices = ", ".join(show(word) for word in words)
+    return _error("unknown-choice", error, near, near=near, choices=choices)
 
 
-def _wrong_placement(value: object) -> PydanticCustomError:
+def _no_placement(value: object) -> PydanticCustomError:
     """Explain a placement that is a text or a list of texts: only blocks in a list, or `all`, are unambiguous."""
-    fix = "{preset: colocate_all}" if value == "all" else None
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(item, dict) for item in value)
-    ):
-        fix = show({key: below for item in value for key, below in item.items()})
-    why = "it has a line for each component, such as actor: 0-7, or a preset for all, such as preset: hybrid"
-    return _error("wrong-type", "expected a block of keys", fix, why)
+    fits = None
+    if value == "all":
+        fits = "{preset: colocate_all}"
+    elif isinstance(value, list) and value:
+        blocks = [item for item in value if isinstance(item, dict)]
+        if len(blocks) == len(value):
+            fits = show({key: below for item in blocks for key, below in item.items()})
+    return _error("wrong-type", "placement", fits)
 
 
-def _wrong_size(value: object) -> PydanticCustomError:
-    """Explain a wrong size. The fix keeps the number, with its unit, or with GiB if it has none."""
-    why = "a size is a number with a unit: KiB, MiB, GiB, TiB (or kB, MB, GB, TB), or a whole number of bytes"
+def _no_size(value: object) -> PydanticCustomError:
+    """Explain a wrong size. The valid value keeps the number, with its unit, or with GiB if it has none."""
     written = re.fullmatch(
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
         str(value),
         re.IGNORECASE,
     )
-    fix = None
-    exact = value if type(value) is int else 0 if written is None else float(written[1])
-    if exact > MOST_SIZE or (
-        written is not None
-        and exact * 1024 ** "KMGT".find(written[2].upper() or "x") > 1e18
-    ):
-        return _error("bad-size", "is more than any machine has", None, why)
-    if written is not None and float(written[1]) > 0 and not isinstance(value, bool):
-        power = (written[2] or "G").upper()
-        binary = "" if written[2] and written[4] and not written[3] else "i"
-        fix = f"{written[1]}{power}{binary}B"
-    return _error("bad-size", "expected a size", fix, why)
+    if written is None:
+        if type(value) is int and value > MOST_SIZE:
+            return _error("bad-size", "too-large")
+        return _error("bad-size", "size")
+    number = float(written[1])
+    exact: float = number
+    if type(value) is int:
+        exact = value
+    unit = "KMGT".find(written[2].upper() or "x")
+    if exact > MOST_SIZE or exact * 1024**unit > 1e18:
+        return _error("bad-size", "too-large")
+    if number <= 0 or isinstance(value, bool):
+        return _error("bad-size", "size")
+    power = (written[2] or "G").upper()
+    decimal = written[2] and written[4] and not written[3]
+    if decimal:
+        return _error("bad-size", "size", f"{written[1]}{power}B")
+    return _error("bad-size", "size", f"{written[1]}{power}iB")
 
 
-def _wrong_number(
+def _no_number(
     of: object, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
-    # A whole number that is too large for a float.
+    """Explain a value that is no number, or one outside of its bounds."""
+    about = rules.get("doc")
+    # A whole number that is too large for a float
     too_long = "float_type" in errors and type(value) is int
     if "finite_number" in errors or too_long:
-        return _error("out-of-bounds", "must be finite", None, rules.get("doc"))
+        return _error("out-of-bounds", "finite", about=about)
     passed = next(
         (bound for bound, (_, _, error) in _BOUNDS.items() if error in errors), None
     )
-    rules = _bounded(of, rules) if passed == "maximum" else rules
     if passed is None:
-        meant = _as_number(value, of) if isinstance(value, str) else None
-        what = "expected a whole number" if of is int else "expected a number"
-        return _error("wrong-type", what, meant, None if meant else rules.get("doc"))
-    rule = " and ".join(
+        return _no_number_at_all(of, value, about)
+    if passed == "maximum":
+        rules = _bounded(of, rules)
+    signs = [
         f"{sign} {rules[bound]}"
         for bound, (_, sign, _) in _BOUNDS.items()
         if bound in rules
-    )
-    meant = None
-    # A share that was given in percent.
+    ]
+    rule = " and ".join(signs)
+    # A share that was given in percent
     if (
         rules.get("unit") == "share"
         and isinstance(value, int | float)
         and 1 < value <= 100
     ):
-        meant = show(value / 100)
-    why = rules.get("doc")
-    nearest = rules[passed] if passed in ("minimum", "maximum") else rules["usual"]
-    if isinstance(nearest, int | float) and not meant:
-        said = (
-            "the nearest value is"
-            if passed in ("minimum", "maximum")
-            else "the default is"
-        )
-        why = f"{why}; {said} {show(nearest)}"
-    return _error("out-of-bounds", f"must be {rule}", meant, why)
+        share = show(value / 100)
+        return _error("out-of-bounds", "bounds", share, rule=rule, about=about)
+    error = "usual"
+    shown = rules["usual"]
+    if passed in ("minimum", "maximum"):
+        error = "nearest"
+        shown = rules[passed]
+    if not isinstance(shown, int | float):
+        return _error("out-of-bounds", "bounds", rule=rule, about=about)
+    return _error("out-of-bounds", error, rule=rule, about=about, shown=show(shown))
+
+
+def _no_number_at_all(
+    of: object, value: object, about: str | None
+) -> PydanticCustomError:
+    """Explain a value that is no number, or no whole one."""
+    fits = None
+    if isinstance(value, str):
+        fits = _as_number(value, of)
+    # What the key means is told where the value does not show what was meant
+    told = about
+    if fits:
+        told = None
+    error = "number"
+    if of is int:
+        error = "whole-number"
+    return _error("wrong-type", error, fits, about=told)
 
 
 def _as_number(text: str, of: object) -> str | None:

@@ -92,15 +92,12 @@ class OptionParser(argparse.ArgumentParser):
             wrong = re.search("invalid choice: (['\"])(.*?)\\1 ", message)
             if action.choices and wrong:
                 return _not_a_choice(option, wrong[2], list(action.choices))
-        if got := re.match("invalid (int|float) value: (['\"])(.*)\\2", message):
-            error = "int"
-            if got[1] == "float":
-                error = "float"
+        if got := re.match("invalid int value: (['\"])(.*)\\1", message):
             return config_error(
                 "bad-option",
                 option,
-                got[3],
-                error=error,
+                got[2],
+                error="int",
                 help=explained,
                 example=example,
             )

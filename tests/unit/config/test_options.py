@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplace.cli import profile, runs, search
+from rlplace.cli import plan, profile, runs, search
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.read import read_config
@@ -46,16 +46,30 @@ WRONG = {  # command line -> the fix
     "search hybrid_ppo accelerators=4,4": "accelerators=4",
     "search hybrid_ppo seconds=inf": "seconds=60",
     "search hybrid_ppo --quickly": "leave out --quickly",
+    "search hybrid_ppo --apply": "--apply best.yaml",
+    "search hybrid_ppo objective=secnds": "objective=seconds",
+    "search hybrid_ppo objective=money": "objective=seconds",
+    "search --multirun hybrid_ppo runner.seed=1,2": "name one, without a sweep",
     "profile hybrid_ppo profile=nowhere": "--out nowhere",
     "profile hybrid_ppo --format json": "leave out --format",
     "profile hybrid_ppo --num_envs=8": "env.total_num_envs=8",
     "profile hybrid_ppo --iterations many": "--iterations 8",
+    "profile hybrid_ppo --iterations 2": "--iterations 3",
+    "profile --multirun hybrid_ppo runner.seed=1,2": "one config",
     "profile hybrid_ppo --iterations 2.5": "--iterations 8",
     "profile hybrid_ppo --iteration 4": "--iterations 4",
     "profile hybrid_ppo \u2013-iterations 4": "--iterations 4",
     "evaluate a_run --episodes 3": "episodes=3",
     "evaluate a_run --video=play.gif": "video=play.gif",
     "evaluate a_run --format xml": "--format text",
+    "evaluate": "python -m rlplace.evaluate runs/<config>/<date>_<time>",
+    "evaluate a_run seed": "seed=<value>",
+    "evaluate a_run seed=1 seed=2": "seed=2",
+    "evaluate a_run seed=one": "seed=0",
+    "evaluate a_run sed=1": "seed=1",
+    "evaluate a_run money=1": "leave it out",
+    "evaluate a_run video=play.avi": "video=play.mp4",
+    "evaluate a_run deterministic=maybe": "deterministic=true",
     "export": "python -m rlplace.export <CHECKPOINT> <OUT>",
     "export a_run policy.pt --component": "--component <actor|critic>",
     "export a_run policy.pt extra": "leave out extra",
@@ -153,6 +167,44 @@ def test_help_is_still_that_of_argparse(capsys: pytest.CaptureFixture[str]) -> N
         parser.parse_args(["--help"])
     assert left.value.code == 0
     assert "usage: rlplace runs [-h]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--all", "--few"], "--few: not allowed with argument --all"),
+        ([], "sample: one of the arguments --all --few is required"),
+    ],
+)
+def test_what_argparse_says_of_options_that_exclude_each_other_is_kept(
+    words: list[str], text: str
+) -> None:
+    parser = OptionParser("sample")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--all", action="store_true")
+    group.add_argument("--few", action="store_true")
+    with pytest.raises(ConfigError) as caught:
+        parser.parse_args(words)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["explain", "zz-zz-zz"], "explain: no such error code "),
+        (
+            ["explain", "env", "0", "money", "0", "--config-name", "hybrid_ppo"],
+            "explain: no such component ",
+        ),
+    ],
+)
+def test_a_topic_that_resembles_none_is_told_without_a_guess(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(text)
+    assert "fix: see --help" in said
 
 
 def test_an_empty_word_is_one_too_many() -> None:

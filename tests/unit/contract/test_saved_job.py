@@ -52,3 +52,30 @@ def test_a_class_that_needs_arguments_is_refused_with_the_way_to_name_it(
     assert problem.code == "not-a-job"
     assert problem.fix is not None
     assert "job: a_class_of_a_test:job" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        (
+            "simulatr",
+            "no job is called so, did you mean 'simulator'?",
+            "job: simulator",
+        ),
+        ("robot", "no job is called so", "job: my_package.my_module:job"),
+        ("no_such_module:job", "cannot be imported", "PYTHONPATH="),
+        ("json:dmps", "the module has no dmps, did you mean 'dump", "job: json:dump"),
+        ("json:job", "the module has no job", "job: json:<name of a Job>"),
+        ("json:dumps", "is no job", "job: <module>:<name of a Job>"),
+    ],
+)
+def test_a_name_that_leads_to_no_job_is_told_with_the_nearest_one(
+    name: str, what: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        named_job({"job": name}, {})
+    (problem,) = wrong.value.problems
+    assert (problem.key, problem.got) == ("job", name)
+    assert problem.what.startswith(what)
+    assert (problem.fix or "").startswith(fix)
+    assert ("did you mean" in problem.what) == ("did you mean" in what)

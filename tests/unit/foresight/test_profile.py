@@ -59,6 +59,18 @@ def test_a_profile_is_read_as_it_was_written() -> None:
             "a point of a is not whole",
         ),
         ('{"rlplace_profile": 1, "counts": {"a": NaN}}', "a is no finite number"),
+        (
+            '{"rlplace_profile": 1, "costs": {"a": {"on": "a moon"}}}',
+            "a is on neither of both",
+        ),
+        (
+            '{"rlplace_profile": 1, "costs": {"a": {"points": 5}}}',
+            "a is no list",
+        ),
+        (
+            '{"rlplace_profile": 1, "costs": {"a": {"points": [{"cpu_s": 1, "laps": 0}]}}}',
+            "a point of a is of no laps",
+        ),
     ],
 )
 def test_what_is_no_profile_is_named(text: str, what: str) -> None:

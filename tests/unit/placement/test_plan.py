@@ -82,6 +82,35 @@ def test_environments_must_divide_and_reach_every_rank_and_what_is_proposed_does
     assert plan(one_env, envs=8, groups=1)
 
 
+def test_fewer_environments_than_a_block_can_only_become_more() -> None:
+    with pytest.raises(PlacementError, match="total_num_envs: 8\\n"):
+        plan(envs=6)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        (
+            "actr",
+            "no component is called 'actr', did you mean 'actor'?",
+            "allow_resident: [env, actor]",
+        ),
+        ("critic", "no component is called 'critic'", None),
+    ],
+)
+def test_a_resident_that_is_no_component_is_marked(
+    name: str, what: str, fix: str | None
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        plan(allow_resident=["env", name])
+    (problem,) = caught.value.problems
+    assert (problem.what, problem.fix) == (what, fix)
+    assert problem.got is not None
+    assert problem.span is not None
+    start, end = problem.span
+    assert problem.got[start:end] == name
+
+
 def test_ranks_that_compute_together_are_no_threads_of_one_process() -> None:
     apart = {"actor": "0-1", "env": "2-3", "rollout": "2-3"}
     with pytest.raises(

@@ -161,6 +161,41 @@ def test_ranks_that_compute_together_have_a_gpu_each(
     )
 
 
+@pytest.mark.parametrize(
+    ("placed", "block", "text"),
+    [
+        (
+            {"reward.math": "cpu"},
+            "maths",
+            "no such component is placed, did you mean 'math'? | placed are reward.math | math: ...",
+        ),
+        (
+            {"reward.math": "cpu"},
+            "safety",
+            "no such component is placed | placed are reward.math | "
+            "cluster.component_placement: {reward.safety: ...}        (or remove the block)",
+        ),
+        (
+            {},
+            "math",
+            "no such component is placed | placed are no rewards | "
+            "cluster.component_placement: {reward.math: ...}        (or remove the block)",
+        ),
+    ],
+)
+def test_a_block_of_a_reward_that_is_not_placed(
+    placed: dict[str, str], block: str, text: str
+) -> None:
+    others = {c: place for c, place in ALL.items() if c != "reward"}
+    blocks: dict[str, Any] = {
+        name.partition(".")[2]: {"function": "score"} for name in placed
+    }
+    with pytest.raises(PlacementError) as caught:
+        layout(config(others | placed, reward=blocks | {block: {}}))
+    found = {p.key: p for p in caught.value.problems}[f"reward.{block}"]
+    assert f"{found.what} | {found.why} | {found.fix}" == text
+
+
 def test_rewards_that_share_a_block_stay_by_its_key() -> None:
     """The key of a fix exists: for `reward.math`, it is that of the block that it shares with others."""
     placement = WITHOUT_CRITIC | {

@@ -71,6 +71,7 @@ class Offloadable:
         """
         if self._host is not None:
             return
+        move_to_own_memory(self._tensors())
         self._host = {}
         for storage in storages(self._tensors()):
             on_gpu = storage.device.type == "cuda"
@@ -105,6 +106,29 @@ class Offloadable:
             storage.device.type == "cuda" for storage, _ in (self._host or {}).values()
         ):
             torch.cuda.synchronize()
+
+
+def move_to_own_memory(tensors: Iterable[Tensor]) -> None:
+    """Copy tensors whose memory cannot be freed, such as that of a mapped weight file, to memory of their own.
+
+    The tensor objects stay, and those that share a storage share the new one.
+    """
+    moved: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.resizable():
+            continue
+        # The address of the storage object, which the tensor keeps
+        if storage._cdata not in moved:
+            moved[storage._cdata] = storage.clone()
+        own = torch.empty(0, dtype=tensor.dtype)
+        own.set_(
+            moved[storage._cdata],
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+        )
+        tensor.data = own
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

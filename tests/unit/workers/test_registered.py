@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -104,3 +106,24 @@ def test_what_has_no_memory_on_an_accelerator_is_refused(thing: Any) -> None:
     refused = error(host, "register", thing)
     assert isinstance(refused, WorkerMisuse)
     assert refused.code == "nothing-to-offload"
+
+
+def test_tensors_of_a_mapped_file_leave_too(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(np.arange(8, dtype=np.float32).tobytes())
+    mapped = torch.from_file(str(file), size=8, dtype=torch.float32)
+    assert not mapped.untyped_storage().resizable()
+    parameter = nn.Parameter(mapped[:4])
+    tied = mapped[2:6]
+    host, _ = host_of(1 << 20)
+    result(host, "setup")
+    result(host, "move", Residency.FULL)
+    result(host, "register", {"a": parameter, "b": tied})
+    result(host, "move", Residency.OFF)
+    assert parameter.untyped_storage().nbytes() == 0
+    result(host, "move", Residency.FULL)
+    assert parameter.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert tied.tolist() == [2.0, 3.0, 4.0, 5.0]
+    with torch.no_grad():
+        parameter[2] = 7.0
+    assert tied[0] == 7.0

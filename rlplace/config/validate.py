@@ -277,6 +277,7 @@ def _listed(item: Any, value: object) -> object:
             fits = f"[{', '.join(near)}]"
         raise _error("unknown-choice", "choices", fits, choices=choices)
     # A block of names
+    block = isinstance(value, Mapping)
     if isinstance(value, Mapping):
         if words and all(isinstance(word, str) for word in value):
             raise _error("wrong-type", "list-of-names", show(list(value)))
@@ -287,7 +288,7 @@ def _listed(item: Any, value: object) -> object:
     fits = f"[{show(value)}]"
     if isinstance(value, str) and "," in value:
         fits = f"[{value}]"
-    elif dataclasses.is_dataclass(item) and not isinstance(value, Mapping):
+    elif isinstance(item, type) and dataclasses.is_dataclass(item) and not block:
         fits = f"[{block_of_name(item, value)}]"
     raise _error("wrong-type", "list", fits)
 
@@ -368,7 +369,7 @@ def _share_or_bytes(value: object) -> object:
 
 
 def _error(
-    code: str, error: str, fits: str | None = None, **facts: object
+    code: str, error: str, fits: str | None = None, **facts: Any
 ) -> PydanticCustomError:
     """Return a pydantic error with the texts of a code. `fits`: a valid value of the key."""
     told = problem(code, "", error=error, **facts)

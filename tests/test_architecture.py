@@ -195,6 +195,19 @@ DECIDED_BY = {"config.which_job", "contract.registry", "jobs"}
 # `mlp` is a network there, or a part of a weight's name.
 NETWORKS = {"config.policies", "models"}
 
+# Modules in which a function still takes the sentences of an error and passes them on. Everywhere else sentences are in
+# rlplace/codes, and a check gives facts.
+SENTENCES = {
+    "checkpoints",
+    "comm.weights.version",
+    "config.found",
+    "envs",
+    "errors",
+    "imports.importer",
+    "placement.language",
+    "placement.machines.topology",
+}
+
 EMPTY_NAMES = {
     "manager",
     "handler",
@@ -395,6 +408,17 @@ def imported_jobs(module: Module) -> Iterator[str]:
         yield f"{module.name}:{line}: only contract.registry names what is in {room}"
 
 
+def passed_sentences(module: Module) -> Iterator[str]:
+    """Errors take their texts from rlplace.codes; no function of a module's own makes them of sentences."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        given = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+        sentences = {"what", "why"} <= given and not module.within(SENTENCES)
+        if node.name.startswith("_wrong") or sentences:
+            yield f"{module.name}:{node.lineno}: {node.name} passes sentences on; codes.problem takes a code and facts"
+
+
 def missing_purpose(module: Module) -> Iterator[str]:
     if module.tree.body and not ast.get_docstring(module.tree):
         yield f"{module.name}: does not open with a sentence of purpose"
@@ -472,6 +496,7 @@ RULES = (
     private_of_ray,
     compared_jobs,
     imported_jobs,
+    passed_sentences,
     missing_purpose,
     empty_names,
     work_at_import,
@@ -523,6 +548,8 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         ),
         (imported_jobs, "runtime.run", "def f():\n    from rlplace import jobs"),
         (imported_jobs, "runtime.run", "x = find('rlplace.jobs.simulator.job:Job')"),
+        (passed_sentences, "jobs.notes", "def _wrong(code, got): ..."),
+        (passed_sentences, "cli.plan", "def refuse(key, what, *, why=None): ..."),
         (missing_purpose, "execution.loop", "x = 1"),
         (empty_names, "comm.utils", ""),
         (empty_names, "comm.codec", "class BufferManager: ..."),

@@ -97,11 +97,11 @@ class Policy(nn.Module):
         single = len(shape)
         tail = shown.shape[shown.ndim - single :]
         if tail != shape or shown.ndim not in (single, single + 1):
-            raise _wrong_shape(shown.shape, shape)
+            raise _shape_error(shown.shape, shape)
         # Kinds of NumPy: bool, int, unsigned, float
         kinds = "biu" if self.spaces.observation_dtype == "uint8" else "biuf"
         if shown.dtype.kind not in kinds:
-            raise _wrong_dtype(str(shown.dtype), self.spaces.observation_dtype)
+            raise _dtype_error(str(shown.dtype), self.spaces.observation_dtype)
         given = shown.astype(self.spaces.observation_dtype, copy=False)
         batch = torch.tensor(given).reshape(-1, *shape)
         # Decide, with or without a memory of earlier steps
@@ -300,7 +300,7 @@ def _example(policy: Policy) -> Tensor:
     )
 
 
-def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
+def _shape_error(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
     """Return the error for observations of another shape."""
     other = problem(
         "observation-shape",
@@ -312,7 +312,7 @@ def _wrong_shape(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
     return ConfigError([other])
 
 
-def _wrong_dtype(got: str, dtype: str) -> ConfigError:
+def _dtype_error(got: str, dtype: str) -> ConfigError:
     """Return the error for observations of another dtype."""
     error = "numbers"
     if dtype == "uint8":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -112,22 +113,83 @@ def test_every_entry_has_a_meaning_an_example_and_a_fix() -> None:
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Arguments of `problem` that are no facts
-NO_FACTS = {"error", "got", "span", "source"}
+# Functions that make an error of a code, and those that say where a rule is broken -> the place of the error's name
+# among their arguments, if it has one.
+MAKERS = {"problem": None, "config_error": None}
+FINDERS = {"Found": None, "at_key": 2, "at_line": 1}
+# Their arguments that are no facts
+NO_FACTS = {"error", "facts", "got", "key", "reasons", "source", "span"}
 
 
-def placeholders(code: str, error: str) -> set[str]:
-    """Names of the facts that the texts of an error need."""
-    texts = codes()[code].texts[error]
-    names = set()
-    whys = [texts.why]
-    if isinstance(texts.why, Mapping):
-        whys = list(texts.why.values())
-    for template in filter(None, (texts.what, *whys, texts.fix)):
-        for _, field, _, _ in string.Formatter().parse(template):
-            if field is not None:
-                names.add(re.split(r"[.\[]", field)[0])
-    return names
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """A call in the source that tells an error."""
+
+    line: int
+    code: str
+    # Names that the error may have; None: they are not written out
+    errors: frozenset[str] | None
+    # Names of the facts; None: they are not written out
+    facts: frozenset[str] | None
+
+
+def told(source: str) -> Iterator[Told]:
+    """Yield the calls that tell errors of a code that is written out, those of rules included."""
+    tree = parsed(source)
+    functions = {
+        node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    }
+    # Errors that are made at once: in a function, whose variables are known, or outside of all
+    scopes: list[ast.AST] = [*functions.values(), tree]
+    seen: set[ast.Call] = set()
+    for scope in scopes:
+        # Variables may be set anew after an error of the same function
+        before = 0
+        for call in sorted(calls(scope, MAKERS), key=lambda call: call.lineno):
+            code = literal(call.args[0]) if call.args else None
+            if code is not None and call not in seen:
+                seen.add(call)
+                found = errors(call, None, scope, before)
+                yield Told(call.lineno, code, found, facts(call))
+            before = call.lineno
+    # Places that break a rule, in its function and in those that it calls
+    for rule in calls(tree, {"Rule": None}):
+        of_rule = {word.arg: word.value for word in rule.keywords}
+        code = literal(of_rule.get("code"))
+        if code is None:
+            continue
+        for function in reached(getattr(of_rule.get("facts"), "id", ""), functions):
+            for call in calls(function, FINDERS):
+                place = FINDERS[str(name_of(call))]
+                found = errors(call, place, function)
+                yield Told(call.lineno, code, found, facts(call))
+
+
+def reached(
+    name: str, functions: Mapping[str, ast.FunctionDef]
+) -> list[ast.FunctionDef]:
+    """Return the function of this name and those of the same module that it calls."""
+    found: dict[str, ast.FunctionDef] = {}
+    waiting = [name]
+    while waiting:
+        name = waiting.pop()
+        if name not in functions or name in found:
+            continue
+        found[name] = functions[name]
+        for node in ast.walk(functions[name]):
+            if isinstance(node, ast.Call):
+                waiting.append(str(name_of(node)))
+    return list(found.values())
+
+
+def calls(tree: ast.AST, names: Collection[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node) in names:
+            yield node
+
+
+def name_of(call: ast.Call) -> str | None:
+    return getattr(call.func, "id", getattr(call.func, "attr", None))
 
 
 def literal(node: ast.expr | None) -> str | None:
@@ -136,77 +198,121 @@ def literal(node: ast.expr | None) -> str | None:
     return None
 
 
-def untold(source: str) -> Iterator[str]:
-    """Calls of `problem`, and places that break a rule, whose error has no texts, or whose texts lack a fact.
+def errors(
+    call: ast.Call, place: int | None, scope: ast.AST, before: int = 0
+) -> frozenset[str] | None:
+    """Return the names that the error of a call may have: a text, or those that a variable of the scope is set to.
 
-    What is not written out, such as an error in a variable, is left to the tests of the check itself.
+    `before`: the line after which the variable is set. None: the name is not written out.
     """
-    tree = parsed(source)
-    for call in calls(tree, "problem"):
-        code = literal(call.args[0]) if call.args else None
-        named = {word.arg: word.value for word in call.keywords}
-        if code is None or None in named:
+    given = {word.arg: word.value for word in call.keywords}.get("error")
+    if given is None and place is not None and len(call.args) > place:
+        given = call.args[place]
+    if given is None:
+        return frozenset({""})
+    values = [given]
+    if isinstance(given, ast.Name):
+        values = [
+            node.value
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign)
+            and before < node.lineno < call.lineno
+            and given.id in {getattr(target, "id", "") for target in node.targets}
+        ]
+    # Both ends of a conditional expression
+    ends: list[ast.expr] = []
+    for value in values:
+        if isinstance(value, ast.IfExp):
+            ends += [value.body, value.orelse]
+        else:
+            ends.append(value)
+    texts = {literal(end) for end in ends}
+    if not texts or None in texts:
+        return None
+    return frozenset(str(text) for text in texts)
+
+
+def facts(call: ast.Call) -> frozenset[str] | None:
+    named = {word.arg: word.value for word in call.keywords}
+    if None in named:
+        return None
+    names = {str(name) for name in named} - NO_FACTS
+    if "facts" in named:
+        block = named["facts"]
+        if not isinstance(block, ast.Dict):
+            return None
+        names |= {str(literal(key)) for key in block.keys}
+    return frozenset(names)
+
+
+def placeholders(code: str, error: str) -> set[str]:
+    """Names of the facts that the texts of an error need."""
+    texts = codes()[code].texts[error]
+    whys = [texts.why]
+    if isinstance(texts.why, Mapping):
+        whys = list(texts.why.values())
+    names = set()
+    for template in filter(None, (texts.what, *whys, texts.fix)):
+        for _, field, _, _ in string.Formatter().parse(template):
+            if field is not None:
+                names.add(re.split(r"[.\[]", field)[0])
+    return names
+
+
+def untold(source: str) -> Iterator[str]:
+    """Calls that tell an error without texts, or without a fact that its texts need.
+
+    What is not written out is left to the tests of the check itself.
+    """
+    for call in told(source):
+        if call.code not in codes():
+            yield f"line {call.line}: there is no code {call.code}"
             continue
-        yield from lacking(call, code, named.get("error"), set(named) - NO_FACTS)
-    functions = {
-        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
-    }
-    for rule in calls(tree, "Rule"):
-        of_rule = {word.arg: word.value for word in rule.keywords}
-        code = literal(of_rule.get("code"))
-        function = functions.get(getattr(of_rule.get("facts"), "id", ""))
-        if code is None or function is None:
-            continue
-        for found in calls(function, "Found"):
-            named = {word.arg: word.value for word in found.keywords}
-            facts = named.get("facts", ast.Dict(keys=[], values=[]))
-            if isinstance(facts, ast.Dict):
-                names = {literal(key) for key in facts.keys}
-                yield from lacking(found, code, named.get("error"), names)
+        for error in sorted(call.errors or ()):
+            if error not in codes()[call.code].texts:
+                yield f"line {call.line}: [{call.code}.{error}] has no texts"
+            elif call.facts is not None:
+                for missing in sorted(placeholders(call.code, error) - call.facts):
+                    yield f"line {call.line}: [{call.code}.{error}] needs the fact {missing}"
 
 
-def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and name in (
-            getattr(node.func, "id", None),
-            getattr(node.func, "attr", None),
-        ):
-            yield node
-
-
-def lacking(
-    call: ast.Call, code: str, error: ast.expr | None, facts: set[str | None]
-) -> Iterator[str]:
-    name = literal(error) if error is not None else ""
-    if name is None:
-        return
-    if name not in codes()[code].texts:
-        yield f"line {call.lineno}: [{code}.{name}] has no texts"
-        return
-    for missing in sorted(placeholders(code, name) - facts):
-        yield f"line {call.lineno}: [{code}.{name}] needs the fact {missing}"
+def sources() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file of the package."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        yield str(file.relative_to(PACKAGE)), file.read_text(encoding="utf-8")
 
 
 def test_every_error_has_its_texts_and_every_text_its_facts() -> None:
-    found = []
-    for file in PACKAGE.rglob("*.py"):
-        for place in untold(file.read_text(encoding="utf-8")):
-            found.append(f"{file.relative_to(PACKAGE)}: {place}")
+    found = [f"{name}: {place}" for name, text in sources() for place in untold(text)]
     assert found == []
 
 
 def test_every_named_error_is_one_of_the_source() -> None:
-    words: set[str] = set()
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(parsed(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                words.add(node.value)
-    left = [
-        f"[{code.name}.{error}]"
-        for code in codes().values()
-        for error in code.texts
-        if error and error not in words
-    ]
+    """It is written out as one of its code, or stands in a module with the code; anywhere if it is passed on."""
+    used: set[tuple[str, str]] = set()
+    everywhere: set[str] = set()
+    passed_on: set[str] = set()
+    for _, text in sources():
+        for call in told(text):
+            used |= {(call.code, error) for error in call.errors or ()}
+            if call.errors is None:
+                passed_on.add(call.code)
+        words = {
+            node.value
+            for node in ast.walk(parsed(text))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        everywhere |= words
+        for code in words & set(codes()):
+            used |= {(code, word) for word in words}
+    left = []
+    for code in codes().values():
+        for error, texts in code.texts.items():
+            reasons = texts.why if isinstance(texts.why, Mapping) else ()
+            for name in (error, *reasons):
+                elsewhere = code.name in passed_on and name in everywhere
+                if name and (code.name, name) not in used and not elsewhere:
+                    left.append(f"[{code.name}.{name}]")
     assert left == []
 
 
@@ -248,6 +354,32 @@ def test_a_code_of_two_times_has_the_texts_of_both() -> None:
             "def thin(case):\n    yield Found(key='k', error='thin')\n"
             "Rule(code='short', facts=thin)",
             ["line 2: [short.thin] needs the fact cure"],
+        ),
+        ("config_error('short', key)", ["line 1: [short.] needs the fact length"]),
+        (
+            "config_error('short', key, error='thin')",
+            ["line 1: [short.thin] needs the fact cure"],
+        ),
+        (
+            "def tell(fat):\n    which = 'thin'\n    if fat:\n        which = 'fat'\n"
+            "    return problem('short', key, error=which, cure=1)",
+            ["line 5: [short.fat] has no texts"],
+        ),
+        (
+            "def tell():\n    which = 'fat'\n    problem('long', key, error=which)\n"
+            "    which = 'thin'\n    problem('short', key, error=which, cure=1)",
+            ["line 3: there is no code long"],
+        ),
+        (
+            "def thin(case):\n    yield from more(case)\n"
+            "def more(case):\n    yield at_line(spec, 'thin')\n"
+            "Rule(code='short', facts=thin)",
+            ["line 4: [short.thin] needs the fact cure"],
+        ),
+        (
+            "def thin(case):\n    yield at_key('k', 1, 'thin', cure='more')\n"
+            "Rule(code='short', facts=thin)",
+            [],
         ),
         (
             "def thin(case):\n    yield Found(key='k', facts={'length': 1})\n"

@@ -23,6 +23,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from rlplace.codes import problem
 from rlplace.comm.shared_memory.folder import SHARED_MEMORY, check_space
 from rlplace.commands import DONE, FAILED, answered, typed
 from rlplace.config import compose
@@ -345,10 +346,8 @@ def _check_machine(job: Prepared) -> None:
     check_size(node_uses(slots, job.plan.topology), [here], "this machine")
     folder = Path(cluster.comm.shm_folder or SHARED_MEMORY)
     if not folder.is_dir():
-        key = "cluster.comm.shm_folder"
-        fix = "cluster.comm.shm_folder=<a folder in memory>"
-        raise ClusterError.about(
-            "shm-folder", key, "there is no such folder", got=str(folder), fix=fix
+        raise ClusterError(
+            problem("shm-folder", "cluster.comm.shm_folder", str(folder), error="none")
         )
     check_space(folder, job.case.ledger().shared_bytes(0))
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.checkpoints import write_whole
+from rlplace.codes import problem
 from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
 from rlplace.errors import OutputError
@@ -50,16 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise OutputError.of(out, error, "--out", "a file") from error
         print(out)
         if options.open and not webbrowser.open(out.resolve().as_uri()):
-            why = "Python's webbrowser finds none: neither a desktop nor the variable BROWSER"
-            fix = f"copy {out} to a machine with one        (it needs no other file)"
-            raise OutputError.about(
-                "no-browser",
-                "--open",
-                "no browser was opened",
-                got=str(out),
-                why=why,
-                fix=fix,
-            )
+            raise OutputError(problem("no-browser", "--open", str(out), page=out))
         return DONE
 
     return answered(command)

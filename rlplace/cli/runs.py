@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rlplace.checkpoints.store import LOCK, in_use
+from rlplace.codes import config_error
 from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
-from rlplace.errors import ConfigError
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
 from rlplace.report.typed import commands
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         options = parser.parse_args(argv)
-        why = f"a run has {CONFIG} and {LOCK}"
+        error = "none"
+        cause = None
         try:
             found = [
                 read(folder)
@@ -72,13 +73,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                     folders(Path(options.folder)), key=lambda f: (f.name, f)
                 )
             ]
-        except OSError as error:
+        except OSError as refused:
             found = []
-            why = f"it cannot be read: {error.strerror}"
+            error = "none-read"
+            cause = refused.strerror
         if not found:
-            what = "there is no run in this folder"
-            fix = "python -m rlplace.runs <runner.output_dir of a config>"
-            raise ConfigError.of("not-a-run", "FOLDER", what, options.folder, why, fix)
+            raise config_error(
+                "not-a-run",
+                "FOLDER",
+                options.folder,
+                error=error,
+                config=CONFIG,
+                lock=LOCK,
+                cause=cause,
+            )
         shown = [dataclasses.asdict(run) for run in found]
         print(
             json.dumps(shown, indent=1) if options.format == "json" else render(found)

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.config.fields import block, knob
 from rlplace.config.paths import with_homes
 from rlplace.config.read import read_block
@@ -25,7 +26,7 @@ from rlplace.config.schema import (
     MemoryConfig,
     RunnerConfig,
 )
-from rlplace.errors import Problem, Source, did_you_mean, source_of, suggestion
+from rlplace.errors import Problem, Source, did_you_mean, source_of
 
 JOB = "job"  # the key that names a job
 
@@ -139,15 +140,23 @@ def read_open_config(
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            problems.append(_no_block(name, value, sources))
+            problems.append(
+                problem(
+                    "wrong-type",
+                    name,
+                    str(value),
+                    error="component",
+                    source=source_of(name, sources),
+                    name=name,
+                )
+            )
             continue
         engines = {key: each for key, each in value.items() if key in known}
         found, wrong = read_block(ComponentConfig, engines)
-        for problem in wrong:
-            key = f"{name}.{problem.key}"
-            problems.append(
-                dataclasses.replace(problem, key=key, source=source_of(key, sources))
-            )
+        for found_wrong in wrong:
+            key = f"{name}.{found_wrong.key}"
+            source = source_of(key, sources)
+            problems.append(dataclasses.replace(found_wrong, key=key, source=source))
         blocks[name] = found or ComponentConfig()
         settings[name] = {key: each for key, each in value.items() if key not in known}
     for key, value in written.items():
@@ -156,34 +165,17 @@ def read_open_config(
         settings[key] = value
         near = did_you_mean(key, sorted(engine_keys))
         if near is not None:
-            problems.append(_misspelt(key, near, value, sources))
+            problems.append(
+                problem(
+                    "unknown-key",
+                    key,
+                    str(value),
+                    error="block",
+                    source=source_of(key, sources),
+                    near=near,
+                )
+            )
     if engine is None:
         return None, problems
     config = OpenConfig(job=job, engine=engine, components=blocks, settings=settings)
     return config, problems
-
-
-def _no_block(name: str, value: object, sources: Mapping[str, Source]) -> Problem:
-    return Problem(
-        code="wrong-type",
-        key=name,
-        what="expected a block of keys",
-        got=str(value),
-        why="a component's block has enable_offload, memory, and the keys of its worker",
-        fix=f"{name}: {{enable_offload: true}}",
-        source=source_of(name, sources),
-    )
-
-
-def _misspelt(
-    key: str, near: str, value: object, sources: Mapping[str, Source]
-) -> Problem:
-    return Problem(
-        code="unknown-key",
-        key=key,
-        what="is no block of the engine, and none of a component" + suggestion(near),
-        got=str(value),
-        why="a block of the user's own may have any name that is not close to these",
-        fix=f"{near}: ...",
-        source=source_of(key, sources),
-    )

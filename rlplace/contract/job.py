@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplace.checks.rule import broken
+from rlplace.codes import config_error
 from rlplace.config.open_job import OpenConfig, read_open_config
 from rlplace.contract import classes, rules
 from rlplace.contract.planning import (
@@ -43,7 +44,7 @@ from rlplace.contract.stages import (
     needs_of_stages,
     steps_of_stage,
 )
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import Problem, Source
 from rlplace.placement.counts import Count
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -278,24 +279,22 @@ class Job:
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
         """Evaluate a trained job. Raises ConfigError if the job cannot be evaluated, or not in this way."""
-        raise self._cannot("not-evaluated", request.key, trained, "evaluate")
+        raise config_error(
+            "not-evaluated",
+            request.key,
+            str(trained.folder),
+            error="job",
+            job=self.name,
+        )
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
         """Export trained weights for other programs. Raises ConfigError if the job cannot, and OutputError."""
-        raise self._cannot("not-exported", request.key, trained, "export")
+        raise config_error(
+            "not-exported", request.key, str(trained.folder), error="job", job=self.name
+        )
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
         """Load a trained policy as an object that chooses actions. Raises ConfigError about `key` if the job cannot."""
-        raise self._cannot("not-loaded", key, trained, "load_policy")
-
-    def _cannot(
-        self, code: str, key: str, trained: Trained, method: str
-    ) -> ConfigError:
-        return ConfigError.of(
-            code,
-            key,
-            f"the job {self.name} does not say how",
-            str(trained.folder),
-            f"rlplace.contract.job.Job.{method} is left to each job, and this one has none of its own",
-            f"def {method}(self, ...):        (in the class of the job)",
+        raise config_error(
+            "not-loaded", key, str(trained.folder), error="job", job=self.name
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.config.open_job import JOB
 from rlplace.config.read import try_config
 from rlplace.contract.registry import named_job
@@ -26,14 +27,13 @@ def try_job(
     name = mapping.get(JOB)
     if config is not None and name is not None and config.job != name:
         problems.append(
-            Problem(
-                code="wrong-kind",
-                key=JOB,
-                what="the other blocks are of another job",
-                got=str(name),
-                why=f"actor.model, env and rollout are those of a {config.job} job",
-                fix=f"{JOB}: {config.job}        (or leave it out)",
+            problem(
+                "wrong-kind",
+                JOB,
+                str(name),
+                error="job",
                 source=source_of(JOB, sources),
+                job=config.job,
             )
         )
     return config, problems

@@ -10,9 +10,9 @@ import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG
 from rlplace.checkpoints.find import find, folders_of, verify
+from rlplace.codes import config_error
 from rlplace.contract.reading import read_job
 from rlplace.contract.registry import job_of
-from rlplace.errors import ConfigError
 from rlplace.trained import POLICY, Trained
 
 
@@ -65,14 +65,16 @@ def _config_of(file: Path, key: str) -> Any:
     try:
         mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise _unreadable(file, key, str(error)) from error
+        raise config_error(
+            "checkpoint-damaged", key, str(file), error="config", cause=error
+        ) from error
     if not isinstance(mapping, dict):
-        raise _unreadable(file, key, "it is no mapping")
+        raise config_error(
+            "checkpoint-damaged",
+            key,
+            str(file),
+            error="config",
+            cause="it is no mapping",
+        )
     config = read_job(mapping)
     return job_of(config).completed(config, {})
-
-
-def _unreadable(file: Path, key: str, why: str) -> ConfigError:
-    what = "the config beside the weights cannot be read"
-    fix = "name another checkpoint, or bring back the file"
-    return ConfigError.of("checkpoint-damaged", key, what, str(file), why, fix)

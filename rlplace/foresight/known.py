@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import config_error
 from rlplace.errors import ConfigError, did_you_mean
 from rlplace.foresight.model import model_of
 from rlplace.foresight.observe import machine, subjects, versions
@@ -65,9 +66,14 @@ def last_profile(
                 for problem in refused.problems
             ]
         )
-    what = "there is none"
-    why = f"no run below {folder} has written a {FILE}"
-    raise ConfigError.of("no-profile", "profile", what, LAST, why, measuring(words))
+    raise config_error(
+        "no-profile",
+        "profile",
+        LAST,
+        folder=folder,
+        file=FILE,
+        command=measuring(words),
+    )
 
 
 def measuring(words: Sequence[str]) -> str:
@@ -95,11 +101,13 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        near = did_you_mean(str(file), (LAST, PUBLISHED)) or LAST
-        why = f"{type(error).__name__}: {error}"
-        fix = f"profile={near}"
-        raise ConfigError.of(
-            "not-a-profile", "profile", "cannot be read", str(file), why, fix
+        raise config_error(
+            "not-a-profile",
+            "profile",
+            str(file),
+            error="file",
+            cause=f"{type(error).__name__}: {error}",
+            near=did_you_mean(str(file), (LAST, PUBLISHED)) or LAST,
         ) from error
 
 
@@ -114,15 +122,14 @@ def _require_same(
         if profile.subjects.get(c, subject) != subject
     }
     if others:
-        raise ConfigError.of(
+        subjects_there = [f"{c}: {subject}" for c, subject in others.items()]
+        raise config_error(
             "profile-of-another",
             "profile",
-            f"what {' and '.join(others)} did there is other work than here",
-            "; ".join(
-                [str(file), *(f"{c}: {subject}" for c, subject in others.items())]
-            ),
-            "; ".join(f"{c} is {here[c]} here" for c in others),
-            measuring(words),
+            "; ".join([str(file), *subjects_there]),
+            others=" and ".join(others),
+            subjects_here="; ".join(f"{c} is {here[c]} here" for c in others),
+            command=measuring(words),
         )
 
 

@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import config_error
 from rlplace.config.yaml_text import to_yaml
 from rlplace.contract.reading import read_job
 from rlplace.contract.registry import job_of
-from rlplace.errors import ConfigError
 from rlplace.foresight.known import FILE
 from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import Profile, read_profile
@@ -130,11 +130,13 @@ def run(variant: Variant, iterations: int) -> Measured:
         found = sorted(Path(folder).glob(f"runs/*/*/{FILE}"))
         if done.returncode or not found:
             tail = "\n".join(done.stdout.splitlines()[-_TAIL:])
-            what = "a run for the profile failed"
-            why = f"it ended with exit code {done.returncode} and\n{tail}"
-            fix = "python -m rlplace.train with this placement says more"
-            raise ConfigError.of(
-                "profile-run-failed", "profile", what, variant.name, why, fix
+            raise config_error(
+                "profile-run-failed",
+                "profile",
+                variant.name,
+                error="run",
+                exit_code=done.returncode,
+                tail=tail,
             )
         summary = json.loads(
             (found[-1].parent / "summary.json").read_text(encoding="utf-8")

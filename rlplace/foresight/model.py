@@ -10,8 +10,8 @@ import abc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import config_error
 from rlplace.contract.registry import job_of
-from rlplace.errors import ConfigError
 from rlplace.foresight.loads import Mode, Size, Sizes, Stages
 from rlplace.foresight.profile import Profile
 from rlplace.placement.memory.case import replaced
@@ -125,9 +125,7 @@ class PerformanceModel(abc.ABC):
 
     def published_profile(self, config: Any, plan: Plan, case: MemoryCase) -> Profile:
         """Return a profile from published accelerator rates. Raises ConfigError if that is impossible."""
-        raise nothing_published(
-            "what the work of this job takes follows from no published rate", None
-        )
+        raise config_error("nothing-published", "profile", error="job")
 
     # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
 
@@ -212,11 +210,3 @@ def model_of(config: Any) -> PerformanceModel:
 def sizes_of(components: Sequence[str], sizes: Sizes) -> tuple[Size, ...]:
     """Return the sizes of the given components."""
     return tuple(sizes[component] for component in components)
-
-
-def nothing_published(why: str, got: str | None) -> ConfigError:
-    """Return the error for a job without a published profile."""
-    what = "no seconds can be told from published rates"
-    return ConfigError.of(
-        "nothing-published", "profile", what, got, why, "profile=last"
-    )

@@ -16,9 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from rlplace.codes import config_error
 from rlplace.config.keys import PLACEMENT
 from rlplace.contract.registry import job_of
-from rlplace.errors import ConfigError, did_you_mean
+from rlplace.errors import did_you_mean
 from rlplace.foresight.loads import Mode, Size, Sizes, Spread
 from rlplace.foresight.model import model_of
 from rlplace.placement.language.hybrid import HybridComponentPlacement
@@ -76,27 +77,23 @@ class Space:
         placement = plan.placement
         for name in fixed:
             if name not in placement.components:
-                near = did_you_mean(name, placement.components)
-                why = "components are " + ", ".join(placement.components)
-                raise ConfigError.of(
+                raise config_error(
                     "bad-option",
                     "fix",
-                    "no such component",
                     name,
-                    why,
-                    f"fix={near or 'actor'}",
+                    error="fixed-component",
+                    components=", ".join(placement.components),
+                    near=did_you_mean(name, placement.components) or "actor",
                 )
         for count in accelerators:
             if not 0 < count <= plan.topology.num_accelerators:
-                why = f"the cluster has {plan.topology.describe()}"
-                fix = f"accelerators={plan.topology.num_accelerators}"
-                raise ConfigError.of(
+                raise config_error(
                     "bad-option",
                     "accelerators",
-                    "there are not so many",
                     str(count),
-                    why,
-                    fix,
+                    error="accelerators",
+                    cluster=plan.topology.describe(),
+                    most=plan.topology.num_accelerators,
                 )
         self.config = config
         self.plan = plan

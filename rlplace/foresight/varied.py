@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from rlplace.codes import config_error
 from rlplace.contract.planning import make_plan
 from rlplace.contract.registry import job_of
-from rlplace.errors import ConfigError, ProblemsError, did_you_mean, suggestion
+from rlplace.errors import ProblemsError, did_you_mean
 from rlplace.foresight.loads import Size
 from rlplace.foresight.model import model_of
 from rlplace.foresight.search import Found
@@ -38,20 +39,21 @@ def varied(
     for key in keys:
         if key not in known:
             near = did_you_mean(key, known)
-            may = ", ".join(known) or f"none of a {job_of(config).name} job"
-            why = f"these can be varied: {may}"
-            fix = (
-                f"vary={near or next(iter(known))}"
-                if known
-                else f"leave out vary={','.join(keys)}"
-            )
-            raise ConfigError.of(
+            error = "vary"
+            if near:
+                error = "misspelt-vary"
+            elif not known:
+                error = "vary-of-none"
+            raise config_error(
                 "bad-option",
                 "vary",
-                "cannot be varied" + suggestion(near),
                 key,
-                why,
-                fix,
+                error=error,
+                near=near,
+                known=", ".join(known),
+                first=next(iter(known), None),
+                job=job_of(config).name,
+                keys=",".join(keys),
             )
     spaces = [Space(config, plan, fixed=fixed, accelerators=accelerators)]
     now = tuple(_value(config, key) for key in keys)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rlplace.codes import config_error
 from rlplace.config.schema import Config, TrainedConfig
-from rlplace.foresight.model import nothing_published
 from rlplace.foresight.profile import (
     ACCELERATOR,
     AS_PUBLISHED,
@@ -98,9 +98,11 @@ def _rates(nodes: Sequence[Node]) -> Rates:
         product for product in products if known_name(product) not in published()
     ]
     if unknown:
-        raise nothing_published(
-            "nothing is published of these accelerators here",
+        raise config_error(
+            "nothing-published",
+            "profile",
             ", ".join(unknown) or "emulated",
+            error="accelerators",
         )
     rows = [published()[known_name(product)] for product in products]
     host = min(
@@ -137,7 +139,7 @@ def _costs(
     )
     model = model_of(config, own, component)
     if model is None:
-        raise nothing_published("the sizes of a model are not known", component)
+        raise config_error("nothing-published", "profile", component, error="sizes")
     spec = plan.placement.spec(component)
     each = max(spec.parallel.ranks, *(s.accelerators_per_rank for s in spec.segments))
     weights = model.parameters

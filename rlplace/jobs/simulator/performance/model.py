@@ -9,12 +9,13 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlplace.codes import config_error
 from rlplace.config.policies import MlpConfig, PolicyConfig
 from rlplace.config.schema import Config
 from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size, Stages
 from rlplace.foresight.measure import Variant
-from rlplace.foresight.model import PerformanceModel, nothing_published
+from rlplace.foresight.model import PerformanceModel
 from rlplace.foresight.profile import COLD, Profile
 from rlplace.foresight.ranks import Rank, Site
 from rlplace.foresight.space import Space
@@ -106,10 +107,7 @@ class SimulatorPerformance(PerformanceModel):
     def published_profile(
         self, config: Config, plan: Plan, case: MemoryCase
     ) -> Profile:
-        raise nothing_published(
-            "a small policy is bound by calls, not by what an accelerator is sold for",
-            None,
-        )
+        raise config_error("nothing-published", "profile", error="simulators")
 
     # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
 

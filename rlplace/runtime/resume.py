@@ -19,6 +19,7 @@ import yaml
 
 from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find, verify, whole_ones
+from rlplace.codes import problem
 from rlplace.config.compose import override
 from rlplace.config.yaml_text import show
 from rlplace.contract.reading import read_job
@@ -215,25 +216,25 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
         if key not in shaping and not _safe(key, *values) and _is(key, _EXPERIMENT)
         if not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
-    on_purpose = (
-        f"        (or on purpose: resume_allow=[{','.join((*allowed, *refused))}])"
-    )
     for key in (*shaping, *refused):
         old, new = differences[key]
-        why = (
-            "the saved state has no place for another value"
-            if key in shaping
-            else "another experiment has another"
-        )
-        yield Problem(
-            code="other-experiment",
-            key=key,
-            what="differs from the run that is to go on",
-            got=_short(new),
+        error = "value"
+        if old == _ABSENT:
+            error = "key"
+        if key in shaping:
+            error = "state"
+            if old == _ABSENT:
+                error = "key-of-state"
+        yield problem(
+            "other-experiment",
+            key,
+            _short(new),
+            error=error,
             source=source_of(key, job.sources),
-            why=f"the checkpoint was made with {_short(old)}; {why}",
-            fix=(f"leave out {key}" if old == _ABSENT else override(key, old))
-            + on_purpose * (key in refused),
+            name=key,
+            before=_short(old),
+            word=override(key, old),
+            allowed=",".join((*allowed, *refused)),
         )
 
 
@@ -259,14 +260,15 @@ def _other_task(
         ):
             fix = shlex.quote(f"resume={checkpoint.run}")
             break
-    return Problem(
-        code="other-experiment",
-        key=key,
-        what="differs from the newest run, which resume=auto goes on with",
-        got=_short(new),
+    return problem(
+        "other-experiment",
+        key,
+        _short(new),
+        error="newest",
         source=source_of(key, job.sources),
-        why=f"{newest.run} was trained with {_short(old)}",
-        fix=fix,
+        run=newest.run,
+        before=_short(old),
+        word=fix,
     )
 
 
@@ -274,14 +276,15 @@ def _over(job: Prepared, checkpoint: Checkpoint) -> Iterator[Problem]:
     last = job.config.runner.total_iterations
     done = checkpoint.iteration
     if done >= last:
-        yield Problem(
-            code="nothing-left",
-            key="runner.total_iterations",
-            what="all iterations are done",
-            got=str(last),
+        yield problem(
+            "nothing-left",
+            "runner.total_iterations",
+            str(last),
+            error="iterations",
             source=source_of("runner.total_iterations", job.sources),
-            why=f"{checkpoint.folder} was saved after iteration {done}",
-            fix=f"runner.total_iterations={2 * done}        (any number above {done})",
+            folder=checkpoint.folder,
+            done=done,
+            more=2 * done,
         )
 
 

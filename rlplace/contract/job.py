@@ -29,6 +29,7 @@ from rlplace.checks.rule import broken
 from rlplace.codes import config_error
 from rlplace.config.open_job import OpenConfig, read_open_config
 from rlplace.contract import classes, rules
+from rlplace.contract.places import place_of_caller
 from rlplace.contract.planning import (
     channels_of,
     check_placed,
@@ -44,7 +45,7 @@ from rlplace.contract.stages import (
     needs_of_stages,
     steps_of_stage,
 )
-from rlplace.errors import Problem, Source
+from rlplace.errors import Problem, Source, did_you_mean, suggestion
 from rlplace.placement.counts import Count
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -53,6 +54,7 @@ from rlplace.placement.schedule import Needs
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
 from rlplace.trained import Trained
+from rlplace.workers.collected import NOT_METRICS
 from rlplace.workers.facts import JobFacts, facts_of
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ class Job:
         self.channels = tuple(channels)
         self.name = name
         self.score = score
+        # Where the user's code makes it
+        self.place = place_of_caller()
 
     # ── its config ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -90,7 +94,7 @@ class Job:
     ) -> tuple[Any | None, list[Problem]]:
         """Return the config and every problem of the mapping; the config is None if it cannot be read."""
         config, problems = read_open_config(mapping, self, self.components, sources)
-        return config, [*rules.of_job(self), *problems]
+        return config, [*rules.of_job(self, _settings(config)), *problems]
 
     def completed(self, config: Any, sources: Mapping[str, Source]) -> Any:
         """Return the config completed with the content of files that it names. Raises ConfigError."""
@@ -229,6 +233,22 @@ class Job:
         """Add an iteration's metrics to the progress of the run. The method may add derived metrics to `numbers`."""
         progress.add(numbers, 1)
 
+    def remarks(
+        self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        """Return lines about an iteration's metrics; a run prints each of them once.
+
+        `notes`: metric -> what it counts.
+        """
+        found: list[str] = []
+        for name, lines in notes.items():
+            if name.endswith(f"/{NOT_METRICS}"):
+                found += lines
+        if self.score and self.score not in numbers:
+            near = suggestion(did_you_mean(self.score, numbers))
+            found.append(f"score: no metric is called {self.score!r}{near}")
+        return found
+
     def replaceable(self, config: Any, plan: Plan) -> Collection[str]:
         """Return the components without state. Their lost ranks are replaced, and the iteration is repeated."""
         return [c for c in self.components if c not in self.stateful(config, plan)]
@@ -298,3 +318,10 @@ class Job:
         raise config_error(
             "not-loaded", key, str(trained.folder), error="job", job=self.name
         )
+
+
+def _settings(config: OpenConfig | None) -> Mapping[str, Any]:
+    """Return component -> keys of its block; empty for a config that cannot be read."""
+    if config is None:
+        return {}
+    return config.settings

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplace.checks.rule import Found, Rule, broken
 from rlplace.contract.classes import defines, own_methods, unfilled
-from rlplace.contract.stages import CONSTANT, RANKS, Part, Stage
-from rlplace.errors import Problem, Source, did_you_mean
+from rlplace.contract.places import place_of
+from rlplace.contract.stages import CONSTANT, RANKS, Channel, Part, Stage
+from rlplace.errors import Problem, did_you_mean
+from rlplace.workers.launch.construction import constructor_text, unknown_arguments
 
 if TYPE_CHECKING:
     from rlplace.contract.job import Job
     from rlplace.placement.plan import Plan
+    from rlplace.workers.worker import Worker
 
-# Stands in a fix for the name of a component, if the job has none
-_COMPONENT = "<component>"
+Named = TypeVar("Named", Stage, Channel)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,16 @@ class JobStage:
                 yield part
 
 
-def of_job(job: Job) -> Iterator[Problem]:
-    """Report every problem of a job's components, stages and channels."""
+def of_job(job: Job, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """Report every problem of a job's components, stages and channels.
+
+    `settings`: component -> the keys of its block that its worker gets.
+    """
     yield from broken(_COMPONENTS, job)
+    for name, kind in job.components.items():
+        if _is_worker(kind):
+            case = Constructed(name=name, kind=kind, keys=settings.get(name, {}))
+            yield from broken(_CONSTRUCTORS, case)
     yield from broken(_STAGES, job)
     for stage in job.stages:
         yield from broken(_STAGE, JobStage(job=job, stage=stage))
@@ -67,7 +74,7 @@ def _not_workers(job: Job) -> Iterator[Found]:
             yield Found(
                 key=f"components.{name}",
                 got=getattr(kind, "__name__", repr(kind)),
-                source=_place(kind),
+                source=place_of(kind) or job.place,
                 facts={"example": str(name).title()},
             )
 
@@ -87,7 +94,7 @@ def _half_of_state(job: Job) -> Iterator[Found]:
         yield Found(
             key=f"components.{name}",
             error=error,
-            source=_place(kind),
+            source=place_of(kind),
             facts={"worker": kind.__name__},
         )
 
@@ -98,25 +105,63 @@ _COMPONENTS = (
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Constructed:
+    """A worker class with the keys of its component's block."""
+
+    name: str
+    kind: type[Worker]
+    keys: Mapping[str, Any]
+
+
+def _unknown_arguments(case: Constructed) -> Iterator[Found]:
+    """Find constructors with arguments that the engine does not give."""
+    wrong = unknown_arguments(case.kind, case.keys)
+    if not wrong:
+        return
+    first = wrong[0]
+    error = "of-component"
+    if first in case.keys:
+        error = "key-of-component"
+    yield Found(
+        key=f"components.{case.name}",
+        got=constructor_text(case.kind),
+        error=error,
+        source=place_of(case.kind.__init__),
+        facts={"arguments": ", ".join(wrong), "first": first},
+    )
+
+
+_CONSTRUCTORS = (Rule(code="worker-constructor", facts=_unknown_arguments),)
+
+
 # ── stages ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _no_stages(job: Job) -> Iterator[Found]:
     """Find a job without stages."""
     if not job.stages:
-        yield Found(key="stages", got="[]")
+        yield Found(key="stages", got="[]", source=job.place)
 
 
 def _equal_stages(job: Job) -> Iterator[Found]:
     """Find names that two stages have."""
-    names = [stage.name for stage in job.stages]
-    for name in _repeated(names):
-        yield Found(key=f"stages.{name}", got=name, facts={"name": name})
+    for stage in _repeated(job.stages):
+        name = stage.name
+        yield Found(
+            key=f"stages.{name}", got=name, source=stage.place, facts={"name": name}
+        )
 
 
-def _repeated(names: list[str]) -> list[str]:
-    """Return the names that occur more than once, each once."""
-    return [name for name in dict.fromkeys(names) if names.count(name) > 1]
+def _repeated(things: Iterable[Named]) -> list[Named]:
+    """Return the second of things with the same name."""
+    seen: dict[str, int] = {}
+    found = []
+    for thing in things:
+        seen[thing.name] = seen.get(thing.name, 0) + 1
+        if seen[thing.name] == 2:
+            found.append(thing)
+    return found
 
 
 _STAGES = (
@@ -128,11 +173,11 @@ _STAGES = (
 def _never_called(job: Job) -> Iterator[Found]:
     """Find components that no stage names."""
     called = {component for stage in job.stages for component in stage.residency}
-    for component, kind in job.components.items():
+    for component in job.components:
         if component not in called:
             yield Found(
                 key=f"components.{component}",
-                source=_place(kind),
+                source=job.place,
                 facts={"component": component},
             )
 
@@ -150,17 +195,21 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
         if component in components:
             continue
         near = did_you_mean(component, components)
+        sources = [t.source for t in case.stage.transfers if component in t.targets]
         error = "in-stage"
-        if near:
+        if near and sources:
+            error = "misspelt-target"
+        elif near:
             error = "misspelt-in-stage"
         yield Found(
             key=case.key,
             got=component,
             error=error,
+            source=case.stage.place,
             facts={
                 "component": component,
+                "sender": next(iter(sources), ""),
                 "near": near,
-                "first": next(iter(components), _COMPONENT),
                 "components": ", ".join(components),
             },
         )
@@ -169,7 +218,11 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
 def _no_components(case: JobStage) -> Iterator[Found]:
     """Find a stage that names no component."""
     if not case.stage.residency:
-        yield Found(key=case.key, facts={"stage": case.stage.name})
+        yield Found(
+            key=case.key,
+            source=case.stage.place,
+            facts={"stage": case.stage.name},
+        )
 
 
 def _missing_methods(case: JobStage) -> Iterator[Found]:
@@ -188,7 +241,7 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
             key=case.key,
             got=f'{part.component}.calls("{method}")',
             error=error,
-            source=_place(kind),
+            source=place_of(kind),
             facts={
                 "worker": kind.__name__,
                 "method": method,
@@ -209,7 +262,7 @@ def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
             yield Found(
                 key=case.key,
                 got=f'{part.component}.calls("{method}")',
-                source=_place(function),
+                source=place_of(function),
                 facts={
                     "worker": kind.__name__,
                     "method": method,
@@ -237,6 +290,7 @@ def _unknown_scales(case: JobStage) -> Iterator[Found]:
                     key=case.key,
                     got=f'scales="{scales}"',
                     error="scales",
+                    source=case.stage.place,
                     facts={"method": method},
                 )
 
@@ -255,12 +309,13 @@ _STAGE = (
 
 def _equal_channels(job: Job) -> Iterator[Found]:
     """Find names that two channels have."""
-    names = [channel.name for channel in job.channels]
-    for name in _repeated(names):
+    for channel in _repeated(job.channels):
+        name = channel.name
         yield Found(
             key=f"channels.{name}",
             got=name,
             error="declared",
+            source=channel.place,
             facts={"name": name},
         )
 
@@ -280,10 +335,10 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
                 key=f"channels.{channel.name}",
                 got=f'Channel("{channel.name}", "{channel.source}", "{channel.target}")',
                 error=error,
+                source=channel.place,
                 facts={
                     "component": end,
                     "near": near,
-                    "first": next(iter(components), _COMPONENT),
                     "components": ", ".join(components),
                 },
             )
@@ -297,6 +352,7 @@ def _without_room(job: Job) -> Iterator[Found]:
                 key=f"channels.{channel.name}",
                 got=f"items={channel.items}",
                 error="items-of-channel",
+                source=channel.place,
             )
 
 
@@ -305,23 +361,6 @@ _CHANNELS = (
     Rule(code="unknown-component", facts=_unknown_ends),
     Rule(code="out-of-bounds", facts=_without_room),
 )
-
-
-def _place(of: Any) -> Source | None:
-    """Return the file and line of a class or function; None if Python does not know them."""
-    try:
-        file = inspect.getsourcefile(of)
-        _, line = inspect.getsourcelines(of)
-    except (TypeError, OSError):
-        return None
-    if file is None:
-        return None
-    here = Path.cwd()
-    path = Path(file)
-    shown = path
-    if path.is_relative_to(here):
-        shown = path.relative_to(here)
-    return Source(file=str(shown), line=line)
 
 
 # ── the planned job ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from rlplace.contract.places import place_of_caller
+from rlplace.errors import Source
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage
 
 ITERATION = "iteration"
@@ -163,6 +165,8 @@ class Stage:
     turns: bool
     # Whether the stage changes saved state. None: it does if a component with state is full here.
     trains: bool | None
+    # Where the user's code makes it
+    place: Source | None = dataclasses.field(compare=False, repr=False)
 
     def __init__(
         self,
@@ -175,6 +179,7 @@ class Stage:
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "turns", turns)
         object.__setattr__(self, "trains", trains)
+        object.__setattr__(self, "place", place_of_caller())
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -207,6 +212,10 @@ class Channel:
     target: str
     items: int = 64
     by_rank: bool = False
+    # Where the user's code makes it
+    place: Source | None = dataclasses.field(
+        default_factory=place_of_caller, init=False, compare=False, repr=False
+    )
 
 
 def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:

@@ -646,6 +646,7 @@ def _train(
     progress = job.progress
     runner = config.runner
     eval_every = job.job.evaluates_every(config)
+    remarked: set[str] = set()
     while progress.iterations < runner.total_iterations:
         if signals.asked or progress.reached(runner.stop_at_return):
             break
@@ -657,6 +658,10 @@ def _train(
             observed.add(loop.log.iterations[-1], numbers)
         job.job.count(config, progress, numbers)
         progress.add_skipped(numbers, loop.notes, iteration=at)
+        for remark in job.job.remarks(numbers, loop.notes):
+            if remark not in remarked:
+                remarked.add(remark)
+                _tell(remark)
         samples = [json.loads(note) for note in loop.notes.get("actor/samples", ())]
         for sink in sinks:
             if samples and (takes := getattr(sink, "samples", None)):

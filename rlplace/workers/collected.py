@@ -15,6 +15,8 @@ from rlplace.errors import WorkerMisuse
 from rlplace.metrics import Metric
 from rlplace.stopwatch import Stopwatch
 
+# Metric of a component: how many returned values were no metrics
+NOT_METRICS = "not_metrics"
 OTHER = "other"  # the part of a call that no timer covers
 _REDUCTIONS = ("mean", "sum", "max", "min")
 
@@ -100,14 +102,31 @@ class Collected:
             raise WorkerMisuse(wrong) from error
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
-    def add_result(self, owner: str, component: str, result: Any) -> None:
-        """Add the result of a method, if it is a mapping of names to numbers or Metrics."""
-        if not (isinstance(result, Mapping) and result and _are_numbers(result)):
+    def add_result(self, owner: str, component: str, method: str, result: Any) -> None:
+        """Add the result of a method, if it is a mapping of names to numbers, Metrics or tensors of one number.
+
+        Values of other kinds beside numbers are counted as `<component>/not_metrics`, with a note that names them.
+        """
+        if not isinstance(result, Mapping):
             return
+        numbers: dict[str, Metric] = {}
+        others: list[str] = []
         for name, value in result.items():
+            metric = _metric_of(value)
+            if isinstance(name, str) and metric is not None:
+                numbers[name] = metric
+            else:
+                kind = type(value).__name__
+                others.append(
+                    f"{component}.{method} returned {name!r}: a {kind} is no number, and no metric"
+                )
+        for name, metric in numbers.items():
             full = name if "/" in name else f"{component}/{name}"
-            metric = value if isinstance(value, Metric) else Metric(float(value))
             self._merge(owner, full, metric)
+        # A mapping without any number is a result of another kind.
+        if numbers and others:
+            count = Metric(float(len(others)), "max", notes=tuple(others))
+            self._merge(owner, f"{component}/{NOT_METRICS}", count)
 
     def _merge(self, owner: str, name: str, metric: Metric) -> None:
         with self._lock:
@@ -142,10 +161,15 @@ def _merged(a: Metric, b: Metric) -> Metric:
     return dataclasses.replace(b, value=value, weight=weight)
 
 
-def _are_numbers(result: Mapping[Any, Any]) -> bool:
-    return all(
-        isinstance(name, str)
-        and isinstance(value, Real | Metric)
-        and not isinstance(value, bool)
-        for name, value in result.items()
-    )
+def _metric_of(value: Any) -> Metric | None:
+    """Return a number, or a tensor or an array of one number, as a metric; None for all else."""
+    if isinstance(value, Metric):
+        return value
+    if isinstance(value, Real):
+        return Metric(float(value))
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "shape", None) == ():
+        number = item()
+        if isinstance(number, Real):
+            return Metric(float(number))
+    return None

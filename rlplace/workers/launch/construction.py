@@ -7,6 +7,7 @@ is, `self.config` and `self.context` are there before it runs.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import problem
@@ -24,23 +25,45 @@ _POSITIONAL = (
 
 def check_constructor(worker: type[Worker]) -> None:
     """Raise WorkerMisuse if a constructor needs arguments that the launcher cannot give."""
+    if unknown_arguments(worker):
+        raise WorkerMisuse(
+            problem(
+                "worker-constructor",
+                worker.__qualname__,
+                constructor_text(worker),
+                source=_source_of(worker),
+            )
+        )
+
+
+def unknown_arguments(worker: type[Worker], keys: Collection[str] = ()) -> list[str]:
+    """Return the arguments that a constructor needs and the launcher cannot give.
+
+    `keys`: those of the worker's config. An argument with the name of a key asks for its value, and gets none.
+    """
     wanted = _parameters(worker)
     required = [p for p in wanted if p.kind in _POSITIONAL and p.default is p.empty]
     keywords = [
-        p
+        p.name
         for p in wanted
         if p.kind is p.KEYWORD_ONLY and p.default is inspect.Parameter.empty
     ]
-    if len(required) <= 2 and not keywords:
-        return
-    raise WorkerMisuse(
-        problem(
-            "worker-constructor",
-            worker.__qualname__,
-            f"def __init__{inspect.signature(worker.__init__)}",
-            source=_source_of(worker),
-        )
+    named = [p.name for p in required[:2] if p.name in keys]
+    others = [p.name for p in required[2:]]
+    return [*named, *others, *keywords]
+
+
+def constructor_text(worker: type[Worker]) -> str:
+    """Return the head of a constructor, without types."""
+    written = inspect.signature(worker.__init__)
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in written.parameters.values()
+    ]
+    signature = written.replace(
+        parameters=plain, return_annotation=inspect.Signature.empty
     )
+    return f"def __init__{signature}"
 
 
 def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Worker:

@@ -62,6 +62,7 @@ from rlplace.workers.ray_launch.actors import (
 from rlplace.workers.ray_launch.channels import JobChannels
 from rlplace.workers.ray_launch.code_folder import code_folder
 from rlplace.workers.ray_launch.connections import Connections
+from rlplace.workers.ray_launch.modules import let_modules_travel
 from rlplace.workers.ray_launch.session import RaySession
 from rlplace.workers.ray_launch.template import Template, modules_of
 from rlplace.workers.ray_launch.templates import Templates, late_of, wait_ready
@@ -349,6 +350,7 @@ class RayLauncher:
             lambda end: channels.addresses_for(nodes, {"": end})[""],
         )
         sent = dataclasses.replace(spec, channels={}, mailboxes=mailboxes)
+        let_modules_travel()
         # Pickled twice: the folder has to be known before the classes are imported.
         whole = cloudpickle.dumps((sent, addresses))
         pickled = ray.put(cloudpickle.dumps((code_folder(spec.worker), whole)))

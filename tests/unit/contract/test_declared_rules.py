@@ -8,7 +8,7 @@ import pytest
 
 from rlplace.contract.job import Job
 from rlplace.contract.rules import of_job
-from rlplace.contract.stages import Channel, Stage, full
+from rlplace.contract.stages import Channel, Stage, full, weights
 from rlplace.errors import Problem
 from rlplace.workers.worker import Worker
 
@@ -37,6 +37,20 @@ class Loaded(Player):
     def load_state(self, state: Any) -> Any: ...
 
 
+class Greedy(Player):
+    """Asks for the value of a key."""
+
+    def __init__(self, epochs: int) -> None: ...
+
+
+class Strange(Player):
+    """Asks for what nothing gives."""
+
+    def __init__(
+        self, config: Any, context: Any, depth: Any, *, width: Any
+    ) -> None: ...
+
+
 PLAY = Stage("work", full("player").calls("play"))
 
 
@@ -48,7 +62,7 @@ def problems(
     job = Job(
         components=components or {"player": Player}, stages=stages, channels=channels
     )
-    return list(of_job(job))
+    return list(of_job(job, {"player": {"epochs": 3}}))
 
 
 def test_a_whole_job_breaks_no_rule() -> None:
@@ -90,12 +104,31 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown in a stage": (
         {"stages": (PLAY, Stage("more", full("teacher")))},
-        "stages.more: the job has no component 'teacher' | teacher | components: player | full(\"player\")",
+        "stages.more: the job has no component 'teacher' | teacher | components: player | "
+        'components={..., "teacher": <class of its workers>}',
     ),
     "misspelt in a stage": (
         {"stages": (PLAY, Stage("more", full("plaier")))},
         "stages.more: the job has no component 'plaier', did you mean 'player'? | plaier | components: player | "
         'full("player")',
+    ),
+    "misspelt target": (
+        {"stages": (PLAY, Stage("sync", weights("player", to="plaier")))},
+        "stages.sync: the job has no component 'plaier', did you mean 'player'? | plaier | components: player | "
+        'weights("player", to="player")',
+    ),
+    "constructor that asks for a key": (
+        {"player": Greedy},
+        "components.player: its constructor asks for keys of the block: epochs | def __init__(self, epochs) | "
+        "a worker gets the whole block of its component as one mapping, which is self.config too | "
+        'def __init__(self, config):      (and config["epochs"])',
+    ),
+    "constructor with other arguments": (
+        {"player": Strange},
+        "components.player: its constructor has arguments that the engine does not know: depth, width | "
+        "def __init__(self, config, context, depth, *, width) | "
+        "a worker is made from the block of its component, as a mapping, and its place | "
+        'def __init__(self, config):      (and config["depth"], a key of the block)',
     ),
     "empty stage": (
         {"stages": (PLAY, Stage("more"))},
@@ -135,7 +168,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown end": (
         {"channels": (Channel("moves", "player", "teacher"),)},
         'channels.moves: the job has no component \'teacher\' | Channel("moves", "player", "teacher") | '
-        "components: player; a channel without a reader fills up | player",
+        "components: player; a channel without a reader fills up | "
+        'components={..., "teacher": <class of its workers>}',
     ),
     "misspelt end": (
         {"channels": (Channel("moves", "plaier", "player"),)},
@@ -157,8 +191,9 @@ def test_each_rule_has_its_words(job: dict[str, Any], text: str) -> None:
     )
 
 
-def test_the_class_is_shown_with_its_file_and_line() -> None:
-    (found,) = problems(player=Bare)
-    assert found.source is not None
-    assert found.source.file.endswith("test_declared_rules.py")
-    assert found.source.line
+@pytest.mark.parametrize(("job", "text"), CASES.values(), ids=CASES)
+def test_each_error_names_the_line_of_the_user(job: dict[str, Any], text: str) -> None:
+    source = problems(**job)[0].source
+    assert source is not None
+    assert source.file.endswith("test_declared_rules.py")
+    assert source.line

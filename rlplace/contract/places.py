@@ -1,0 +1,51 @@
+"""Places in the user's code, which errors about a declared job name."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlplace.errors import Source
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
+
+def place_of(thing: Any) -> Source | None:
+    """Return the file and line of a class or function, or of the class of an object; None if Python does not know it.
+
+    Files below the working folder are named from there.
+    """
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        thing = type(thing)
+    try:
+        file = inspect.getsourcefile(thing)
+        _, line = inspect.getsourcelines(thing)
+    except (TypeError, OSError):
+        return None
+    if file is None:
+        return None
+    return _source(file, line)
+
+
+def place_of_caller() -> Source | None:
+    """Return the file and line that called rlplace; None where no file did."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        # Constructors that dataclasses makes have no file.
+        made = file.startswith("<")
+        if not made and not file.startswith(_PACKAGE):
+            return _source(file, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def _source(file: str, line: int) -> Source:
+    path = Path(file)
+    here = Path.cwd()
+    if path.is_relative_to(here):
+        path = path.relative_to(here)
+    return Source(file=str(path), line=line)

@@ -52,12 +52,14 @@ def late(
     """Return the error of a put or get whose deadline has passed."""
     if puts:
         wanted = "credit"
+        act = "get from"
         role = "consumers"
         seen = stats.consumers
         here = ""
         component = spec.target
     else:
         wanted = "an item"
+        act = "put into"
         role = "producers"
         seen = stats.producers
         component = spec.source
@@ -80,7 +82,7 @@ def late(
     if gone:
         fix = f"find out why {listed(gone)} died"
     elif component and not names:
-        fix = f"launch {component}, and call its method of this stage"
+        fix = f"let a method of {component} that runs meanwhile {act} {spec.name!r}"
     what = f"{owner} waited {waited_s:.1f} s for {wanted}"
     return _error(
         ChannelTimeout,

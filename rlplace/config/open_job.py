@@ -26,6 +26,7 @@ from rlplace.config.schema import (
     MemoryConfig,
     RunnerConfig,
 )
+from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source, did_you_mean, source_of
 
 JOB = "job"  # the key that names a job
@@ -129,12 +130,15 @@ def read_open_config(
     """Return the config and every problem of the mapping; the config is None if it cannot be read."""
     written = with_homes(mapping)
     names = tuple(components)
+
+    # The blocks of the engine.
     engine_keys = {field.name for field in dataclasses.fields(EngineConfig)}
     ours = {key: value for key, value in written.items() if key in engine_keys}
     engine, problems = read_block(EngineConfig, ours, sources=sources)
+
+    # The blocks of components: keys of the engine, and those of the worker.
     blocks: dict[str, ComponentConfig] = {}
     settings: dict[str, Any] = {}
-    known = {field.name for field in dataclasses.fields(ComponentConfig)}
     for name in names:
         value = written.get(name)
         if value is None:
@@ -151,31 +155,63 @@ def read_open_config(
                 )
             )
             continue
-        engines = {key: each for key, each in value.items() if key in known}
-        found, wrong = read_block(ComponentConfig, engines)
-        for found_wrong in wrong:
-            key = f"{name}.{found_wrong.key}"
-            source = source_of(key, sources)
-            problems.append(dataclasses.replace(found_wrong, key=key, source=source))
-        blocks[name] = found or ComponentConfig()
-        settings[name] = {key: each for key, each in value.items() if key not in known}
+        blocks[name], settings[name], wrong = _read_component(name, value, sources)
+        problems += wrong
+
+    # Further blocks, of the user's own; a name close to a known one is a typing mistake.
+    known = [*sorted(engine_keys), *(name for name in names if name not in written)]
     for key, value in written.items():
         if key in engine_keys or key in names or key == JOB:
             continue
         settings[key] = value
-        near = did_you_mean(key, sorted(engine_keys))
+        near = did_you_mean(key, known)
         if near is not None:
+            text = show(value)
             problems.append(
                 problem(
                     "unknown-key",
                     key,
-                    str(value),
+                    f"{key}: {text}",
                     error="block",
                     source=source_of(key, sources),
                     near=near,
+                    text=text,
                 )
             )
     if engine is None:
         return None, problems
     config = OpenConfig(job=job, engine=engine, components=blocks, settings=settings)
     return config, problems
+
+
+def _read_component(
+    name: str, block: Mapping[str, Any], sources: Mapping[str, Source]
+) -> tuple[ComponentConfig, dict[str, Any], list[Problem]]:
+    """Return what the engine reads of a component's block, the keys of its worker, and every problem."""
+    known = [field.name for field in dataclasses.fields(ComponentConfig)]
+    ours = {key: value for key, value in block.items() if key in known}
+    of_worker = {key: value for key, value in block.items() if key not in known}
+    found, wrong = read_block(ComponentConfig, ours)
+    problems: list[Problem] = []
+    for each in wrong:
+        key = f"{name}.{each.key}"
+        source = source_of(key, sources)
+        problems.append(dataclasses.replace(each, key=key, source=source))
+    for key, value in of_worker.items():
+        near = did_you_mean(str(key), known)
+        if near is not None:
+            place = f"{name}.{key}"
+            text = show(value)
+            problems.append(
+                problem(
+                    "unknown-key",
+                    place,
+                    f"{key}: {text}",
+                    error="of-component",
+                    source=source_of(place, sources),
+                    near=near,
+                    component=name,
+                    text=text,
+                )
+            )
+    return found or ComponentConfig(), of_worker, problems

@@ -9,7 +9,7 @@ from rlplace.codes import problem
 from rlplace.config.open_job import JOB
 from rlplace.config.read import try_config
 from rlplace.contract.registry import named_job
-from rlplace.errors import ConfigError, Problem, Source, source_of
+from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 
 
 def try_job(
@@ -22,6 +22,20 @@ def try_job(
     own = named_job(mapping, sources)
     if own is not None:
         return own.read(mapping, sources)
+    misspelt = _misspelt_job(mapping)
+    if misspelt is not None:
+        # All other keys belong to the job that is meant.
+        text = mapping[misspelt]
+        source = source_of(misspelt, sources)
+        found = problem(
+            "unknown-key",
+            misspelt,
+            f"{misspelt}: {text}",
+            error="job",
+            source=source,
+            text=text,
+        )
+        return None, [found]
     blocks = {key: value for key, value in mapping.items() if key != JOB}
     config, problems = try_config(blocks, sources)
     name = mapping.get(JOB)
@@ -37,6 +51,17 @@ def try_job(
             )
         )
     return config, problems
+
+
+def _misspelt_job(mapping: Mapping[str, Any]) -> str | None:
+    """Return the key that is meant to name a job; None if there is none."""
+    if JOB in mapping:
+        return None
+    for key, value in mapping.items():
+        names_code = isinstance(value, str) and ":" in value
+        if names_code and did_you_mean(str(key), [JOB]):
+            return str(key)
+    return None
 
 
 def read_job(mapping: Mapping[str, Any]) -> Any:

@@ -145,6 +145,9 @@ def _look_beside(source: Source | None) -> None:
 
 
 def _imported(text: str, sources: Mapping[str, Source]) -> Any:
+    """Return the object of this name. Raises ConfigError if it cannot be imported."""
+    from rlplace.contract.job import Job
+
     module, _, attribute = text.partition(":")
     _look_beside(source_of(JOB, sources))
     try:
@@ -160,7 +163,8 @@ def _imported(text: str, sources: Mapping[str, Source]) -> Any:
         ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            near = did_you_mean(name, vars(found))
+            jobs = [key for key, each in vars(found).items() if isinstance(each, Job)]
+            near = did_you_mean(name, jobs) or did_you_mean(name, vars(found))
             missing = "name"
             if near:
                 missing = "misspelt-name"

@@ -28,7 +28,6 @@ from rlplace.errors import (
     RewardError,
     WorkerMisuse,
     did_you_mean,
-    suggestion,
 )
 from rlplace.metrics import Metrics, Reduction
 from rlplace.placement.language.slots import Slot
@@ -376,15 +375,19 @@ class Worker:
         channels = self.context.channels
         if name in channels:
             return channels[name]
-        known = ", ".join(channels) or "none"
+        near = did_you_mean(name, channels)
+        error = ""
+        if near is not None:
+            error = "misspelt"
         raise WorkerMisuse(
             problem(
                 "unknown-channel",
                 self.context.owner,
                 repr(name),
+                error=error,
                 name=name,
-                hint=suggestion(did_you_mean(name, channels)),
-                known=known,
+                near=near,
+                known=", ".join(channels) or "none",
             )
         )
 

@@ -291,7 +291,10 @@ def _unknown_scales(case: JobStage) -> Iterator[Found]:
                     got=f'scales="{scales}"',
                     error="scales",
                     source=case.stage.place,
-                    facts={"method": method},
+                    facts={
+                        "method": method,
+                        "near": did_you_mean(scales, known) or RANKS,
+                    },
                 )
 
 

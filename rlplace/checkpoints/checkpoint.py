@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlplace import codes
 from rlplace.checkpoints import FileRecord, record_of
 from rlplace.errors import ConfigError, Problem
 
@@ -18,6 +19,7 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 PLAN = "plan.json"
 RUN = "run.json"
+# Code of damaged files; the fix is added where other checkpoints are known.
 DAMAGED = "checkpoint-damaged"
 
 _THREADS = 8  # that hash files at once
@@ -66,9 +68,8 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
-        what = "the checkpoint has no manifest"
-        why = "it is written last: when all is there"
-        raise ConfigError([damage(key, what, manifest, why)])
+        missing = codes.problem(DAMAGED, key, str(manifest), error="no_manifest")
+        raise ConfigError([missing])
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))
         # A later format may have other keys, so it is checked before all others.
@@ -79,9 +80,11 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = "the manifest of the checkpoint is no manifest"
-        why = f"{type(error).__name__}: {error}"
-        raise ConfigError([damage(key, what, manifest, why)]) from error
+        reason = f"{type(error).__name__}: {error}"
+        damaged = codes.problem(
+            DAMAGED, key, str(manifest), error="manifest", reason=reason
+        )
+        raise ConfigError([damaged]) from error
     # Sizes only: hashes take as long as reading all files, see `changed_files`.
     problems = []
     for name, record in checkpoint.files.items():
@@ -129,17 +132,20 @@ def _inside(name: str) -> str:
 
 def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
     """Compare the size of a file with its record; None where they are equal."""
-    expected = f"expected {record.bytes:,} bytes"
+    expected = record.bytes
     if not file.is_file():
-        what = "a file of the checkpoint is missing"
-        return damage(key, what, file, f"{expected}, found no file")
+        return codes.problem(
+            DAMAGED, key, str(file), error="missing", expected=expected
+        )
     found = file.stat().st_size
-    if found == record.bytes:
+    if found == expected:
         return None
-    what = "a file of the checkpoint was made longer"
-    if found < record.bytes:
-        what = "a file of the checkpoint was cut off"
-    return damage(key, what, file, f"{expected}, found {found:,}")
+    error = "longer"
+    if found < expected:
+        error = "cut_off"
+    return codes.problem(
+        DAMAGED, key, str(file), error=error, expected=expected, found=found
+    )
 
 
 def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
@@ -151,9 +157,14 @@ def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
         found = record_of(file).sha256
         if found == expected:
             return None
-        what = "a file of the checkpoint has other content than was written"
-        why = f"expected SHA-256 {expected[:16]}..., found {found[:16]}..."
-        return damage(key, what, file, why)
+        return codes.problem(
+            DAMAGED,
+            key,
+            str(file),
+            error="content",
+            expected=expected[:16],
+            found=found[:16],
+        )
 
     # Hashing releases Python's lock, so threads use several cores.
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -161,13 +172,8 @@ def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
     return [problem for problem in compared if problem is not None]
 
 
-def damage(key: str, what: str, file: Path, why: str) -> Problem:
-    """Return the problem of a damaged checkpoint; its fix is added where others are known."""
-    return Problem(code=DAMAGED, key=key, what=what, got=str(file), why=why)
-
-
 def _newer(key: str, manifest: Path, form: int) -> ConfigError:
-    why = f"expected format {FORMAT} or lower, found {form}"
-    what = "the checkpoint was written by a later version"
-    fix = "install the version of rlplace that its manifest names"
-    return ConfigError.of("checkpoint-newer", key, what, str(manifest), why, fix)
+    newer = codes.problem(
+        "checkpoint-newer", key, str(manifest), format=FORMAT, found=form
+    )
+    return ConfigError([newer])

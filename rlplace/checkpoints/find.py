@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rlplace import codes
 from rlplace.checkpoints.checkpoint import (
     CONFIG,
     DAMAGED,
@@ -237,27 +238,31 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
     if offered is not None:
         fix = _taking(offered, key)
 
-    listed = ", ".join(names[-_LISTED:]) or "no folders"
-    what = "the path does not exist"
-    why = f"there is no {lacking!r} in {above}, but {listed}"
-    return ConfigError.of("resume-not-found", key, what, str(path), why, fix)
+    missing = codes.problem(
+        "resume-not-found",
+        key,
+        str(path),
+        lacking=lacking,
+        above=above,
+        listed=", ".join(names[-_LISTED:]) or "no folders",
+        words=fix,
+    )
+    return ConfigError([missing])
 
 
 def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
     """Return the error of a path without a checkpoint. The fix is one below it, else the job's newest one."""
     code = "not-a-checkpoint"
-    what = "neither a checkpoint nor the folder of a run"
-    why = f"a checkpoint has {MANIFEST}, a run has {FOLDER}/"
+    error = "neither"
     if path.name.endswith(PART):
-        why = "the run ended while it was written; it was never whole"
+        error = "part"
     elif (path / MANIFEST).exists():
-        why = f"a checkpoint lies in the folder of a run, which goes on there: <run>/{FOLDER}/000012"
+        error = "moved"
     elif (path / FOLDER).is_dir() or (path / CONFIG).exists() or path.name == FOLDER:
         code = "no-checkpoint"
-        what = "this run has no checkpoint"
-        why = "it ended before the first one was whole"
+        error = ""
     elif path.is_file() or any(path.glob("*.safetensors")):
-        why = "weights alone lack the optimizer and the run's place; they can be a start: actor.model.path"
+        error = "weights"
     # Below a folder of jobs: their runs, the newest job first.
     inside: list[Path] = []
     if path.is_dir():
@@ -267,11 +272,23 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
     fix = _without(key)
     if offered is not None:
         fix = _taking(offered, key)
-    return ConfigError.of(code, key, what, str(path), why, fix)
+    none = codes.problem(
+        code,
+        key,
+        str(path),
+        error=error,
+        manifest=MANIFEST,
+        folder=FOLDER,
+        words=fix,
+    )
+    return ConfigError([none])
 
 
 def _unreadable(error: OSError, key: str) -> ConfigError:
-    code = "checkpoint-unreadable"
-    what = f"cannot be read: {error.strerror or error}"
-    fix = "let the user who starts the run read this file"
-    return ConfigError.of(code, key, what, str(error.filename), None, fix)
+    unreadable = codes.problem(
+        "checkpoint-unreadable",
+        key,
+        str(error.filename),
+        reason=error.strerror or error,
+    )
+    return ConfigError([unreadable])

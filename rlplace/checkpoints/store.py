@@ -19,9 +19,12 @@ from typing import TextIO
 from rlplace.checkpoints import FileRecord, failed, record_of, write_whole, written
 from rlplace.checkpoints.checkpoint import MANIFEST, Checkpoint, read
 from rlplace.checkpoints.find import FOLDER, PART, folders_of
-from rlplace.errors import ConfigError, OutputError, RlplaceError
+from rlplace.codes import problem
+from rlplace.errors import ConfigError, OutputError, Problem, RlplaceError
 
 LOCK = "run.lock"
+# Key of the errors about a checkpoint that is not written
+_KEY = "checkpoint"
 
 _POLL_S = 0.05  # between two looks for the reports of ranks
 _GIVE_UP_S = 1.0  # that a cancelled thread has to end
@@ -109,11 +112,18 @@ class Store:
             while found is None:
                 _check_failed(part, contents.ranks)
                 if time.monotonic() > deadline_s:
-                    why = f"{component} has {ranks} ranks, and not all have written within {timeout_s:g} s"
-                    raise _not_written(part, "ranks are late", why)
+                    late = problem(
+                        "checkpoint-not-written",
+                        _KEY,
+                        str(part),
+                        error="ranks_late",
+                        component=component,
+                        ranks=ranks,
+                        timeout_s=timeout_s,
+                    )
+                    raise OutputError(late)
                 if cancelled.wait(_POLL_S):
-                    why = "the run ended, or a rank that was to write its part was lost"
-                    raise _not_written(part, "it was given up before it was whole", why)
+                    raise OutputError(_not_written(part, "given_up"))
                 found = written(part / component, ranks)
             for name, record in found.items():
                 files[f"{component}/{name}"] = record
@@ -122,8 +132,16 @@ class Store:
         for name, record in files.items():
             size = (part / name).stat().st_size
             if size != record.bytes:
-                why = f"{name} was written with {record.bytes:,} bytes and has {size:,}"
-                raise _not_written(part, "a file changed after it was written", why)
+                changed = problem(
+                    "checkpoint-not-written",
+                    _KEY,
+                    str(part),
+                    error="changed",
+                    name=name,
+                    written=record.bytes,
+                    size=size,
+                )
+                raise OutputError(changed)
         return files
 
     def _publish(
@@ -215,16 +233,21 @@ def _check_failed(part: Path, components: Iterable[str]) -> None:
             if not why:
                 # The rank had no room to write the reason.
                 why = str(OutputError.of(part, OSError(errno.ENOSPC, "")))
-            what = f"{component} {rank} could not write its part"
-            raise _not_written(part, what, why)
+            refused = problem(
+                "checkpoint-not-written",
+                _KEY,
+                str(part),
+                error="rank",
+                component=component,
+                rank=rank,
+                reason=why,
+            )
+            raise OutputError(refused)
 
 
-def _not_written(part: Path, what: str, why: str | None) -> OutputError:
-    """Return the error of a checkpoint that does not become valid."""
-    code = "checkpoint-not-written"
-    what = f"the checkpoint was not written: {what}"
-    fix = "the run goes on, and so does the last whole checkpoint"
-    return OutputError.about(code, "checkpoint", what, got=str(part), why=why, fix=fix)
+def _not_written(part: Path, error: str) -> Problem:
+    """Return the problem of a checkpoint that does not become valid. `error`: its name in the texts."""
+    return problem("checkpoint-not-written", _KEY, str(part), error=error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,9 +303,10 @@ class Saver:
         self._thread = None
         if self._saved:  # it is committed, and others are still being removed
             return self._saved[-1]
-        what = f"not written within {timeout_s:g} s"
-        error = OutputError.about("checkpoint-not-written", "checkpoint", what)
-        return Saved(checkpoint=None, error=error)
+        late = problem(
+            "checkpoint-not-written", _KEY, error="late", timeout_s=timeout_s
+        )
+        return Saved(checkpoint=None, error=OutputError(late))
 
     def _take(self, timeout_s: float) -> Saved | None:
         """Wait for the thread; return its result, once."""
@@ -303,8 +327,7 @@ class Saver:
     ) -> None:
         """Commit a checkpoint and remove old ones; add the result to `saved`. Runs in the thread."""
         checkpoint = None
-        bug = "a bug, whose traceback is on the console"
-        error: RlplaceError | None = _not_written(part, bug, None)
+        error: RlplaceError | None = OutputError(_not_written(part, "bug"))
         try:
             checkpoint = self._store.commit(
                 part, contents, timeout_s=self._timeout_s, cancelled=cancelled
@@ -363,7 +386,5 @@ def _locked(run: Path) -> TextIO:
 
 
 def _in_use(run: Path, by: str) -> ConfigError:
-    what = "another run is going on in this folder"
-    why = f"{by or 'a process'} writes in it"
-    fix = "wait for its end or end it; or start a new run: resume=null"
-    return ConfigError.of("run-in-use", "resume", what, str(run), why, fix)
+    writer = by or "a process"
+    return ConfigError([problem("run-in-use", "resume", str(run), writer=writer)])

@@ -288,7 +288,7 @@ class Channel(abc.ABC):
         self, limit: float | None, key: str, patience_s: float | None
     ) -> list[Any]:
         if type(key) is not str:
-            raise self._misuse("key", key, "a text", f"key={str(key)!r}")
+            raise self._misuse("key", key)
         if self._failed:
             self._raise_failed(key)
         return self._get(limit, key, patience_s)
@@ -304,25 +304,19 @@ class Channel(abc.ABC):
 
     def _check_put(self, key: str, weight: float, version: int | None) -> None:
         if type(key) is not str:
-            raise self._misuse("key", key, "a text", f"key={str(key)!r}")
+            raise self._misuse("key", key)
         if not (
             (type(weight) is float or _is_number(weight)) and 0 <= weight < math.inf
         ):
-            raise self._misuse(
-                "weight", weight, "a finite number of at least 0", "weight=1.0"
-            )
+            raise self._misuse("weight", weight)
         if version is not None and not (
             _is_number(version) and version % 1 == 0 and 0 <= version < 1 << 62
         ):
-            raise self._misuse(
-                "version", version, "a whole number of at least 0, or None", "version=0"
-            )
+            raise self._misuse("version", version)
 
     def _limit(self, weight: float) -> float:
         if not (_is_number(weight) and 0 < weight < math.inf):
-            raise self._misuse(
-                "weight", weight, "a finite number above 0", "get_batch(1.0)"
-            )
+            raise self._misuse("limit", weight)
         return weight
 
     def _patience_of(self, timeout_s: float | None) -> float:
@@ -331,18 +325,11 @@ class Channel(abc.ABC):
 
     def _patience(self, timeout_s: float) -> float:
         if not (_is_number(timeout_s) and timeout_s < math.inf):
-            raise self._misuse(
-                "timeout_s",
-                timeout_s,
-                "a finite number of seconds, or None",
-                "timeout_s=60.0",
-            )
+            raise self._misuse("timeout_s", timeout_s)
         return timeout_s
 
-    def _misuse(self, name: str, got: object, wanted: str, fix: str) -> ChannelMisuse:
-        return channel_errors.bad_argument(
-            self.spec, self.owner, name, got, wanted, fix
-        )
+    def _misuse(self, name: str, got: object) -> ChannelMisuse:
+        return channel_errors.bad_argument(self.spec, self.owner, name, got)
 
 
 def _is_number(given: object) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from rlplace.codes import problem
 from rlplace.errors import (
     ChannelBroken,
     ChannelClosed,
@@ -15,29 +16,27 @@ from rlplace.errors import (
     ChannelTimeout,
     EndOfStream,
     did_you_mean,
-    suggestion,
 )
 
 if TYPE_CHECKING:
     from rlplace.comm.channel import ChannelSpec, ChannelStats
 
 _SHOWN = 8  # names of waiters or keys before "and N more"
+# Name of the error of a get -> that of a put
+_OF_PUTS = {
+    "dead": "put_dead",
+    "seen": "put_seen",
+    "unused": "put_unused",
+    "unknown": "put_unknown",
+}
 _SHOWN_CHARACTERS = 60  # of a name that is too long
-E = TypeVar("E", bound=ChannelError)
 
 
-def _error(
-    kind: type[E],
-    code: str,
-    spec: ChannelSpec,
-    what: str,
-    *,
-    key: str = "",
-    **fields: str | None,
-) -> E:
-    """Return an error about a channel, and a key of it if one is given."""
-    where = f"channel {spec.name}, key {key!r}" if key else f"channel {spec.name}"
-    return kind.about(code, where, what, **fields)
+def _place(spec: ChannelSpec, key: str = "") -> str:
+    """Return the name of a channel, and of a key if one is given."""
+    if key:
+        return f"channel {spec.name}, key {key!r}"
+    return f"channel {spec.name}"
 
 
 def late(
@@ -50,49 +49,40 @@ def late(
     puts: bool,
 ) -> ChannelTimeout:
     """Return the error of a put or get whose deadline has passed."""
-    if puts:
-        wanted = "credit"
-        act = "get from"
-        role = "consumers"
-        seen = stats.consumers
-        here = ""
-        component = spec.target
-    else:
-        wanted = "an item"
-        act = "put into"
-        role = "producers"
-        seen = stats.producers
-        component = spec.source
-        here = f"this key holds {stats.depth_by_key.get(key, 0)} items; "
     # The workers that could have ended the wait
-    names = listed(f"{name} (dead)" if name in stats.dead else name for name in seen)
-    if names:
-        peers = f"the {role}, so far {names}"
-    elif component:
-        peers = f"{component}, and none of its ranks has used this channel yet"
-    else:
-        peers = f"{role}, and none has used this channel yet"
-    why = (
-        f"{here}the channel holds {holding(stats)}\nit waited for {peers}\n"
-        f"waiting to put: {listed(stats.waiting_producers) or 'none'}; "
-        f"waiting to get: {listed(stats.waiting_consumers) or 'none'}"
-    )
+    seen = stats.producers
+    component = spec.source
+    if puts:
+        seen = stats.consumers
+        component = spec.target
+    names = [f"{name} (dead)" if name in stats.dead else name for name in seen]
     gone = [name for name in seen if name in stats.dead]
-    fix = f"find out why the {role} stopped, or raise the deadline if they are really this slow"
+    # What is known of them
+    error = "unknown"
     if gone:
-        fix = f"find out why {listed(gone)} died"
-    elif component and not names:
-        fix = f"let a method of {component} that runs meanwhile {act} {spec.name!r}"
-    what = f"{owner} waited {waited_s:.1f} s for {wanted}"
-    return _error(
-        ChannelTimeout,
+        error = "dead"
+    elif names:
+        error = "seen"
+    elif component:
+        error = "unused"
+    if puts:
+        error = _OF_PUTS[error]
+    late_one = problem(
         "channel-timeout",
-        spec,
-        what,
-        key=key,
-        why=why,
-        fix=fix,
+        _place(spec, key),
+        error=error,
+        owner=owner,
+        waited_s=waited_s,
+        items=stats.depth_by_key.get(key, 0),
+        holding=holding(stats),
+        names=listed(names),
+        component=component,
+        channel=spec.name,
+        gone=listed(gone),
+        putting=listed(stats.waiting_producers) or "none",
+        getting=listed(stats.waiting_consumers) or "none",
     )
+    return ChannelTimeout(late_one)
 
 
 def refused(
@@ -104,47 +94,29 @@ def refused(
     puts: bool,
 ) -> ChannelFull | ChannelEmpty:
     """Return the error of a put or get that does not wait and found no credit or no item."""
-    held = f"the channel holds {holding(stats)}"
+    place = _place(spec, key)
+    held = holding(stats)
     if puts:
-        return _error(
-            ChannelFull,
-            "channel-full",
-            spec,
-            f"no credit for {owner}",
-            key=key,
-            why=held,
-        )
-    return _error(
-        ChannelEmpty,
-        "channel-empty",
-        spec,
-        f"nothing to take for {owner}",
-        key=key,
-        why=held,
-    )
+        return ChannelFull(problem("channel-full", place, owner=owner, holding=held))
+    return ChannelEmpty(problem("channel-empty", place, owner=owner, holding=held))
 
 
 def closed(spec: ChannelSpec, owner: str, key: str) -> ChannelClosed:
     """Return the error of a put into a closed channel."""
-    return _error(
-        ChannelClosed,
-        "channel-closed",
-        spec,
-        f"{owner} put into a closed channel",
-        key=key,
-    )
+    return ChannelClosed(problem("channel-closed", _place(spec, key), owner=owner))
 
 
 def end_of_stream(spec: ChannelSpec, owner: str, key: str) -> EndOfStream:
     """Return the error of a get after the last item of a closed channel."""
-    what = f"{owner} asked after the last item"
-    why = "the channel was closed"
-    return _error(EndOfStream, "end-of-stream", spec, what, key=key, why=why)
+    return EndOfStream(problem("end-of-stream", _place(spec, key), owner=owner))
 
 
 def broken(spec: ChannelSpec, owner: str, why: str) -> ChannelBroken:
     """Return the error of a call on a broken channel."""
-    return _error(ChannelBroken, "channel-broken", spec, f"broken for {owner}", why=why)
+    broken_one = problem(
+        "channel-broken", _place(spec), error="channel", owner=owner, reason=why
+    )
+    return ChannelBroken(broken_one)
 
 
 def silent(
@@ -154,18 +126,27 @@ def silent(
     waited_s: float,
 ) -> ChannelTimeout:
     """Return the error of a call that the channel's process has not answered."""
-    what = f"{owner} waited {waited_s:.1f} s for the channel itself to answer {method}"
-    why = "the process that holds the channel is starting, overloaded or cut off"
-    fix = "look at the load of the channel's node, or raise the deadline"
-    return _error(ChannelTimeout, "channel-timeout", spec, what, why=why, fix=fix)
+    unanswered = problem(
+        "channel-timeout",
+        _place(spec),
+        error="silent",
+        owner=owner,
+        waited_s=waited_s,
+        method=method,
+    )
+    return ChannelTimeout(unanswered)
 
 
 def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
     """Return the error of a lock that another process does not release."""
-    what = f"this process waited {waited_s:.1f} s for the channel's lock"
-    why = f"{holder} is in the middle of a change and does not go on: stopped, or the machine is overloaded"
-    fix = "let it go on or end it; a dead process holds up no other"
-    return _error(ChannelTimeout, "channel-timeout", spec, what, why=why, fix=fix)
+    held = problem(
+        "channel-timeout",
+        _place(spec),
+        error="locked",
+        waited_s=waited_s,
+        holder=holder,
+    )
+    return ChannelTimeout(held)
 
 
 def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
@@ -173,32 +154,32 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
     declared = spec.keys or ()
     # The declared key that was probably meant
     near = did_you_mean(key, declared)
-    what = f"{owner} used an undeclared key" + suggestion(near)
-    why = f"declared keys: {listed(repr(k) for k in declared)}"
-    fix = f"key={near!r}" if near else None
-    return _error(
-        ChannelMisuse,
+    error = "undeclared"
+    if near:
+        error = "misspelt"
+    unknown = problem(
         "unknown-key",
-        spec,
-        what,
-        got=repr(key),
-        why=why,
-        fix=fix,
+        _place(spec),
+        repr(key),
+        error=error,
+        owner=owner,
+        near=near,
+        declared=listed(repr(k) for k in declared),
     )
+    return ChannelMisuse(unknown)
 
 
 def crowded(spec: ChannelSpec, owner: str, what: str) -> ChannelError:
     """Return the error of a channel whose places for `what` are all taken."""
-    why = f"it was made with places for {spec.participants} {what}, and all are taken"
-    fix = f"ChannelSpec(..., participants={2 * spec.participants})"
-    return _error(
-        ChannelError,
+    full = problem(
         "channel-crowded",
-        spec,
-        f"no place for {owner}",
-        why=why,
-        fix=fix,
+        _place(spec),
+        owner=owner,
+        places=spec.participants,
+        things=what,
+        double=2 * spec.participants,
     )
+    return ChannelError(full)
 
 
 def name_too_long(
@@ -208,43 +189,32 @@ def name_too_long(
     limit_bytes: int,
 ) -> ChannelMisuse:
     """Return the error of a name or key with too many bytes."""
-    what = f"{owner[:_SHOWN_CHARACTERS]} used a name or key that is too long"
     shown = name
     if len(name) > _SHOWN_CHARACTERS:
         shown = name[:_SHOWN_CHARACTERS] + "…"
-    got = repr(shown)
-    why = f"it may have {limit_bytes} bytes"
-    return _error(
-        ChannelMisuse,
+    long = problem(
         "name-too-long",
-        spec,
-        what,
-        got=got,
-        why=why,
-        fix="a shorter one",
+        _place(spec),
+        repr(shown),
+        owner=owner[:_SHOWN_CHARACTERS],
+        limit=limit_bytes,
     )
+    return ChannelMisuse(long)
 
 
 def bad_argument(
-    spec: ChannelSpec,
-    owner: str,
-    name: str,
-    got: object,
-    wanted: str,
-    fix: str,
+    spec: ChannelSpec, owner: str, name: str, got: object
 ) -> ChannelMisuse:
-    """Return the error of a wrong argument. `wanted`: what it should be."""
-    what = f"{owner} gave a wrong {name}"
-    why = f"{name} is {wanted}"
-    return _error(
-        ChannelMisuse,
+    """Return the error of a wrong argument. `name`: of the argument, and of its error in the texts."""
+    wrong = problem(
         "bad-argument",
-        spec,
-        what,
-        got=repr(got),
-        why=why,
-        fix=fix,
+        _place(spec),
+        repr(got),
+        error=name,
+        owner=owner,
+        text=repr(str(got)),
     )
+    return ChannelMisuse(wrong)
 
 
 def holding(stats: ChannelStats) -> str:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from rlplace import codes
 from rlplace.errors import AcceleratorOutOfMemory, Problem, WorkerError
 from rlplace.placement.language.slots import owner_of
 from rlplace.placement.memory.demands import Part
@@ -131,13 +132,8 @@ class MemoryMonitor:
         self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]
     ) -> _Beyond | None:
         """Return an overshoot if `among`, some or all of the residents, hold more than predicted plus the reserve."""
-        measured, predicted = (
-            sum(sizes)
-            for sizes in (
-                [r.size_bytes for r in among],
-                [r.predicted_bytes for r in among],
-            )
-        )
+        measured = sum(r.size_bytes for r in among)
+        predicted = sum(r.predicted_bytes for r in among)
         beyond = measured - predicted
         reserve = self._ledger.account(accelerator).reserve_bytes
         if beyond <= max(reserve, _ROUNDING * predicted) + sum(
@@ -146,25 +142,22 @@ class MemoryMonitor:
             return None
         worst = max(among, key=lambda r: r.size_bytes - r.predicted_bytes)
         together = among is residents
-        holder = (
-            f"accelerator {accelerator} holds"
-            if together
-            else f"{worst.owner} holds, on accelerator {accelerator},"
+        error = "one"
+        if together:
+            error = "together"
+        found = codes.problem(
+            "memory-beyond-plan",
+            worst.component,
+            f"{exact_bytes(measured)}, predicted {exact_bytes(predicted)}",
+            error=error,
+            owner=worst.owner,
+            accelerator=accelerator,
+            beyond=exact_bytes(beyond),
+            beyond_bytes=beyond,
+            reserve=exact_bytes(reserve),
+            residents="\n".join(map(str, residents)),
         )
-        why = (
-            f"memory.reserve leaves {exact_bytes(reserve)} for that"
-            if together
-            else "the others hold less: all fits"
-        )
-        problem = Problem(
-            code="memory-beyond-plan",
-            key=worst.component,
-            what=f"{holder} {exact_bytes(beyond)} more than the memory proof counts",
-            got=f"{exact_bytes(measured)}, predicted {exact_bytes(predicted)}",
-            why="\n".join([f"{why}; resident are", *map(str, residents)]),
-            fix=f"memory.reserve: {beyond}        (the plan then counts with it)",
-        )
-        return _Beyond(problem, worst, beyond, together)
+        return _Beyond(found, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
         """Return the proof's bytes for an engine's process; the engine's measured bytes include them."""
@@ -251,20 +244,26 @@ class MemoryMonitor:
                 for c, size in wanted.items()
                 if size
             )
-            memory = f"accelerator {accelerator} has {exact_bytes(capacity)}, {exact_bytes(free)} free; resident are"
-            elsewhere = f"cluster.component_placement.{staying[0].component}: <other accelerators than {accelerator}>"
-            problem = Problem(
-                code="accelerator-out-of-memory",
-                key=first,
-                what=f"accelerator {accelerator} has no room for it on entry to {stage}",
-                got=f"needed: {asked}",
-                why="\n".join([memory, *map(str, staying)]),
-                fix=self._fix(
-                    accelerator, stage, first, coming[first], lacking, entering=True
-                )
-                or elsewhere,
+            remedy = self._fix(
+                accelerator, stage, first, coming[first], lacking, entering=True
             )
-            raise AcceleratorOutOfMemory(problem, accelerator, lacking)
+            error = "entry"
+            if not remedy:
+                error = "entry_without_remedy"
+            full = codes.problem(
+                "accelerator-out-of-memory",
+                first,
+                f"needed: {asked}",
+                error=error,
+                accelerator=accelerator,
+                stage=stage,
+                capacity=exact_bytes(capacity),
+                free=exact_bytes(free),
+                residents="\n".join(map(str, staying)),
+                remedy=remedy,
+                staying=staying[0].component,
+            )
+            raise AcceleratorOutOfMemory(full, accelerator, lacking)
 
     # ── after it happened ────────────────────────────────────────────────────────────────────────────────────────────
 

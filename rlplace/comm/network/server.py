@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
+from rlplace.codes import problem
 from rlplace.comm.network import wire
 from rlplace.comm.network.wire import LOST_S, PROBE_S, Frame, Keys, Reply, Request
 from rlplace.comm.queue import Get, Put
@@ -401,17 +402,20 @@ class ChannelServer:
         except ChannelError as refusal:
             answer = [wire.pack(Reply(request.serial, error=refusal))]
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
-            what = f"{request.method} of {request.owner} failed at its channel server {self.endpoint}"
-            why = _text(error)
+            name = "server"
             if isinstance(error, KeyError):
-                why = f"no channel {request.channel!r} there"
-            broken = ChannelBroken.about(
+                name = "no_channel"
+            failed = problem(
                 "channel-broken",
                 f"channel {request.channel}",
-                what,
-                why=why,
+                error=name,
+                method=request.method,
+                owner=request.owner,
+                endpoint=self.endpoint,
+                channel=request.channel,
+                reason=_text(error),
             )
-            answer = [wire.pack(Reply(request.serial, error=broken))]
+            answer = [wire.pack(Reply(request.serial, error=ChannelBroken(failed)))]
         # The answer is kept, as the client may ask again
         session.performing.pop(request.serial, None)
         session.answers[request.serial] = answer

@@ -21,6 +21,7 @@ import numpy as np
 import zmq
 from zmq.utils import z85
 
+from rlplace.codes import problem
 from rlplace.comm import codec
 from rlplace.errors import ClusterError
 
@@ -225,10 +226,10 @@ def listen(socket: zmq.Socket, host: str) -> str:
     # A name is no address
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
-            raise _refused(
-                host,
-                "this means every interface of the machine, and is no address to connect to",
+            every = problem(
+                "server-address", "channel server", repr(host), error="every_interface"
             )
+            raise ClusterError(every)
     try:
         # Port * lets the kernel choose a free one
         socket.ipv6 = ":" in host
@@ -237,7 +238,14 @@ def listen(socket: zmq.Socket, host: str) -> str:
         # These mean that the address is not of this machine
         if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL):
             raise
-        raise _refused(host, f"no interface of this machine has it: {error}") from error
+        foreign = problem(
+            "server-address",
+            "channel server",
+            repr(host),
+            error="no_interface",
+            reason=error,
+        )
+        raise ClusterError(foreign) from error
     return socket.get_string(zmq.LAST_ENDPOINT)
 
 
@@ -260,17 +268,3 @@ def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
     if socket.getsockopt(zmq.RCVMORE):
         frames = socket.recv_multipart(copy=False)
     return envelope, frames
-
-
-def _refused(host: str, why: str) -> ClusterError:
-    """Return the error of an address to which a server cannot bind."""
-    what = "cannot listen on this address"
-    fix = "the address by which the other nodes reach this one, such as 10.0.0.1"
-    return ClusterError.about(
-        "server-address",
-        "channel server",
-        what,
-        got=repr(host),
-        why=why,
-        fix=fix,
-    )

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.codes import problem
 from rlplace.comm import processes
 from rlplace.comm.processes import SharedLock
 from rlplace.comm.shared_memory.folder import FULL, allocate, free_bytes, spill_of
@@ -108,14 +109,14 @@ class Arena:
             self._map = mmap.mmap(self._descriptor, 0)
         except OSError as error:
             size = show_bytes(os.fstat(self._descriptor).st_size)
-            what = f"this process cannot map the {size} of addresses in which large items lie"
-            why = f"{error.strerror}; addresses are no memory, and this process has a limit of them"
-            raise OutputError.about(
-                "shm-full",
-                _key(folder),
-                what,
-                why=why,
-                fix="ulimit -v unlimited",
+            raise OutputError(
+                problem(
+                    "shm-full",
+                    _key(folder),
+                    error="not_mapped",
+                    size=size,
+                    reason=error.strerror,
+                )
             ) from None
         self._lock = SharedLock(self._map, LOCK)
         self._data = memoryview(self._map)
@@ -403,17 +404,14 @@ class Arena:
             name = "another process"
             if holder:
                 name = f"process {processes.pid_of(holder)}"
-            what = (
-                f"this process waited {_PATIENCE_S:.0f} s for the lock of large items"
-            )
-            why = f"{name} is in the middle of a change and does not go on: it is stopped, or has no processor"
-            fix = "let it go on or end it; a dead process holds up no other"
-            raise ChannelTimeout.about(
-                "channel-timeout",
-                _key(self._folder),
-                what,
-                why=why,
-                fix=fix,
+            raise ChannelTimeout(
+                problem(
+                    "channel-timeout",
+                    _key(self._folder),
+                    error="arena",
+                    patience_s=_PATIENCE_S,
+                    holder=name,
+                )
             )
         try:
             # The previous holder died in the middle of a change
@@ -438,9 +436,7 @@ def _key(folder: Path) -> str:
 
 def _lost(folder: Path) -> ChannelBroken:
     """Return the error of a folder that was removed."""
-    what = "the memory of the job is gone"
-    why = "its folder was removed: the job has ended"
-    return ChannelBroken.about("channel-broken", _key(folder), what, why=why)
+    return ChannelBroken(problem("channel-broken", _key(folder), error="memory"))
 
 
 def _no_room(error: OSError) -> Exception:
@@ -561,10 +557,15 @@ class Arenas:
             disk = self._on_disk()
             if disk is not None:
                 return disk.write(pieces) + _ON_DISK
-        what = f"no room for {show_bytes(sum(memoryview(p).nbytes for p in pieces))} more, nor on disk"
-        why = f"{show_bytes(free_bytes(self._folder))} are free; items wait there until they are taken"
-        fix = "more shared memory (docker run --shm-size=...), or channels of less capacity"
-        raise OutputError.about("shm-full", _key(self._folder), what, why=why, fix=fix)
+        raise OutputError(
+            problem(
+                "shm-full",
+                _key(self._folder),
+                error="no_room",
+                wanted=show_bytes(sum(memoryview(p).nbytes for p in pieces)),
+                free=show_bytes(free_bytes(self._folder)),
+            )
+        )
 
     def copy(self, address: int) -> tuple[Any, ...]:
         """Return the pieces in memory of the caller, and free the segment."""

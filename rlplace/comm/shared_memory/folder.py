@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlplace.codes import problem
 from rlplace.errors import ClusterError
 from rlplace.units import show_bytes
 
@@ -56,16 +57,17 @@ class JobFolder:
         longest = LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
         # Workers' sockets lie in the folder
         if len(os.fsencode(parent)) > longest:
-            what = "is too long a path"
-            why = f"sockets are made in it, whose paths have at most {LONGEST_SOCKET} bytes"
-            fix = f"{_KEY}={SHARED_MEMORY}        (or a link to the folder, of at most {longest} characters)"
-            raise ClusterError.about(
-                "long-folder",
-                _KEY,
-                what,
-                got=str(parent),
-                why=why,
-                fix=fix,
+            raise ClusterError(
+                problem(
+                    "long-folder",
+                    _KEY,
+                    str(parent),
+                    error="shared_memory",
+                    longest_socket=LONGEST_SOCKET,
+                    name=_KEY,
+                    shared_memory=SHARED_MEMORY,
+                    longest=longest,
+                )
             )
         try:
             # Folders of dead owners first, which may have filled the memory
@@ -81,16 +83,16 @@ class JobFolder:
                     lock = None
             (path / SPILL).symlink_to(Path(tempfile.gettempdir()) / path.name)
         except OSError as error:
-            what = "no folder for this job can be made there"
-            why = f"{error.strerror or error}; channels between processes of one node live in this folder"
-            fix = f"{_KEY}={SHARED_MEMORY}"
-            raise ClusterError.about(
-                "shm-folder",
-                _KEY,
-                what,
-                got=str(parent),
-                why=why,
-                fix=fix,
+            raise ClusterError(
+                problem(
+                    "shm-folder",
+                    _KEY,
+                    str(parent),
+                    error="not_made",
+                    reason=error.strerror or error,
+                    name=_KEY,
+                    shared_memory=SHARED_MEMORY,
+                )
             ) from error
         return cls(path, lock)
 
@@ -223,14 +225,14 @@ def too_small(folder: Path, needed_bytes: int) -> ClusterError:
     """Return the error of too little shared memory."""
     free = free_bytes(folder)
     mib = -(-needed_bytes // (1 << 20))
-    what = f"{show_bytes(needed_bytes)} of shared memory are needed on this node, {show_bytes(free)} are free"
-    why = "items between processes of one node lie in shared memory, up to the capacity of their channel"
-    fix = f"docker run --shm-size={mib}m (Kubernetes: an emptyDir with medium: Memory at {folder})"
-    return ClusterError.about(
-        "shm-too-small",
-        _KEY,
-        what,
-        got=str(folder),
-        why=why,
-        fix=fix,
+    return ClusterError(
+        problem(
+            "shm-too-small",
+            _KEY,
+            str(folder),
+            needed=show_bytes(needed_bytes),
+            free=show_bytes(free),
+            mib=mib,
+            folder=folder,
+        )
     )

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlplace.codes import problem
 from rlplace.comm.processes import LOCK_BYTES, SharedLock, alive, this_process
 from rlplace.comm.shared_memory.folder import FULL, allocate, spill_of, too_small
 from rlplace.comm.weights.shards import Assembly, Bytes
@@ -145,12 +146,15 @@ class DoubleBuffer:
                     else ranks(delivery.target, busy)
                     for late, busy in holders
                 ]
-                raise ChannelTimeout.about(
-                    "channel-timeout",
-                    f"weights version {version}",
-                    f"{owner_of(delivery.source, writer)} waited {time.monotonic() - began:.1f} s for a free buffer",
-                    why=f"buffers are still in use by {'; '.join(found)}",
-                    fix="find out why they stopped, or raise the deadline if they are really this slow",
+                raise ChannelTimeout(
+                    problem(
+                        "channel-timeout",
+                        f"weights version {version}",
+                        error="no_buffer",
+                        writer=owner_of(delivery.source, writer),
+                        waited_s=time.monotonic() - began,
+                        found="; ".join(found),
+                    )
                 )
 
     def finish(self, writer: int, version: int, checksum: int) -> bool:
@@ -268,10 +272,13 @@ class DoubleBuffer:
 
 
 def _held_up(path: Path, began: float) -> ChannelTimeout:
-    what = f"the buffer stayed locked for {time.monotonic() - began:.1f} s"
-    why = "another process of this node is making it, or was stopped while it held the lock"
-    return ChannelTimeout.about(
-        "channel-timeout", f"weights {path.name}", what, why=why
+    return ChannelTimeout(
+        problem(
+            "channel-timeout",
+            f"weights {path.name}",
+            error="buffer_lock",
+            waited_s=time.monotonic() - began,
+        )
     )
 
 

@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from rlplace.codes import problem
 from rlplace.comm.codec import dtype_name
 from rlplace.errors import WeightSyncError
 
@@ -102,13 +103,7 @@ def open_shared(note: bytes) -> Tensor:
         (n for n in range(torch.cuda.device_count()) if _uuid(n) == uuid), None
     )
     if device is None:
-        raise WeightSyncError.about(
-            "accelerator-not-visible",
-            f"accelerator {uuid}",
-            "a tensor was shared on an accelerator that this process does not see",
-            why="CUDA IPC reaches accelerators that both processes see; others are reached by NCCL",
-            fix="let the placement put both ranks on one accelerator, or do not isolate accelerators",
-        )
+        raise WeightSyncError(problem("accelerator-not-visible", f"accelerator {uuid}"))
     view = (torch.Size(size), tuple(stride), offset)
     storage_of = (
         torch.storage.TypedStorage,

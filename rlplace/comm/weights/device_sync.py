@@ -110,13 +110,13 @@ class Member:
                 self._join(sync, rendezvous, deadline_s)
                 yield rendezvous
             except RuntimeError as error:
-                what = f"version {version} broke off: {error}"
                 lacking = self.lacking(sync)
                 emptied = sync.delivery.cut
                 raise failed_sync(
                     "incomplete-weights",
+                    "broke_off",
                     self.name,
-                    what,
+                    reason=error,
                     version=version,
                     target=sync.delivery.target,
                     lacking=lacking,
@@ -563,12 +563,11 @@ class PartTaker:
         """Describe weights that came whole, and that this process could not load."""
         version = sync.push.version
         lacking = self._member.lacking(sync)
-        what = f"version {version} could not be loaded: {type(error).__name__}: {error}"
-        code = "incomplete-weights"
         return failed_sync(
-            code,
+            "incomplete-weights",
+            "not_loaded",
             self._member.name,
-            what,
+            reason=f"{type(error).__name__}: {error}",
             version=version,
             target=sync.delivery.target,
             lacking=lacking,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.buffer import DoubleBuffer, OwnCopy
 from rlplace.comm.weights.device_sync import (
@@ -264,14 +265,15 @@ class WeightSender:
             )
             why = source.serve(make, count, timeout_s=timeout_s, check=self._check)
         if why is not None:
-            reader = owner_of(delivery.target, lead)
-            raise ChannelTimeout.about(
+            stopped = problem(
                 "channel-timeout",
                 f"weights version {header.push.version}",
-                f"{owner_of(delivery.source, self._rank)} streams it to {reader}, which takes no more of it",
-                why=why,
-                fix="find out why it stopped, or raise the deadline if it is really this slow",
+                error="stream",
+                writer=owner_of(delivery.source, self._rank),
+                reader=owner_of(delivery.target, lead),
+                reason=why,
             )
+            raise ChannelTimeout(stopped)
 
 
 def receiver_of(
@@ -536,8 +538,13 @@ class CopyReceiver(WeightReceiver):
             else None
         )
         if before is None:
-            what = f"version {incoming.header.push.version} came as changes to version {base}, which is not here"
-            raise failed_sync("incomplete-weights", self._owner, what)
+            raise failed_sync(
+                "incomplete-weights",
+                "base",
+                self._owner,
+                pushed=incoming.header.push.version,
+                base=base,
+            )
         whole: Bytes = np.concatenate(
             list(parts_of(before, self._the_copy.spec.layout, incoming.pieces[bucket]))
         )

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 
+from rlplace.codes import problem
 from rlplace.comm.weights.version import failed_sync
 from rlplace.errors import ChannelTimeout
 
@@ -80,17 +81,18 @@ class SyncRendezvous:
             )
         verdict = self._decide(f"{absent} did not come" if absent else _GO)
         if absent and verdict != _GO:
-            raise ChannelTimeout.about(
-                "channel-timeout",
-                "weights",
-                f"{self.me} waited {time.monotonic() - began:.1f} s for {absent} to take part in the sync",
-                why="device tensors go to all ranks at once, so no rank went on; the weights in use are unchanged",
-                fix="find out why they stopped, or raise the deadline if they are really this slow",
+            raise ChannelTimeout(
+                problem(
+                    "channel-timeout",
+                    "weights",
+                    error="absent",
+                    owner=self.me,
+                    waited_s=time.monotonic() - began,
+                    absent=absent,
+                )
             )
         if verdict != _GO:
-            raise failed_sync(
-                "incomplete-weights", self.me, f"the sync did not take place: {verdict}"
-            )
+            raise failed_sync("incomplete-weights", "refused", self.me, verdict=verdict)
         return [found.decode() for found in self.store.multi_get(keys)]
 
     def refuse(self, round: int, why: str, absent: Sequence[str]) -> None:
@@ -110,9 +112,17 @@ class SyncRendezvous:
         began = time.monotonic()
         key = self._key(about)
         if not self._come([key], deadline_s):
-            what = f"{self.me} waited {time.monotonic() - began:.1f} s for {source}: {about}"
-            why = f"{source} stopped or died in the middle of a sync; the weights in use are unchanged"
-            raise ChannelTimeout.about("channel-timeout", "weights", what, why=why)
+            raise ChannelTimeout(
+                problem(
+                    "channel-timeout",
+                    "weights",
+                    error="step",
+                    owner=self.me,
+                    waited_s=time.monotonic() - began,
+                    sender=source,
+                    about=about,
+                )
+            )
         found: bytes = self.store.get(key)
         return found
 

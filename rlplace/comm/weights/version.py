@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import problem
 from rlplace.comm.channel import Channel
 from rlplace.comm.weights.shards import Assembly, Bytes, Changes
 from rlplace.errors import ChannelEmpty, ChannelTimeout, WeightSyncError
@@ -165,17 +166,24 @@ class WeightReceiver(abc.ABC):
         )
 
     def _other_version(self, arrived: int, asked: int) -> WeightSyncError:
-        what = f"version {arrived} arrived, version {asked} was asked for"
-        why = (
-            "the push is late or the driver's version is ahead"
-            if arrived < asked
-            else None
+        error = "newer"
+        if arrived < asked:
+            error = "older"
+        return failed_sync(
+            "version-mismatch", error, self._owner, arrived=arrived, asked=asked
         )
-        return failed_sync("version-mismatch", self._owner, what, why=why)
 
     def _unexpected(self, expected: str, got: object) -> WeightSyncError:
-        what = f"expected {expected}, got {got if isinstance(got, Bucket) else f'a {type(got).__name__}'}"
-        return failed_sync("incomplete-weights", self._owner, what)
+        shown = f"a {type(got).__name__}"
+        if isinstance(got, Bucket):
+            shown = str(got)
+        return failed_sync(
+            "incomplete-weights",
+            "unexpected",
+            self._owner,
+            expected=expected,
+            shown=shown,
+        )
 
     def _damaged(
         self, delivery: Delivery, version: int, writer: int, lacking: Sequence[int]
@@ -185,16 +193,16 @@ class WeightReceiver(abc.ABC):
 
 def failed_sync(
     code: str,
+    error: str,
     key: str,
-    what: str,
     *,
-    why: str | None = None,
     version: int = -1,
     target: str = "",
     lacking: Sequence[int] = (),
     emptied: bool = False,
+    **facts: Any,
 ) -> WeightSyncError:
-    """Describe a sync that failed at `key`.
+    """Describe a sync that failed at `key`. `error`: its name in the texts of `code`.
 
     `lacking`: ranks of `target` without `version`. `emptied`: engines that cut their weights had begun to load them.
     """
@@ -207,8 +215,9 @@ def failed_sync(
             "engines over several accelerators may have no weights until the next "
             "sync, those of others are unchanged"
         )
-    reasons = [reason for reason in (why, without, left) if reason]
-    return WeightSyncError.about(code, key, what, why="; ".join(reasons))
+    after = "; ".join(text for text in (without, left) if text)
+    failed = problem(code, key, error=error, version=version, after=after, **facts)
+    return WeightSyncError(failed)
 
 
 def damaged_sync(
@@ -220,12 +229,11 @@ def damaged_sync(
     *,
     emptied: bool = False,
 ) -> WeightSyncError:
-    source = owner_of(delivery.source, writer)
-    what = f"what {source} wrote of version {version} is damaged"
     return failed_sync(
         "checksum-mismatch",
+        "",
         key,
-        what,
+        writer=owner_of(delivery.source, writer),
         version=version,
         target=delivery.target,
         lacking=lacking,
@@ -236,9 +244,13 @@ def damaged_sync(
 def versions_only_go_up(
     source: str, writer: int, version: int, newest: int
 ) -> WeightSyncError:
-    why = "versions only go up: readers could not tell an old one from a late one, and may hold the newest"
-    what = f"version {version} was pushed after version {newest}"
-    return failed_sync("version-mismatch", owner_of(source, writer), what, why=why)
+    return failed_sync(
+        "version-mismatch",
+        "downwards",
+        owner_of(source, writer),
+        version=version,
+        newest=newest,
+    )
 
 
 def not_here(
@@ -251,14 +263,17 @@ def not_here(
     why: str | None = None,
 ) -> WeightSyncError:
     """Describe a version that source ranks `late` have not written; without any, a later one has taken its place."""
-    what = f"version {version} is no longer there: a later one has taken its place"
-    if late:
-        what = f"version {version} was not written by {ranks(delivery.source, late)}"
+    error = "replaced"
+    if why is not None:
+        error = "writer_gone"
+    elif late:
+        error = "not_written"
     return failed_sync(
         "incomplete-weights",
+        error,
         owner_of(delivery.target, reader),
-        what,
-        why=why,
+        writers=ranks(delivery.source, late),
+        reason=why,
         version=version,
         target=delivery.target,
         lacking=lacking,

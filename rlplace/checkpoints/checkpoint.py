@@ -68,8 +68,7 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
-        missing = codes.problem(DAMAGED, key, str(manifest), error="no_manifest")
-        raise ConfigError([missing])
+        raise codes.config_error(DAMAGED, key, str(manifest), error="no_manifest")
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))
         # A later format may have other keys, so it is checked before all others.
@@ -81,10 +80,9 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        damaged = codes.problem(
+        raise codes.config_error(
             DAMAGED, key, str(manifest), error="manifest", reason=reason
-        )
-        raise ConfigError([damaged]) from error
+        ) from error
     # Sizes only: hashes take as long as reading all files, see `changed_files`.
     problems = []
     for name, record in checkpoint.files.items():
@@ -173,7 +171,6 @@ def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
 
 
 def _newer(key: str, manifest: Path, form: int) -> ConfigError:
-    newer = codes.problem(
+    return codes.config_error(
         "checkpoint-newer", key, str(manifest), format=FORMAT, found=form
     )
-    return ConfigError([newer])

@@ -238,7 +238,7 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
     if offered is not None:
         fix = _taking(offered, key)
 
-    missing = codes.problem(
+    return codes.config_error(
         "resume-not-found",
         key,
         str(path),
@@ -247,7 +247,6 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
         listed=", ".join(names[-_LISTED:]) or "no folders",
         words=fix,
     )
-    return ConfigError([missing])
 
 
 def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
@@ -272,7 +271,7 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
     fix = _without(key)
     if offered is not None:
         fix = _taking(offered, key)
-    none = codes.problem(
+    return codes.config_error(
         code,
         key,
         str(path),
@@ -281,14 +280,12 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
         folder=FOLDER,
         words=fix,
     )
-    return ConfigError([none])
 
 
 def _unreadable(error: OSError, key: str) -> ConfigError:
-    unreadable = codes.problem(
+    return codes.config_error(
         "checkpoint-unreadable",
         key,
         str(error.filename),
         reason=error.strerror or error,
     )
-    return ConfigError([unreadable])

@@ -19,7 +19,7 @@ from typing import TextIO
 from rlplace.checkpoints import FileRecord, failed, record_of, write_whole, written
 from rlplace.checkpoints.checkpoint import MANIFEST, Checkpoint, read
 from rlplace.checkpoints.find import FOLDER, PART, folders_of
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.errors import ConfigError, OutputError, Problem, RlplaceError
 
 LOCK = "run.lock"
@@ -387,4 +387,4 @@ def _locked(run: Path) -> TextIO:
 
 def _in_use(run: Path, by: str) -> ConfigError:
     writer = by or "a process"
-    return ConfigError([problem("run-in-use", "resume", str(run), writer=writer)])
+    return config_error("run-in-use", "resume", str(run), writer=writer)

@@ -14,7 +14,8 @@ A file `<when>.toml` has the codes that occur at one time. A code has a table:
 
 `what`, `why` and `fix` are templates of the error form. The check that finds the error gives the values of the names in
 braces. A code with several errors has a table for each: `[uneven-envs.<name>]`. A code that occurs at two times has a
-table in two files: the last one explains it, and the texts of both are known.
+table in two files: the last one explains it, and the texts of both are known. Errors that several codes have are in a
+table `[shared.<group>.<name>]`, and each of these codes has `groups = ["<group>"]`.
 
 `why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error. A text that is
 one name in braces is left out if its value is None.
@@ -83,12 +84,17 @@ class Code:
 @functools.cache
 def codes() -> Mapping[str, Code]:
     """All codes by name, read from their files on the first call."""
+    files = [_tables(file) for file in _FILES]
+    # Errors that several codes have, by group
+    shared: dict[str, Any] = {}
+    for tables in files:
+        shared |= tables.pop("shared", {})
     found: dict[str, Code] = {}
-    for file in _FILES:
-        path = Path(__file__).with_name(f"{file}.toml")
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    for tables in files:
         when = tables.pop("when")
         for name, table in tables.items():
+            for group in table.get("groups", ()):
+                table = {**shared[group], **table}
             code = _code(name, when, table)
             earlier = found.get(name)
             if earlier is not None:
@@ -96,6 +102,12 @@ def codes() -> Mapping[str, Code]:
                 code = dataclasses.replace(code, texts=texts)
             found[name] = code
     return found
+
+
+def _tables(file: str) -> dict[str, Any]:
+    """Return the content of a file of codes."""
+    path = Path(__file__).with_name(f"{file}.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import config_error
 from rlplace.envs.contract import Spaces
 from rlplace.envs.gymnasium_adapter import spaces_of
 from rlplace.envs.registry import needs
-from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
+from rlplace.errors import Problem, did_you_mean, suggestion
 
 if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig
@@ -55,15 +56,14 @@ def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
     known = envpool.list_all_envs()
     if config.id not in known:
         near = did_you_mean(config.id, known)
-        what = "unknown simulator" + suggestion(near)
-        why = f"it is none of the {len(known)} ids known to EnvPool"
-        raise ConfigError.of(
+        raise config_error(
             "unknown-simulator",
             "env.id",
-            what,
             config.id,
-            why,
-            f"id: {near or known[0]}",
+            error="envpool",
+            hint=suggestion(near),
+            count=len(known),
+            near=near or known[0],
         )
     # Arguments of ours and of the user; a name given twice is a TypeError
     limit = {}
@@ -80,9 +80,7 @@ def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
             **kwargs,
         )
     except TypeError as error:
-        what = "the simulator does not take these arguments"
         got = ", ".join(f"{k}: {v}" for k, v in kwargs.items())
-        why = f"{config.id}: {error}"
-        raise ConfigError.of(
-            "bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}"
+        raise config_error(
+            "bad-simulator-kwargs", "env.kwargs", got, simulator=config.id, reason=error
         ) from error

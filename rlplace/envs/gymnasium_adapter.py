@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import config_error, problem
 from rlplace.envs.contract import (
     Actions,
     ContinuousActions,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from rlplace.config.schema import SimulatorEnvConfig
     from rlplace.envs.gymnasium_vector import GymnasiumVector
 
+# Key of the errors about a simulator and its spaces
+_ID = "env.id"
 # Arguments of gymnasium.make that are not the simulator's, and the config key that sets each
 _RESERVED = {
     "id": "env.id",
@@ -82,11 +85,13 @@ class GymnasiumAdapter:
             # Without arguments it is a bug of the simulator
             if isinstance(error, ConfigError) or not config.kwargs:
                 raise
-            what = "the simulator does not take these arguments"
-            why = f"{config.id}: {error}"
             got = ", ".join(f"{name}: {value}" for name, value in config.kwargs.items())
-            raise ConfigError.of(
-                "bad-simulator-kwargs", "env.kwargs", what, got, why, "kwargs: {}"
+            raise config_error(
+                "bad-simulator-kwargs",
+                "env.kwargs",
+                got,
+                simulator=config.id,
+                reason=error,
             ) from error
         try:
             return spaces_of(env.observation_space, env.action_space)
@@ -156,10 +161,8 @@ def _imports(got: str) -> Iterator[None]:
             raise missing_library(
                 why, got=got, extra=extra, key="env.id", of="the simulator"
             ) from error
-        what = "the simulator imports a module that is not installed"
-        fix = "install what it belongs to, put its folder on PYTHONPATH, or correct the import"
-        raise ConfigError.of(
-            "missing-library", "env.id", what, got, why, fix
+        raise config_error(
+            "missing-library", "env.id", got, error="imported", module=error.name
         ) from error
 
 
@@ -199,12 +202,10 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
         try:
             env = wrap(env, **kwargs)
         except (TypeError, ValueError, AssertionError) as error:
-            what = "the wrapper does not take these arguments or this simulator"
-            why = f"{wrapper.name}: {error}"
             arguments = [f"{name}: {value}" for name, value in wrapper.kwargs.items()]
             got = ", ".join(arguments) or "no arguments"
-            raise ConfigError.of(
-                "bad-wrapper", key, what, got, why, "correct what it names"
+            raise config_error(
+                "bad-wrapper", key, got, name=wrapper.name, reason=error
             ) from error
     return env
 
@@ -237,13 +238,17 @@ def _id_problems(name: str) -> Sequence[Problem]:
                 return missing_library(
                     why, got=name, extra=extra, key="env.id", of="the simulator"
                 ).problems
-            what = "the simulator's module cannot be imported"
-            why = f"{registered} should be registered by {module_name}, and there is no module {error.name}"
-            fix = "install it, put its folder on PYTHONPATH, or correct the name"
-            span = (0, len(module_name))
-            return ConfigError.of(
-                "unknown-simulator", "env.id", what, name, why, fix, span=span
-            ).problems
+            unregistered = problem(
+                "unknown-simulator",
+                "env.id",
+                name,
+                error="module",
+                span=(0, len(module_name)),
+                registered=registered,
+                module=module_name,
+                missing=error.name,
+            )
+            return [unregistered]
         except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
             return not_imported(
                 error, name, key="env.id", code="unknown-simulator", noun="simulator"
@@ -269,18 +274,28 @@ def _id_problems(name: str) -> Sequence[Problem]:
         near: str | None = versions[-1]
     else:
         near = did_you_mean(registered, [*own, *gymnasium.registry])
-    prefix = f"{module_name}:" if module_name else ""
-    what = "unknown simulator" + suggestion(near)
-    why = f"it is none of the {len(gymnasium.registry)} ids known to Gymnasium {gymnasium.__version__}"
+    prefix = ""
+    name_of_error = "unknown_id"
     if module_name:
-        why += f", and module {module_name} has no {registered}"
-    fix = "id: <package.module:Class, or package.module:Name-v0, which it registers>"
+        prefix = f"{module_name}:"
+        name_of_error = "not_registered"
+    proposed = "<package.module:Class, or package.module:Name-v0, which it registers>"
     if near:
-        fix = f"id: {prefix}{near}"
-    span = (len(prefix), len(name))
-    return ConfigError.of(
-        "unknown-simulator", "env.id", what, name, why, fix, span=span
-    ).problems
+        proposed = f"{prefix}{near}"
+    unknown = problem(
+        "unknown-simulator",
+        "env.id",
+        name,
+        error=name_of_error,
+        span=(len(prefix), len(name)),
+        hint=suggestion(near),
+        count=len(gymnasium.registry),
+        version=gymnasium.__version__,
+        module=module_name,
+        registered=registered,
+        proposed=proposed,
+    )
+    return [unknown]
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
@@ -290,17 +305,18 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
         if name not in config.kwargs:
             continue
         key = _RESERVED[name]
-        got = f"{name}: {config.kwargs[name]}"
-        what = "is not an argument of the simulator"
-        why = "environments are always built unchecked"
-        fix = "remove it"
+        error = "unchecked"
         if key:
-            why = f"{key} sets it"
-            fix = f"remove it here and set {key}"
-        where = f"env.kwargs.{name}"
-        problems += ConfigError.of(
-            "reserved-simulator-kwarg", where, what, got, why, fix, span=(0, len(name))
-        ).problems
+            error = "another_key"
+        reserved = problem(
+            "reserved-simulator-kwarg",
+            f"env.kwargs.{name}",
+            f"{name}: {config.kwargs[name]}",
+            error=error,
+            span=(0, len(name)),
+            other=key,
+        )
+        problems.append(reserved)
     return problems
 
 
@@ -324,29 +340,26 @@ def spaces_of(
     problems: list[Problem] = []
     encoding = encoding_of(seen)
     if encoding is None or (arrays is not None and encoding.encode is not None):
-        what = "shows observations that are no numbers"
-        why = "entries are Box, Discrete, MultiDiscrete or MultiBinary"
-        problems += _unsupported(
-            what, seen, why, arrays or _wrap("an ObservationWrapper")
+        wrap = arrays or _wrap("an ObservationWrapper")
+        problems.append(
+            problem("unsupported-space", _ID, str(seen), error="entries", wrap=wrap)
         )
     names = []
     if encoding is not None:
         names = [part.name for part in encoding.parts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        why = f"two entries are called {twice}: the keys to an entry are joined by a point"
-        problems += _unsupported(
-            "shows entries of one name", seen, why, _wrap("an ObservationWrapper")
+        wrap = _wrap("an ObservationWrapper")
+        alike = problem(
+            "unsupported-space", _ID, str(seen), error="names", name=twice, wrap=wrap
         )
+        problems.append(alike)
     # Actions must be choices or floating-point numbers
     choices = isinstance(taken, Discrete | MultiDiscrete | MultiBinary)
     if not (choices or (isinstance(taken, Box) and taken.dtype.kind == "f")):
-        why = "policies give choices (Discrete, MultiDiscrete, MultiBinary) or floating-point numbers (Box)"
-        problems += _unsupported(
-            "takes actions no policy gives",
-            taken,
-            why,
-            arrays or _wrap("an ActionWrapper"),
+        wrap = arrays or _wrap("an ActionWrapper")
+        problems.append(
+            problem("unsupported-space", _ID, str(taken), error="actions", wrap=wrap)
         )
     if problems:
         raise ConfigError(problems)
@@ -380,12 +393,3 @@ def spaces_of(
 def _wrap(wrapper: str) -> str:
     """Return the fix to use a wrapper of this kind."""
     return f"wrap it with {wrapper} where you register it"
-
-
-def _unsupported(
-    what: str, space: gymnasium.Space[Any], why: str, fix: str
-) -> Sequence[Problem]:
-    """Return the problem of a space that is not supported."""
-    return ConfigError.of(
-        "unsupported-space", "env.id", f"the simulator {what}", str(space), why, fix
-    ).problems

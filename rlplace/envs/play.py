@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlplace.codes import config_error, problem
 from rlplace.config.schema import SimulatorEnvConfig
 from rlplace.envs.contract import Rendering, Simulator, Spaces
 from rlplace.envs.registry import make_simulator, missing_library, needs, row_seeds
-from rlplace.errors import ConfigError, OutputError, SimulatorError, one_of
+from rlplace.errors import ConfigError, OutputError, SimulatorError
 
 # Observations [B, *O], and [B] bool where an episode begins with them -> actions [B, *A]
 Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[Any]]
@@ -82,14 +83,8 @@ def play(
             # Returns of a simulator with non-finite numbers would mean nothing
             finite = np.isfinite(spaces.numbers_in(observations)).all()
             if not (finite and np.isfinite(result.rewards).all()):
-                what = "gave a number that is not finite"
-                why = "the mean of such episodes says nothing"
-                raise SimulatorError.about(
-                    "simulator-not-finite",
-                    config.id,
-                    what,
-                    why=why,
-                    fix="seed=<another>",
+                raise SimulatorError(
+                    problem("simulator-not-finite", config.id, error="played")
                 )
             # Count the episodes that ended, as far as their rows need more
             begins = result.terminated | result.truncated
@@ -112,16 +107,20 @@ def _endless(
     config: SimulatorEnvConfig, longest: int, played: int, episodes: int
 ) -> SimulatorError:
     """Return the error that an episode has not ended after `longest` steps."""
-    what = f"an episode has not ended after {longest:,} steps"
-    got = f"{played} of {episodes} episodes have ended"
     limit = config.max_episode_steps
-    why = "it has no time limit, and the policy does not bring it to an end"
+    error = "no_limit"
     if limit is not None:
-        why = f"it may take {limit:,}"
-    fix = f"longest={10 * longest}        (or train with env.max_episode_steps: it is the limit here too)"
-    return SimulatorError.about(
-        "endless-episode", config.id or config.kind, what, got=got, why=why, fix=fix
+        error = "limit"
+    endless = problem(
+        "endless-episode",
+        config.id or config.kind,
+        f"{played} of {episodes} episodes have ended",
+        error=error,
+        longest=longest,
+        limit=limit,
+        longer=10 * longest,
     )
+    return SimulatorError(endless)
 
 
 def _made(
@@ -218,25 +217,20 @@ class _Film:
             ) from error
         except Exception as error:
             # Renderers and drivers of other packages raise errors of any kind
-            why = f"{type(error).__name__}: {error}"
-            raise _not_drawn(self._config, why) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise _not_drawn(self._config, reason) from error
         if frame.dtype != np.uint8 or frame.ndim != 3:
-            why = f"its picture is no [height, width, 3] of bytes, but {frame.shape} of {frame.dtype}"
-            raise _not_drawn(self._config, why)
+            reason = f"its picture is no [height, width, 3] of bytes, but {frame.shape} of {frame.dtype}"
+            raise _not_drawn(self._config, reason)
         return frame
 
 
-def _not_drawn(config: SimulatorEnvConfig, why: str) -> ConfigError:
+def _not_drawn(config: SimulatorEnvConfig, reason: str) -> ConfigError:
     """Return the error that the simulator cannot be drawn, with fixes by its kind."""
-    fix = f"leave out {_KEY}="
+    error = "any"
     # A custom class has to draw; for MuJoCo a library of the system may be missing
     if config.kind == "gymnasium" and ":" in config.id:
-        own = "let the class take render_mode=None, and have render(self) return a picture: np.uint8 [height, width, 3]"
-        own += "        (docs/own_environment.md has one)"
-        fix = one_of([own, fix])
+        error = "own"
     elif "mujoco" in sys.modules:
-        osmesa = "apt-get install -y libosmesa6 && export MUJOCO_GL=osmesa        (without a GPU)"
-        fix = one_of(["export MUJOCO_GL=egl        (with a GPU)", osmesa, fix])
-    return ConfigError.of(
-        "cannot-draw", _KEY, "the simulator cannot be drawn", config.id, why, fix
-    )
+        error = "mujoco"
+    return config_error("cannot-draw", _KEY, config.id, error=error, reason=reason)

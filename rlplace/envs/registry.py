@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlplace.codes import config_error, problem
 from rlplace.config.policies import CnnConfig, MlpConfig, TransformerConfig
 from rlplace.envs.contract import image_size
-from rlplace.errors import ConfigError, Problem, did_you_mean, one_of, suggestion
+from rlplace.errors import ConfigError, Problem, did_you_mean, suggestion
 from rlplace.extras import install_command
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ EXTRAS: Mapping[str, str] = {
     "gymnasium_robotics": "robotics",
     "mani_skill": "maniskill",
 }
-_MISFIT = "model-misfit"
 # What the network `nature` needs
 _NATURE_LAYERS = 3
 _NATURE_PIXELS = 36  # sides of an image, at least
@@ -68,45 +68,57 @@ def named(
     module_name, colon, attribute = shipped.get(name, name).partition(":")
     if not colon:
         near = did_you_mean(name, shipped)
-        why = f"shipped: {', '.join(shipped) or 'none'}; your own is named package.module:Name"
-        fix = f"{key.rpartition('.')[2]}: {near or next(iter(shipped), 'package.module:Name')}"
-        raise ConfigError.of(
-            code, key, f"unknown {noun}" + suggestion(near), name, why, fix
+        raise config_error(
+            code,
+            key,
+            name,
+            error="unknown_name",
+            noun=noun,
+            hint=suggestion(near),
+            shipped=", ".join(shipped) or "none",
+            leaf=key.rpartition(".")[2],
+            near=near or next(iter(shipped), "package.module:Name"),
         )
     # Import the module; a failure is told by what is missing
+    missing: str | None = None
     try:
         module = importlib.import_module(module_name)
-        why = f"module {module_name} has no {attribute}"
         near = did_you_mean(attribute, vars(module))
+        kind = "no_attribute"
+        if near:
+            kind = "misspelt_attribute"
     except ModuleNotFoundError as error:
         # Something that the module imports is missing, not the module itself
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             if name in shipped:
                 raise
             raise not_imported(error, name, key=key, code=code, noun=noun) from error
-        why = f"there is no module {error.name}"
+        missing = error.name
         if (extra := _extra_of(error)) is not None:
+            why = f"there is no module {missing}"
             raise missing_library(
                 why, got=name, extra=extra, key=key, of=f"the {noun}"
             ) from error
         module = None
         near = None
+        kind = "no_module"
     except Exception as error:
         if name in shipped:
             raise
         raise not_imported(error, name, key=key, code=code, noun=noun) from error
     if not hasattr(module, attribute):
-        leaf = key.rpartition(".")[2]
-        fix = "put the folder of your package on PYTHONPATH, or correct the name"
-        if near:
-            fix = f"{leaf}: {module_name}:{near}"
-        raise ConfigError.of(
+        raise config_error(
             code,
             key,
-            f"no {noun} can be found there" + suggestion(near),
             name,
-            why,
-            fix,
+            error=kind,
+            noun=noun,
+            hint=suggestion(near),
+            missing=missing,
+            module=module_name,
+            attribute=attribute,
+            leaf=key.rpartition(".")[2],
+            near=near,
         )
     return getattr(module, attribute)
 
@@ -134,13 +146,23 @@ def unknown_arguments(
     problems: list[Problem] = []
     for name in [n for n in kwargs if n not in takes]:
         near = did_you_mean(str(name), takes)
-        what = "unknown argument" + suggestion(near)
-        got = f"{name}: {kwargs[name]}"
-        why = f"{call.__name__} takes " + (", ".join(takes) or "none")
-        fix = f"{near}: {kwargs[name]}" if near else f"remove {name}"
-        problems += ConfigError.of(
-            code, f"{key}.{name}", what, got, why, fix, span=(0, len(str(name)))
-        ).problems
+        error = "unknown_argument"
+        if near:
+            error = "misspelt_argument"
+        unknown = problem(
+            code,
+            f"{key}.{name}",
+            f"{name}: {kwargs[name]}",
+            error=error,
+            span=(0, len(str(name))),
+            hint=suggestion(near),
+            callable=call.__name__,
+            takes=", ".join(takes) or "none",
+            name=name,
+            near=near,
+            value=kwargs[name],
+        )
+        problems.append(unknown)
     return problems
 
 
@@ -164,10 +186,11 @@ def check_named(
     except ConfigError as error:
         return list(error.problems)
     if not callable(found):
-        why = f"it is called with {' and '.join(given)} when the run starts"
-        what = f"is no class or function: {type(found).__name__}"
-        fix = "name: <package.module:Class>"
-        return list(ConfigError.of(code, key, what, name, why, fix).problems)
+        kind = type(found).__name__
+        called_with = " and ".join(given)
+        return [
+            problem(code, key, name, error="not_callable", kind=kind, given=called_with)
+        ]
     # The first arguments are passed by place and may have any name
     problems: list[Problem] = []
     if kwargs:
@@ -193,17 +216,27 @@ def check_named(
         if method not in methods and near:
             misspelt[method] = near
     for method, near in misspelt.items():
-        what = f"has a method {method}" + suggestion(near)
-        why = f"what is called are {', '.join(methods)}"
-        problems += ConfigError.of(
-            code, key, what, name, why, f"def {near}(self, ...)"
-        ).problems
+        wrong = problem(
+            code,
+            key,
+            name,
+            error="misspelt_method",
+            method=method,
+            hint=suggestion(near),
+            methods=", ".join(methods),
+            near=near,
+        )
+        problems.append(wrong)
     if not misspelt and not any(hasattr(found, method) for method in methods):
-        what = "has nothing that would be called"
-        why = f"its methods are to be some of {', '.join(methods)}"
-        problems += ConfigError.of(
-            code, key, what, name, why, f"def {methods[0]}(self, ...)"
-        ).problems
+        useless = problem(
+            code,
+            key,
+            name,
+            error="no_methods",
+            methods=", ".join(methods),
+            first=methods[0],
+        )
+        problems.append(useless)
     return problems
 
 
@@ -217,9 +250,14 @@ def not_imported(
     ):
         why = f"there is no module {error.name}, which it imports: what is named here could not be checked"
         return missing_library(why, got=name, extra=extra, key=key, of=f"the {noun}")
-    why = f"{type(error).__name__}: {error}"
-    fix = f"mend {place_of(error, name)}"
-    return ConfigError.of(code, key, "cannot be imported", name, why, fix)
+    return config_error(
+        code,
+        key,
+        name,
+        error="import_raised",
+        reason=f"{type(error).__name__}: {error}",
+        place=place_of(error, name),
+    )
 
 
 def _extra_of(error: ModuleNotFoundError) -> str | None:
@@ -260,10 +298,15 @@ def unknown_choice(
     """Return the error for an argument of a task that names nothing in the library."""
     known = list(known)
     near = did_you_mean(got, known)
-    what = f"unknown {argument}" + suggestion(near)
-    fix = f"{argument}: {near or example or known[0]}"
-    return ConfigError.of(
-        "bad-task-kwargs", f"env.kwargs.{argument}", what, got, why, fix
+    return config_error(
+        "bad-task-kwargs",
+        f"env.kwargs.{argument}",
+        got,
+        error="choice",
+        argument=argument,
+        hint=suggestion(near),
+        reason=why,
+        near=near or example or known[0],
     )
 
 
@@ -271,13 +314,14 @@ def missing_library(
     why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> ConfigError:
     """Return the error that a library is missing; its fix is the extra of this package that installs it."""
-    what = f"a library of {of} is not installed"
-    fix = install_command(extra)
+    command = install_command(extra)
     # Gymnasium names the command for libraries that our extras lack, such as Box2D
     theirs = re.findall(r"`(pip install [^`]+)`", why)
-    if theirs and why.partition(" ")[0].lower() not in fix:
-        fix = " && ".join(theirs)
-    return ConfigError.of("missing-library", key, what, got, why, fix)
+    if theirs and why.partition(" ")[0].lower() not in command:
+        command = " && ".join(theirs)
+    return config_error(
+        "missing-library", key, got, error="extra", of=of, reason=why, command=command
+    )
 
 
 @contextmanager
@@ -360,72 +404,52 @@ def spaces_of_job(config: Config) -> Spaces:
     model = config.actor.policy
     got = ", ".join(f"{part.name} {list(part.shape)}".strip() for part in pictures)
     if isinstance(model, MlpConfig) and pictures:
-        why = "an MLP takes numbers, and pixels only as one row of them"
-        fix = one_of(
-            [
-                "kind: cnn",
-                "env.wrappers: [{name: gymnasium.wrappers:FlattenObservation}]",
-            ]
-        )
-        raise ConfigError.of(
-            _MISFIT, "actor.model.kind", "the simulator shows images", got, why, fix
-        )
+        raise config_error("model-misfit", "actor.model.kind", got, error="images")
     # A CNN takes images, with as many layers and pixels as its network needs
     if isinstance(model, CnnConfig) and not spaces.images:
-        why = "its convolutions are for images, which the simulator shows none of"
         got = str(spaces.observation_shape)
-        raise ConfigError.of(
-            _MISFIT,
-            "actor.model.kind",
-            "there is no image to look at",
-            got,
-            why,
-            "kind: mlp",
-        )
+        raise config_error("model-misfit", "actor.model.kind", got, error="no_image")
     if (
         isinstance(model, CnnConfig)
         and model.channels
         and model.network == "nature"
         and len(model.channels) != _NATURE_LAYERS
     ):
-        got = str(list(model.channels))
-        why = f"nature has {_NATURE_LAYERS} layers of convolutions"
-        what = "not one number of channels for each layer"
-        raise ConfigError.of(
-            _MISFIT, "actor.model.channels", what, got, why, "channels: [32, 64, 64]"
+        raise config_error(
+            "model-misfit",
+            "actor.model.channels",
+            str(list(model.channels)),
+            error="channels",
+            layers=_NATURE_LAYERS,
         )
     small = [part for part in spaces.images if sorted(part.shape)[-2] < _NATURE_PIXELS]
     if isinstance(model, CnnConfig) and model.network == "nature" and small:
-        got = str(list(small[0].shape))
-        why = f"its three convolutions take {_NATURE_PIXELS} pixels each way or more"
-        raise ConfigError.of(
-            _MISFIT,
+        raise config_error(
+            "model-misfit",
             "actor.model.network",
-            "the image is too small",
-            got,
-            why,
-            "network: impala",
+            str(list(small[0].shape)),
+            error="small_image",
+            pixels=_NATURE_PIXELS,
         )
     # A transformer splits tokens into heads and images into patches
     if isinstance(model, TransformerConfig) and model.width % model.heads:
-        got = f"width: {model.width}, heads: {model.heads}"
-        why = "each head attends to its share of a token"
-        fix = f"width: {-(-model.width // model.heads) * model.heads}"
-        raise ConfigError.of(
-            _MISFIT, "actor.model.width", "no multiple of heads", got, why, fix
+        above = -(-model.width // model.heads) * model.heads
+        raise config_error(
+            "model-misfit",
+            "actor.model.width",
+            f"width: {model.width}, heads: {model.heads}",
+            error="heads",
+            above=above,
         )
     sides = [size for part in spaces.images for size in image_size(part.shape)[1:]]
     narrow = min(sides, default=0)
     if isinstance(model, TransformerConfig) and 0 < narrow < model.patch:
-        got = f"patch: {model.patch}"
-        why = f"the image has {narrow} pixels one way"
-        raise ConfigError.of(
-            _MISFIT,
+        raise config_error(
+            "model-misfit",
             "actor.model.patch",
-            "larger than the image",
-            got,
-            why,
-            f"patch: {narrow}",
+            f"patch: {model.patch}",
+            error="patch",
+            narrow=narrow,
         )
     chunk = config.torch_rollout.action_chunk
     return spaces.remembering(model.remembered).chunked(chunk)
@@ -503,24 +527,20 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        what = "the task does not take these arguments"
-        fix = "correct what it names, or kwargs: {}"
-        raise ConfigError.of(
-            "bad-task-kwargs", "env.kwargs", what, shown, f"{name}: {error}", fix
+        raise config_error(
+            "bad-task-kwargs",
+            "env.kwargs",
+            shown,
+            error="raised",
+            name=name,
+            reason=str(error),
         ) from error
     # A task must have prompts, and other ones for evaluation than for training
     if task.size == 0:
-        why = f"{name} has to ask something"
-        fix = "path: <a file or folder with at least one row>"
-        raise ConfigError.of(
-            "empty-dataset", "env.kwargs", "there is no prompt in it", shown, why, fix
-        )
+        raise config_error("empty-dataset", "env.kwargs", shown, name=name)
     if split == "held_out" and task.size is not None and not config.eval_kwargs:
-        what = "the held-out prompts would be those that are trained on"
-        why = f"{name} has {task.size} prompts, and no key names which of them, or which others, to evaluate on"
-        fix = "eval_kwargs: {path: <other prompts>}        (or: runner.eval_every: 0)"
-        raise ConfigError.of(
-            "nothing-held-out", "env.eval_kwargs", what, "{}", why, fix
+        raise config_error(
+            "nothing-held-out", "env.eval_kwargs", "{}", name=name, size=task.size
         )
     return task
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import Checkpoint
-from rlplace.codes import problem
-from rlplace.errors import ConfigError, OutputError, did_you_mean
+from rlplace.codes import config_error
+from rlplace.errors import OutputError, did_you_mean
 
 FILES = (".pt", ".onnx", ".safetensors")  # of simulator policies
 _OTHER_FILES = (
@@ -36,7 +36,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
     if component in there:
         return
     near = did_you_mean(component, there)
-    wrong = problem(
+    raise config_error(
         "bad-option",
         "--component",
         component,
@@ -44,7 +44,6 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
         there=", ".join(there),
         near=near or _TRAINED[0],
     )
-    raise ConfigError([wrong])
 
 
 def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
@@ -61,7 +60,7 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
         end = ""
         if near:
             end = f".{near}"
-        wrong = problem(
+        raise config_error(
             "bad-option",
             "OUT",
             str(out),
@@ -69,17 +68,15 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
             files=", ".join(files),
             other=out.with_suffix(end),
         )
-        raise ConfigError([wrong])
     if not out.name:
-        raise ConfigError([problem("bad-option", "OUT", str(out), error="no_name")])
+        raise config_error("bad-option", "OUT", str(out), error="no_name")
     if out.exists():
         others = (
             out.with_name(f"{out.stem}_{n}{out.suffix}")
             for n in itertools.count(number)
         )
         free = next(other for other in others if not other.exists())
-        wrong = problem("bad-option", "OUT", str(out), error="exists", free=free)
-        raise ConfigError([wrong])
+        raise config_error("bad-option", "OUT", str(out), error="exists", free=free)
 
 
 @contextlib.contextmanager

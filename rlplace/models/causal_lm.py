@@ -39,7 +39,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.schema import Dtype, TrainedConfig
 from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
@@ -460,15 +460,14 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
     try:
         module.parallel = cut(module.lm, mesh[TENSOR])
     except ValueError as error:
-        whole = problem(
+        raise config_error(
             "model-weights",
             spec.key,
             str(spec.folder),
             error="not_cut",
             family=type(module.lm).__name__,
             reason=error,
-        )
-        raise ConfigError([whole]) from error
+        ) from error
     if SHARD in names:
         return mesh[SHARD]
     return None
@@ -485,7 +484,7 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
     if kind.labels is not None:
         config.num_labels = kind.labels
     if type(config) not in kind.made_by._model_mapping:
-        unknown = problem(
+        raise config_error(
             "model-weights",
             spec.key,
             str(spec.folder),
@@ -493,7 +492,6 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
             maker=kind.made_by.__name__,
             family=config.model_type,
         )
-        raise ConfigError([unknown])
     # Only shapes and dtypes: nothing is allocated
     with torch.device("meta"):
         lm: PreTrainedModel = kind.made_by.from_config(
@@ -508,14 +506,13 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
         and getattr(module.head, "bias", None) is None
     )
     if not plain or not hasattr(kind.decoder_of(lm), "layers"):
-        other = problem(
+        raise config_error(
             "model-weights",
             spec.key,
             str(spec.folder),
             error="no_decoder",
             family=type(lm).__name__,
         )
-        raise ConfigError([other])
     for part in lm.modules():
         # No dropout: the same tokens must have the same probabilities in every pass
         if isinstance(part, nn.Dropout):

@@ -30,8 +30,8 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from rlplace.checkpoints import MODEL_FILE_BYTES
-from rlplace.codes import problem
-from rlplace.errors import ConfigError, OutputError
+from rlplace.codes import config_error
+from rlplace.errors import OutputError
 from rlplace.models.heads import INDEX, SINGLE, unread_weights
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ class Checkpoint:
         self._key = key
         reason = unread_weights(folder)
         if reason is not None:
-            unread = problem(
+            raise config_error(
                 "model-weights", key, str(folder), error="damaged", reason=reason
             )
-            raise ConfigError([unread])
         # Which file holds which weight: from the index, or the only file
         index = folder / INDEX
         if index.exists():
@@ -99,14 +98,13 @@ class Checkpoint:
         for name in names:
             projections = projections or of_experts(name, self.names)
         if not projections:
-            missing = problem(
+            raise config_error(
                 "model-weights",
                 self._key,
                 str(self._folder),
                 error="missing",
                 names=" or ".join(names),
             )
-            raise ConfigError([missing])
         # Fill one requested expert after the other; its projections lie row below row
         experts, rows, columns = part
         each = (shape[1] // len(projections), shape[2])
@@ -133,7 +131,7 @@ class Checkpoint:
         stored = self._open[file].get_slice(name)
         stored_shape = list(stored.get_shape())
         if stored_shape != list(shape):
-            other = problem(
+            raise config_error(
                 "model-weights",
                 self._key,
                 str(self._folder),
@@ -142,7 +140,6 @@ class Checkpoint:
                 stored=stored_shape,
                 shape=list(shape),
             )
-            raise ConfigError([other])
         # A rank may have no part of a weight
         sizes = [dim.stop - dim.start for dim in part]
         if not all(sizes):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.policies import (
     CnnConfig,
     MlpConfig,
@@ -147,7 +147,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
         error = "returns"
         if remembered:
             error = "returns_with_memory"
-        other = problem(
+        raise config_error(
             "bad-network",
             "actor.model",
             str(shapes),
@@ -156,18 +156,16 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
             samples=_SAMPLES,
             remembered=remembered,
         )
-        raise ConfigError([other])
     # Outputs and values must have gradients
     for name, each in zip(("outputs", "values"), pair, strict=False):
         if not each.requires_grad:
-            constant = problem(
+            raise config_error(
                 "bad-network",
                 "actor.model",
                 f"{name}.requires_grad is False",
                 error="constant",
                 name=name,
             )
-            raise ConfigError([constant])
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.policies import CnnConfig, ModuleConfig
 from rlplace.envs.contract import (
     Actions,
@@ -460,15 +460,14 @@ def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
     try:
         module: nn.Module = kind(spaces, **config.kwargs)
     except TypeError as error:
-        refused = problem(
+        raise config_error(
             "bad-module-kwargs",
             "actor.model.kwargs",
             ", ".join(f"{k}: {v}" for k, v in config.kwargs.items()),
             error="raised",
             name=config.name,
             reason=str(error),
-        )
-        raise ConfigError([refused]) from error
+        ) from error
     # A policy has no frozen parameters
     frozen = None
     for name, parameter in module.named_parameters():
@@ -476,5 +475,5 @@ def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
             frozen = name
     if frozen is not None:
         got = f"{config.name}: {frozen}"
-        raise ConfigError([problem("bad-network", "actor.model", got, error="frozen")])
+        raise config_error("bad-network", "actor.model", got, error="frozen")
     return module

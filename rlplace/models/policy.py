@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.schema import Config
 from rlplace.envs.contract import ContinuousActions, Spaces
 from rlplace.envs.registry import needs, spaces_of_job
@@ -163,7 +163,7 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
         if there.get(name) != wanted.get(name):
             odd.append(name)
     if odd:
-        misfit = problem(
+        raise config_error(
             "other-state",
             key,
             str(trained.weights),
@@ -173,7 +173,6 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
             wanted=wanted.get(odd[0], "missing"),
             simulator=config.simulator_env.id,
         )
-        raise ConfigError([misfit])
     network.load_state_dict(found)
     network.requires_grad_(False).eval()
     return Policy(network, spaces, config, seed=seed).eval()
@@ -186,14 +185,13 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
     try:
         return load_file(trained.weights)
     except (SafetensorError, OSError) as error:
-        damaged = problem(
+        raise config_error(
             "checkpoint-damaged",
             key,
             str(trained.weights),
             error="exported",
             reason=str(error),
-        )
-        raise ConfigError([damaged]) from error
+        ) from error
 
 
 def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
@@ -285,10 +283,9 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
 def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
     """Return the error that the policy cannot be written in this form. `reason`: of an exception."""
     folder = out.with_suffix("")
-    untraced = problem(
+    return config_error(
         "not-traceable", _OUT, str(out), error=error, folder=folder, reason=reason
     )
-    return ConfigError([untraced])
 
 
 def _example(policy: Policy) -> Tensor:
@@ -302,14 +299,13 @@ def _example(policy: Policy) -> Tensor:
 
 def _shape_error(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
     """Return the error for observations of another shape."""
-    other = problem(
+    return config_error(
         "observation-shape",
         "observations",
         str(list(got)),
         error="shape",
         shape=list(shape),
     )
-    return ConfigError([other])
 
 
 def _dtype_error(got: str, dtype: str) -> ConfigError:
@@ -317,5 +313,6 @@ def _dtype_error(got: str, dtype: str) -> ConfigError:
     error = "numbers"
     if dtype == "uint8":
         error = "bytes"
-    other = problem("observation-shape", "observations", got, error=error, dtype=dtype)
-    return ConfigError([other])
+    return config_error(
+        "observation-shape", "observations", got, error=error, dtype=dtype
+    )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rlplace.codes import problem
-from rlplace.errors import ConfigError
+from rlplace.codes import config_error
 from rlplace.models import BUILDING
 from rlplace.models.causal_lm import LmSpec, PackedLm, skeleton, stored_part
 from rlplace.models.checkpoint import Checkpoint, write_model
@@ -65,7 +64,7 @@ def _lm_weights(
     # Saved shapes must be those of the model
     for parameter, name in parameters.items():
         if parameter.requires_grad and state.shape(name) != tuple(parameter.shape):
-            other = problem(
+            raise config_error(
                 "model-weights",
                 spec.key,
                 str(spec.folder),
@@ -74,7 +73,6 @@ def _lm_weights(
                 shape=list(parameter.shape),
                 stored=list(state.shape(name) or ()),
             )
-            raise ConfigError([other])
     # Without LoRA all weights are saved, and read in batches
     if spec.lora is None:
         saved = [name for name in parameters.values() if name not in module.kept]

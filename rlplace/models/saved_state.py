@@ -16,8 +16,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rlplace.codes import problem
-from rlplace.errors import ConfigError
+from rlplace.codes import config_error
 from rlplace.models.checkpoint import write_file
 
 # Beginnings of names in the files: weights, and their moving average
@@ -51,8 +50,7 @@ class SavedState:
             name for name in names if average and _AVERAGE + name in self._stored
         }
         if average and not averaged:
-            missing = problem("bad-option", "--ema", str(folder), error="no_average")
-            raise ConfigError([missing])
+            raise config_error("bad-option", "--ema", str(folder), error="no_average")
         # Buffers have no average and come from the weights
         self._places = {}
         for name in names:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.envs.text.contract import Image, Message, Prompt
 from rlplace.errors import ConfigError
 from rlplace.tokens import Tokens
@@ -84,8 +84,7 @@ class Tokenizer:
 
         file = folder / "tokenizer.json"
         if not file.is_file():
-            missing = problem("no-tokenizer", _KEY, str(folder), error="missing")
-            raise ConfigError([missing])
+            raise config_error("no-tokenizer", _KEY, str(folder), error="missing")
         try:
             library = Library.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
@@ -151,8 +150,7 @@ class Tokenizer:
             encoded = self._library.encode(text, add_special_tokens=special)
             return np.array(encoded.ids, np.int32)
         except TypeError as error:
-            half = problem("no-text", "env.task", ascii(text)[:400])
-            raise ConfigError([half]) from error
+            raise config_error("no-text", "env.task", ascii(text)[:400]) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
         """Decode tokens to text; with `special`, special tokens are shown."""
@@ -178,8 +176,7 @@ class Tokenizer:
         import jinja2
 
         if self.chat_template is None:
-            missing = problem("no-chat-template", _KEY, str(self._folder))
-            raise ConfigError([missing])
+            raise config_error("no-chat-template", _KEY, str(self._folder))
         chat = [
             {"role": message.role, "content": _content(message)} for message in messages
         ]
@@ -204,15 +201,14 @@ class Tokenizer:
             name = "messages"
             if "system" in roles:
                 name = "with_system"
-            refused = problem(
+            raise config_error(
                 "chat-template-refused",
                 _KEY,
                 ", ".join(roles),
                 error=name,
                 folder=self._folder,
                 raised=raised,
-            )
-            raise ConfigError([refused]) from error
+            ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
         """Render a chat and encode it."""
@@ -275,8 +271,7 @@ class Chat:
         before, found, after = self._render([*self._system, *chat]).partition(_ANSWER)
         if not found or _ANSWER in after:
             got = repr((before + after)[:200])
-            refused = problem("chat-template-refused", _KEY, got, error="turns")
-            raise ConfigError([refused])
+            raise config_error("chat-template-refused", _KEY, got, error="turns")
         tokens = self._tokenizer.encode(after)
         # Leave out the stop token if the answer has it already
         ended = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0]
@@ -337,7 +332,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
     """Return the error that a file of the tokenizer cannot be read."""
-    damaged = problem(
+    return config_error(
         "no-tokenizer",
         _KEY,
         str(file),
@@ -345,7 +340,6 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
         file=file.name,
         reason=f"{type(error).__name__}: {error}",
     )
-    return ConfigError([damaged])
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:

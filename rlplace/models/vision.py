@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.schema import Config, TextEnvConfig
 from rlplace.envs.text.contract import Image
-from rlplace.errors import ConfigError
 from rlplace.tokens import Files, Tokens
 
 if TYPE_CHECKING:
@@ -79,8 +78,7 @@ class VisionSpec:
             if isinstance(n, int) and n > 0
         ]
         if len(numbers) < 4:
-            missing = problem("no-image-processor", "actor.model.path", str(folder))
-            raise ConfigError([missing])
+            raise config_error("no-image-processor", "actor.model.path", str(folder))
         patch, merge, least, most = numbers
         # The job may allow fewer tokens
         if env.max_image_tokens is not None:
@@ -137,17 +135,16 @@ class VisionSpec:
                 files.append(image.read())
                 counts.append(self.tokens(*_size(files[-1])))
             except (OSError, ValueError) as error:
-                unread = problem(
+                raise config_error(
                     "bad-image",
                     _KEY,
                     _name(image),
                     error="unread",
                     reason=str(error),
-                )
-                raise ConfigError([unread]) from error
+                ) from error
         total = sum(map(len, files))
         if total > self.most_bytes:
-            large = problem(
+            raise config_error(
                 "bad-image",
                 _KEY,
                 f"{total} bytes: {', '.join(map(_name, images))}",
@@ -155,7 +152,6 @@ class VisionSpec:
                 most=self.most_bytes,
                 total=total,
             )
-            raise ConfigError([large])
         return tuple(files), counts
 
     def expand(self, tokens: Tokens, counts: Sequence[int]) -> Tokens:
@@ -166,7 +162,7 @@ class VisionSpec:
         places = np.flatnonzero(tokens == self.image_token)
         if len(places) != len(counts):
             got = f"{len(places)} tokens, {len(counts)} images"
-            raise ConfigError([problem("bad-image", _KEY, got, error="tokens")])
+            raise config_error("bad-image", _KEY, got, error="tokens")
         repeats = np.ones(len(tokens), np.int64)
         repeats[places] = counts
         return np.repeat(tokens, repeats)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.codes import problem
-from rlplace.errors import ConfigError, WorkerMisuse
+from rlplace.codes import config_error, problem
+from rlplace.errors import WorkerMisuse
 from rlplace.workers.saving import FilesBehind, unreadable_state
 
 if TYPE_CHECKING:
@@ -78,18 +78,14 @@ def state_for(worker: Worker, states: list[Any]) -> Any:
         return states[0] if states else None
     if len(states) == worker.world_size:
         return states[worker.rank]
-    raise ConfigError(
-        [
-            problem(
-                "other-ranks",
-                "resume",
-                f"{worker.world_size} ranks",
-                component=worker.component,
-                saved=len(states),
-                world_size=worker.world_size,
-                kind=type(worker).__name__,
-            )
-        ]
+    raise config_error(
+        "other-ranks",
+        "resume",
+        f"{worker.world_size} ranks",
+        component=worker.component,
+        saved=len(states),
+        world_size=worker.world_size,
+        kind=type(worker).__name__,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rlplace.checkpoints import report_failed, report_written
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.errors import ConfigError, OutputError
 from rlplace.workers.worker import WorkerContext
 
@@ -63,31 +63,23 @@ class FilesBehind:
 
 
 def other_state(component: str, got: str, expected: str) -> ConfigError:
-    return ConfigError(
-        [
-            problem(
-                "other-state",
-                "resume",
-                got,
-                error="worker",
-                component=component,
-                expected=expected,
-            )
-        ]
+    return config_error(
+        "other-state",
+        "resume",
+        got,
+        error="worker",
+        component=component,
+        expected=expected,
     )
 
 
 def unreadable_state(component: str, path: Path, error: BaseException) -> ConfigError:
-    return ConfigError(
-        [
-            problem(
-                "checkpoint-damaged",
-                "resume",
-                str(path),
-                error="unreadable",
-                component=component,
-                kind=type(error).__name__,
-                reason=error,
-            )
-        ]
+    return config_error(
+        "checkpoint-damaged",
+        "resume",
+        str(path),
+        error="unreadable",
+        component=component,
+        kind=type(error).__name__,
+        reason=error,
     )

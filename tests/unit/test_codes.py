@@ -287,8 +287,49 @@ def test_every_error_has_its_texts_and_every_text_its_facts() -> None:
     assert found == []
 
 
+# Function of envs.registry -> the group of errors that its argument `code` needs
+OF_REGISTRY = {
+    "named": "unknown_name",
+    "check_named": "unknown_name",
+    "not_imported": "unknown_name",
+    "unknown_arguments": "unknown_argument",
+}
+
+
+def test_codes_that_are_given_to_the_registry_have_its_errors() -> None:
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        tree = parsed(file.read_text(encoding="utf-8"))
+        constants = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for function, error in OF_REGISTRY.items():
+            for call in calls(tree, {function}):
+                named = {word.arg: word.value for word in call.keywords}
+                value = named.get("code")
+                if isinstance(value, ast.Name):
+                    value = constants.get(value.id)
+                code = literal(value)
+                if code is None:
+                    continue
+                found.append(code)
+                assert error in codes()[code].texts, (file, call.lineno)
+    assert len(found) > 15
+
+
 def test_every_named_error_is_one_of_the_source() -> None:
-    """It is written out as one of its code, or stands in a module with the code; anywhere if it is passed on."""
+    """It is written out as one of its code, or stands in a module with the code.
+
+    It may stand anywhere if the code is passed on, or if several codes share the error.
+    """
+    shared: set[str] = set()
+    for file in rlplace.codes._FILES:
+        for group in rlplace.codes._tables(file).get("shared", {}).values():
+            shared |= set(group)
     used: set[tuple[str, str]] = set()
     everywhere: set[str] = set()
     passed_on: set[str] = set()
@@ -310,7 +351,8 @@ def test_every_named_error_is_one_of_the_source() -> None:
         for error, texts in code.texts.items():
             reasons = texts.why if isinstance(texts.why, Mapping) else ()
             for name in (error, *reasons):
-                elsewhere = code.name in passed_on and name in everywhere
+                is_free = code.name in passed_on or name in shared
+                elsewhere = is_free and name in everywhere
                 if name and (code.name, name) not in used and not elsewhere:
                     left.append(f"[{code.name}.{name}]")
     assert left == []
@@ -318,11 +360,14 @@ def test_every_named_error_is_one_of_the_source() -> None:
 
 @pytest.fixture
 def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two files of codes: `short` has one error at one time, and two at another."""
+    """Two files of codes: `short` has one error at one time, and two at another; one of these is shared."""
     head = 'means = "m"\nexample = "e"\nadvice = "a"\n'
     one = f'when = "early"\n[short]\n{head}what = "{{length}} is short"\n'
+    one += '[shared.lengths.odd]\nwhat = "{length} is odd"\n'
+    one += f'[wide]\n{head}groups = ["lengths"]\n'
     two = (
-        f'when = "late"\n[short]\n{head}[short.thin]\nwhat = "thin"\nfix = "{{cure}}"\n'
+        f'when = "late"\n[short]\n{head}groups = ["lengths"]\n'
+        '[short.thin]\nwhat = "thin"\nfix = "{cure}"\n'
     )
     (tmp_path / "one.toml").write_text(one, encoding="utf-8")
     (tmp_path / "two.toml").write_text(two, encoding="utf-8")
@@ -338,6 +383,13 @@ def test_a_code_of_two_times_has_the_texts_of_both() -> None:
     assert codes()["short"].when == "late"
     assert problem("short", "key", length=3).what == "3 is short"
     assert problem("short", "key", error="thin", cure="more").fix == "more"
+
+
+@pytest.mark.usefixtures("short")
+def test_codes_of_a_group_share_its_errors() -> None:
+    for code in ("short", "wide"):
+        assert problem(code, "key", error="odd", length=3).what == "3 is odd"
+    assert set(codes()) == {"short", "wide"}
 
 
 @pytest.mark.usefixtures("short")

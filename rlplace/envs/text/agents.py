@@ -27,10 +27,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
+from rlplace.codes import config_error, problem
 from rlplace.envs.registry import named
 from rlplace.envs.text.contract import Message, NoPrompt, Split
 from rlplace.envs.text.rows import Row, mixed
-from rlplace.errors import ConfigError
 
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
@@ -44,6 +44,8 @@ _SILENT_S = 120.0
 _END_S = 10.0
 # First requests kept for comparing the samples of a prompt
 _KEPT = 64
+# Key of the errors about an agent
+_KEY = "env.kwargs.agent"
 # Options that a request must not use
 _NOT_HERE = (
     "stream",
@@ -130,14 +132,8 @@ class AgentTask:
             self._first.setdefault(number, prompts[0])
         first = self._first[number]
         if others := [prompt for prompt in prompts if prompt != first]:
-            why = (
-                "all samples of a prompt answer the same one; the engine reads it once"
-            )
-            raise _refused(
-                "its first request is another for the same episode",
-                repr(others[0])[:200],
-                why,
-            )
+            got = repr(others[0])[:200]
+            raise config_error("agent-refused", _KEY, got, error="another_request")
         for episode in begun:
             episode.prompt = first
         # Forget the oldest
@@ -189,10 +185,8 @@ class AgentEpisode:
                 timeout=max(0.0, deadline_s - time.monotonic())
             )
         except queue.Empty:
-            why = "it waits for something else"
-            fix = "kwargs: {first_request_s: <longer>}"
-            self._failed = _no_prompt(
-                "it has made no request in time", number, why, fix
+            self._failed = NoPrompt(
+                [problem("agent-refused", _KEY, number, error="late")]
             )
             return self._failed
         # It returned or raised instead
@@ -200,8 +194,8 @@ class AgentEpisode:
             got = "it returned"
             if asked.error is not None:
                 got = f"{type(asked.error).__name__}: {asked.error}"
-            self._failed = _no_prompt(
-                "it ended without a request", got, "an episode begins with one"
+            self._failed = NoPrompt(
+                [problem("agent-refused", _KEY, got, error="ended")]
             )
             self._failed.__cause__ = asked.error
             return self._failed
@@ -268,20 +262,6 @@ class AgentEpisode:
         else:
             found = {"score": float(result)}
         return {**self._row, **found}
-
-
-def _no_prompt(
-    what: str, got: str, why: str, fix: str = "correct the agent"
-) -> NoPrompt:
-    """Return the error that an agent gave no prompt."""
-    return NoPrompt.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
-
-
-def _refused(
-    what: str, got: str, why: str, fix: str = "correct the agent"
-) -> ConfigError:
-    """Return the error of an agent's request."""
-    return ConfigError.of("agent-refused", "env.kwargs.agent", what, got, why, fix)
 
 
 # ── between an agent and its episode ──────────────────────────────────────────────────────────────────────────────────

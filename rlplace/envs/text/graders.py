@@ -75,7 +75,7 @@ class InlineGrader:
             except ValueError as error:
                 # The task does not give a fact, or an argument is out of range
                 raise reward_failed(
-                    reward, case, "reward-raised", "refused", str(error)
+                    reward, case, "reward-raised", error="refused", reason=str(error)
                 ) from error
             values[reward.name] = number_of(reward, case, value, self._on_poison)
         return values
@@ -176,9 +176,7 @@ class ProcessGrader:
                     done += self._hear(worker)
                 elif worker.deadline <= time.monotonic():
                     limit_s = self._timeout_s if worker.ready else _START_S
-                    what = f"did not end within {limit_s:g} s"
-                    why = "its process was killed"
-                    error = self._ended(worker, "reward-timeout", what, why)
+                    error = self._ended(worker, "reward-timeout", limit_s=limit_s)
                     done += self._failed(worker, error)
             if not heard and (done or not wait):
                 break
@@ -234,7 +232,10 @@ class ProcessGrader:
         # A function that raised ends the case
         if failure is not None:
             return self._failed(
-                worker, reward_failed(reward, case, "reward-raised", "raised", failure)
+                worker,
+                reward_failed(
+                    reward, case, "reward-raised", error="raised", reason=failure
+                ),
             )
         try:
             worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
@@ -267,15 +268,13 @@ class ProcessGrader:
             return []
         return [(case, {reward.name: math.nan for reward in self._rewards})]
 
-    def _ended(
-        self, worker: _GraderProcess, code: str, what: str, why: str
-    ) -> RewardError:
+    def _ended(self, worker: _GraderProcess, code: str, **facts: Any) -> RewardError:
         """Kill a process. Return the error of the function that it was running; functions run in order."""
         assert worker.case is not None
         worker.close()
         self._processes.remove(worker)
         return reward_failed(
-            self._rewards[len(worker.values)], worker.case, code, what, why
+            self._rewards[len(worker.values)], worker.case, code, **facts
         )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
@@ -285,8 +284,12 @@ class ProcessGrader:
             worker.popen.wait(_ENDING_S)
         # Now its exit code is known
         worker.close()
-        why = f"its process ended with {worker.popen.returncode}; it may take {self._memory_bytes:,} bytes"
-        return self._ended(worker, "reward-died", "died", why)
+        return self._ended(
+            worker,
+            "reward-died",
+            exit_code=worker.popen.returncode,
+            memory=self._memory_bytes,
+        )
 
     def close(self) -> None:
         """Drop all cases and end the processes. A case that is submitted later starts other processes."""

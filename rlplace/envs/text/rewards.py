@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlplace import codes
+from rlplace.codes import problem
 from rlplace.config.schema import OnPoison, RewardFunctionConfig
 from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
@@ -57,14 +59,6 @@ _APART = {
 _SHOWN = 400
 # Arguments of functions over lists
 _LISTS = ("prompts", "answers", "labels")
-# What to do about a failure, by its code
-_FIXES = {
-    "reward-not-finite": "return a finite number for every answer, 0.0 for a useless one; or faults.on_poison=skip",
-    "reward-no-number": "return a finite number for every answer, 0.0 for a useless one; or faults.on_error=skip",
-    "reward-raised": "catch in the function what an answer can cause, and return 0.0; or faults.on_error=skip",
-    "reward-timeout": "env.reward_timeout_s=<longer>; or return 0.0 earlier in the function; or faults.on_error=skip",
-    "reward-died": "return 0.0 in the function before it takes so much memory; or faults.on_error=skip",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +150,7 @@ def find_rewards(
     """
     chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
-        what = "no function scores the answers"
-        why = "the task names no reward functions of its own"
-        raise ConfigError.of(
-            "no-reward",
-            "env.rewards",
-            what,
-            "[]",
-            why,
-            "rewards: [{name: math_answer}]",
-        )
+        raise codes.config_error("no-reward", "env.rewards", "[]")
     rewards: list[Reward] = []
     problems: list[Problem] = []
     for index, block in enumerate(chosen):
@@ -178,11 +163,8 @@ def find_rewards(
             problems += error.problems
             continue
         if reward.name in [other.name for other in rewards]:
-            what = f"there is another reward function called {reward.name}"
-            why = "each is a metric of its own, by this name"
-            fix = "give your function another name, or leave one out"
-            problems += ConfigError.of(
-                "duplicate-reward", f"{key}.name", what, block.name, why, fix
+            problems += codes.config_error(
+                "duplicate-reward", f"{key}.name", block.name, name=reward.name
             ).problems
         rewards.append(reward)
     if problems:
@@ -210,21 +192,9 @@ def number_of(
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise reward_failed(
-            reward,
-            case,
-            "reward-no-number",
-            "returned no number",
-            f"it returned {value}",
-        ) from error
+        raise reward_failed(reward, case, "reward-no-number", value=value) from error
     if not math.isfinite(number):
-        non_finite = reward_failed(
-            reward,
-            case,
-            "reward-not-finite",
-            f"returned {number}",
-            "a reward is a finite number",
-        )
+        non_finite = reward_failed(reward, case, "reward-not-finite", number=number)
         if on_poison == "stop":
             raise non_finite
         problem = non_finite.problem
@@ -234,21 +204,29 @@ def number_of(
 
 
 def reward_failed(
-    reward: Reward, case: Case, code: str, what: str, why: str
+    reward: Reward, case: Case, code: str, *, error: str = "", **facts: Any
 ) -> RewardError:
-    """Return the error of a reward function for one sample."""
+    """Return the error of a reward function for one sample. `error`: its name in the texts of `code`."""
     answer = case.transcript.answer
     shown = answer
     if len(answer) > _SHOWN:
         shown = f"{answer[:_SHOWN]} ... ({len(answer)} characters)"
     key = f"reward function {reward.written}"
+    timeout = "env.reward_timeout_s"
     if reward.key:
         key = f"{reward.key}.function"
-    what = f"{what}, for sample {case.sample} of group {case.group}"
-    fix = _FIXES[code]
-    if reward.key:
-        fix = fix.replace("env.reward_timeout_s", f"{reward.key}.timeout_s")
-    return RewardError.about(code, key, what, got=repr(shown), why=why, fix=fix)
+        timeout = f"{reward.key}.timeout_s"
+    failed = problem(
+        code,
+        key,
+        repr(shown),
+        error=error,
+        sample=case.sample,
+        group=case.group,
+        timeout=timeout,
+        **facts,
+    )
+    return RewardError(failed)
 
 
 # ── functions over lists ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlplace.codes import config_error
 from rlplace.envs.registry import needs
 from rlplace.errors import ConfigError, Problem, Source
 
 _KEY = "env.kwargs.path"
+# Characters of a row that an error shows
+_SHOWN = 200
 # In the place of a row without a line number: stands behind the file
 ROW = ", row"
 # Weight of a data set, at most: how often each row comes in an epoch
@@ -28,15 +31,11 @@ _Made = TypeVar("_Made")
 Row = tuple[Mapping[str, Any], Source]
 
 
-def bad_row(
-    what: str,
-    got: str,
-    place: Source,
-    why: str,
-    fix: str = "correct or remove the line",
-) -> ConfigError:
-    """Return the error of a bad row."""
-    return ConfigError.of("bad-row", _KEY, what, got[:200], why, fix, source=place)
+def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
+    """Return the error of a bad row. `error`: its name in the texts."""
+    return config_error(
+        "bad-row", _KEY, got[:_SHOWN], error=error, source=place, **facts
+    )
 
 
 def mixed(
@@ -57,9 +56,8 @@ def mixed(
     weights = path if isinstance(path, Mapping) else dict.fromkeys(path, 1.0)
     for one, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 < weight <= _MOST_OFTEN:
-            what = "a data set has no such weight"
-            why = "it is how often each of its rows is asked in an epoch"
-            raise _no_data_set(what, f"{one}: {weight!r}", why, f"path: {{{one}: 1}}")
+            got = f"{one}: {weight!r}"
+            raise config_error("no-dataset", _KEY, got, error="weight", name=one)
         named = [
             ({"data_set": names[one], **values}, place)
             for values, place in _part(one, rows, split)
@@ -112,9 +110,13 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
         folder = next(
             parent for parent in file.absolute().parents if os.path.isdir(parent)
         )
-        closed = "" if os.access(folder, os.X_OK) else ", which may not be entered"
-        why = f"paths count from {Path.cwd()}; what exists of it is {folder}{closed}"
-        raise _no_data_set("there is nothing at this path", path, why)
+        missing = "closed"
+        if os.access(folder, os.X_OK):
+            missing = "nothing"
+        here = Path.cwd()
+        raise config_error(
+            "no-dataset", _KEY, path, error=missing, here=here, folder=folder
+        )
     try:
         if file.is_dir():
             return _saved(file, dataset_split)
@@ -123,10 +125,11 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
         if file.suffix == ".parquet":
             return _parquet(file)
     except OSError as error:  # no permission, or damaged content
-        why = f"{type(error).__name__}: {error}".strip()
-        raise _no_data_set("the data set cannot be read", path, why) from error
-    why = "data sets are read from *.jsonl, from *.parquet, and from a folder written by save_to_disk"
-    raise _no_data_set("a file of this kind is no data set", path, why)
+        reason = f"{type(error).__name__}: {error}".strip()
+        raise config_error(
+            "no-dataset", _KEY, path, error="unread", reason=reason
+        ) from error
+    raise config_error("no-dataset", _KEY, path, error="kind_of_file")
 
 
 def _json_lines(file: Path) -> list[Row]:
@@ -150,10 +153,9 @@ def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
     try:
         values = json.loads(line, object_pairs_hook=_of_pairs)
     except (ValueError, RecursionError) as error:  # bad JSON or UTF-8
-        raise bad_row("a line is no row", shown, place, f"JSON: {error}") from error
+        raise bad_row("line", shown, place, reason=error) from error
     if not isinstance(values, dict):
-        why = 'a line is one object: {"prompt": ..., "answer": ...}'
-        raise bad_row("a line is no row", shown, place, why)
+        raise bad_row("no_object", shown, place)
     return _of_text(values, line, place)
 
 
@@ -179,10 +181,7 @@ def _of_text(
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            why = r"\ud83d without the \ude00 behind it is half of a character, and no text"
-            raise bad_row(
-                "a row has half of a character", ascii(values), place, why
-            ) from error
+            raise bad_row("surrogate", ascii(values), place) from error
     return values
 
 
@@ -193,9 +192,7 @@ def _json_array(file: Path) -> list[Row]:
         rows = json.loads(written, object_pairs_hook=_of_pairs)
     except (ValueError, RecursionError) as error:
         place = Source(file=str(file), line=getattr(error, "lineno", 1))
-        raise bad_row(
-            "the file is no list of rows", str(file), place, f"JSON: {error}"
-        ) from error
+        raise bad_row("no_list", str(file), place, reason=error) from error
     return each(
         _numbered(rows, str(file)),
         lambda row: (_entry(row[0], written, row[1]), row[1]),
@@ -205,8 +202,7 @@ def _json_array(file: Path) -> list[Row]:
 def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
     """Return an entry of a list. Raises ConfigError if it is not an object."""
     if not isinstance(values, dict):
-        why = 'a row is one object: {"prompt": ..., "answer": ...}'
-        raise bad_row("an entry of the list is no row", repr(values), place, why)
+        raise bad_row("entry", repr(values), place)
     return _of_text(values, written, place)
 
 
@@ -218,9 +214,8 @@ def _parquet(file: Path) -> list[Row]:
     try:
         table = parquet.read_table(file)
     except pyarrow.ArrowInvalid as error:
-        why = f"pyarrow: {error}"
-        raise _no_data_set(
-            "the file cannot be read as Parquet", str(file), why
+        raise config_error(
+            "no-dataset", _KEY, str(file), error="parquet", reason=error
         ) from error
     return _numbered(table.to_pylist(), str(file))
 
@@ -233,16 +228,23 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
         found = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, LookupError, TypeError) as error:
         # The error depends on which file is missing or damaged
-        why = f"a folder is read as what `datasets` writes with save_to_disk: {error}"
-        raise _no_data_set("the folder is no data set", str(folder), why) from error
+        raise config_error(
+            "no-dataset", _KEY, str(folder), error="folder", reason=error
+        ) from error
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
-            why = "it has the splits " + ", ".join(found)
-            fix = f"kwargs: {{dataset_split: {next(iter(found), 'train')}}}"
-            what = f"the data set has no split {split!r}"
+            which = "no_split"
             if split is None:
-                what = "the data set has several splits"
-            raise _no_data_set(what, str(folder), why, fix)
+                which = "several_splits"
+            raise config_error(
+                "no-dataset",
+                _KEY,
+                str(folder),
+                error=which,
+                split=split,
+                splits=", ".join(found),
+                first=next(iter(found), "train"),
+            )
         found = found[split]
     return _numbered(found.to_list(), str(folder))
 
@@ -253,13 +255,6 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
         (value, Source(file=f"{path}{ROW}", line=number))
         for number, value in enumerate(values, start=1)
     ]
-
-
-def _no_data_set(
-    what: str, path: str, why: str, fix: str = "path: <a data set>"
-) -> ConfigError:
-    """Return the error that a path is not a data set."""
-    return ConfigError.of("no-dataset", _KEY, what, path, why, fix)
 
 
 def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]:

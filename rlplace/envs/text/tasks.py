@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rlplace import codes
 from rlplace.envs.registry import needs, unknown_choice
 from rlplace.envs.text.contract import Image, Message, OneTurn, Split
 from rlplace.envs.text.rows import ROW, bad_row, each, mixed
-from rlplace.errors import ConfigError, Source, did_you_mean, suggestion
+from rlplace.errors import Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 # One problem in so many is held out
@@ -31,6 +32,9 @@ _ENDLESS = 1 << 30
 # reasoning-gym makes entry i from (first seed + i): held-out seeds begin where training never arrives
 _HALF = 1 << 30
 _ROLES = ("system", "user", "assistant")
+# Name of the error of a row without this column, and with null in it
+_LACKS = {"prompt": "lacks_prompt", "answer": "lacks_answer"}
+_HAS_NULL = {"prompt": "null_prompt", "answer": "null_answer"}
 # Column names of well-known data sets, to propose one that is probably meant
 _MEANT = {
     "prompt": (
@@ -368,12 +372,13 @@ class TextArena:
             # Another kind is a bug of the game
             if type(error) is not LookupError:
                 raise
-            what = "the game needs word lists that are not on this machine"
-            why = "it takes them from nltk, which fetches them from the internet and stores them in ~/nltk_data"
             download = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
-            fix = f"{download}        (or a game without: FrozenLake-v0)"
-            raise ConfigError.of(
-                "missing-library", "env.kwargs.game", what, game, why, fix
+            raise codes.config_error(
+                "missing-library",
+                "env.kwargs.game",
+                game,
+                error="word_lists",
+                download=download,
             ) from error
         except AssertionError as error:  # the library's check of the number of players
             raise ValueError(f"{game} is no game for one: {error}") from error
@@ -558,19 +563,23 @@ class PromptSet:
                 near = did_you_mean(column, names)
                 if not near and usual:
                     near = usual[0]
-                what = f"a row has no {column!r}" + suggestion(near)
+                error = _LACKS[key]
                 if column in names:
-                    what = f"a row's {column!r} is {'null' if value is None else value}"
-                why = "every row needs the columns that are asked and compared"
-                fix = f"env.kwargs.{key}={near or '<column>'}"
-                if key == "answer":
-                    fix += "        (answer: null where nothing is compared)"
-                raise bad_row(what, "columns: " + ", ".join(names), place, why, fix)
+                    error = _HAS_NULL[key]
+                raise bad_row(
+                    error,
+                    "columns: " + ", ".join(names),
+                    place,
+                    column=column,
+                    hint=suggestion(near),
+                    value="null" if value is None else value,
+                    near=near or "<column>",
+                )
         if self._asked(values, place) is None:
             got = repr(_column(values, self._prompt))
-            why = f"a prompt is a text, or a list of messages with a role ({', '.join(_ROLES)}) and a content"
-            fix = f"kwargs: {{prompt: <a column other than {self._prompt}>}}"
-            raise bad_row(f"{self._prompt!r} is no prompt", got, place, why, fix)
+            raise bad_row(
+                "no_prompt", got, place, column=self._prompt, roles=", ".join(_ROLES)
+            )
 
 
 def _column(values: Mapping[str, Any], name: str) -> Any:
@@ -626,13 +635,8 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
             messages[at] = Message("user", (*left, messages[at].text))
             left = []
     if left:
-        what = "a row has more images than places for them"
         got = f"{len(left)} of {len(images)} are left"
-        why = (
-            'they stand where messages have parts {"type": "image"}; where none '
-            "has, before the first text of the user"
-        )
-        raise bad_row(what, got, place, why)
+        raise bad_row("images_left", got, place)
     return messages
 
 
@@ -648,13 +652,10 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
         return _as_image(part["image"], place)
     if kind == "image" and left:
         return left.pop(0)
-    what = "a part of a message is not read"
-    fix = "remove the part"
+    error = "part"
     if kind == "image":
-        what = "a message has an image, and the row has none for it"
-        fix = "kwargs: {image: <column>}"
-    why = 'parts are {"type": "text", "text": ...} and {"type": "image"}, or {"type": "image", "image": <path>}'
-    raise bad_row(what, repr(part), place, why, fix)
+        error = "no_image_for_part"
+    raise bad_row(error, repr(part), place)
 
 
 def _as_image(value: Any, place: Source) -> Image:
@@ -669,9 +670,8 @@ def _as_image(value: Any, place: Source) -> Image:
     found = Path(place.file.removesuffix(ROW))
     file = (found if found.is_dir() else found.parent) / str(value)
     if not isinstance(value, str) or not file.is_file():
-        what = "a row's image is not there"
-        why = "it is a path, or a map with bytes"
+        error = "no_image"
         if isinstance(value, str):
-            why = f"paths count from {file.parent}"
-        raise bad_row(what, repr(value), place, why)
+            error = "image_path"
+        raise bad_row(error, repr(value), place, folder=file.parent)
     return Image(str(file.absolute()))

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace.checkpoints import write_whole
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.contract.requests import Evaluation, EvaluationRequest
-from rlplace.errors import ConfigError, OutputError
+from rlplace.errors import OutputError
 from rlplace.trained import Trained
 
 # Standard errors on each side of a mean: 95 % of a normal distribution
@@ -24,10 +24,9 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     Raises ConfigError, OutputError, WorkerError.
     """
     if request.video is not None:
-        wrong = problem(
+        raise config_error(
             "bad-option", "video", str(request.video), error="video_of_language_model"
         )
-        raise ConfigError([wrong])
     from rlplace.workers.roles.evaluation import answers
 
     assert trained.checkpoint is not None, (

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.read import try_config, with_folder
 from rlplace.config.schema import Config
 from rlplace.contract.job import Job
 from rlplace.contract.requests import Evaluation, EvaluationRequest, ExportRequest
 from rlplace.contract.stages import Work
 from rlplace.envs.registry import check_task
-from rlplace.errors import ConfigError, Problem, Source
+from rlplace.errors import Problem, Source
 from rlplace.jobs.language_model import iteration, plan
 from rlplace.jobs.language_model.evaluate import evaluate
 from rlplace.jobs.language_model.export import export
@@ -218,10 +218,9 @@ class LanguageModelJob(Job):
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
         folder = str(trained.folder)
-        wrong = problem(
+        raise config_error(
             "wrong-kind", key, folder, error="language_model", folder=folder
         )
-        raise ConfigError([wrong])
 
 
 def worker_of(config: Config, component: str) -> type[Worker]:

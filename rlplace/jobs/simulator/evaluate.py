@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.contract.requests import Evaluation, EvaluationRequest
-from rlplace.errors import ConfigError
 from rlplace.trained import Trained
 
 _EPISODES = 20
@@ -19,13 +18,12 @@ _EPISODES = 20
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     """Play whole episodes and sum up. Raises ConfigError, SimulatorError, OutputError."""
     if request.transcripts is not None:
-        wrong = problem(
+        raise config_error(
             "bad-option",
             "transcripts",
             str(request.transcripts),
             error="transcripts_of_simulators",
         )
-        raise ConfigError([wrong])
     # For torch: with small batches, more threads would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rlplace.envs.play import play

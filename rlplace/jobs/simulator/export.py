@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rlplace.checkpoints.checkpoint import CONFIG
 from rlplace.checkpoints.find import verify
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.contract.requests import ExportRequest
-from rlplace.errors import ConfigError
 from rlplace.jobs.exports import (
     FILES,
     check_component,
@@ -29,8 +28,7 @@ def export(trained: Trained, request: ExportRequest) -> None:
     else:
         check_component(found, request.component)
         if request.average:
-            wrong = problem("bad-option", "--ema", error="average_of_simulators")
-            raise ConfigError([wrong])
+            raise config_error("bad-option", "--ema", error="average_of_simulators")
         free_place(out, FILES, number=found.iteration)
         verify(found, request.key)
     with written(out):
@@ -44,10 +42,9 @@ def _check_exported(trained: Trained, request: ExportRequest) -> None:
     option = f"--component {request.component}"
     if request.average:
         option = "--ema"
-    wrong = problem(
+    raise config_error(
         "bad-option", option, str(trained.folder), error="exported", option=option
     )
-    raise ConfigError([wrong])
 
 
 def _write(trained: Trained, out: Path, key: str) -> None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.config.schema import TextEnvConfig, TextRolloutConfig
-from rlplace.errors import ConfigError, EngineBusy, NotResident, Problem, did_you_mean
+from rlplace.errors import EngineBusy, NotResident, Problem, did_you_mean
 from rlplace.extras import install_command, versions_of
 from rlplace.placement.schedule import Residency
 from rlplace.stopwatch import Stopwatch
@@ -218,7 +218,7 @@ def check_length(owner: str, length: int, context: int) -> None:
     """Raise ConfigError if a prompt of `length` tokens leaves no room for an answer."""
     if length >= context:
         got = f"{length} tokens"
-        raise ConfigError([problem("prompt-too-long", owner, got, context=context)])
+        raise config_error("prompt-too-long", owner, got, context=context)
 
 
 def vllm_problem(kind: str) -> Problem | None:

@@ -32,9 +32,8 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 from transformers.initialization import no_init_weights
 
-from rlplace.codes import problem
+from rlplace.codes import config_error
 from rlplace.config.schema import TextRolloutConfig
-from rlplace.errors import ConfigError
 from rlplace.models import BUILDING
 from rlplace.models.tokenizer import StopTexts, Tokenizer
 from rlplace.models.vision import VisionSpec
@@ -126,17 +125,13 @@ class TransformersEngine(ModuleEngine):
         other_kinds = kinds - {"full_attention", "sliding_attention"}
         window_is_short = window and window < settings.context
         if other_kinds or window_is_short:
-            raise ConfigError(
-                [
-                    problem(
-                        "attention-not-full",
-                        "rollout.engine",
-                        "transformers",
-                        error="layers",
-                        owner=owner,
-                        family=config.model_type,
-                    )
-                ]
+            raise config_error(
+                "attention-not-full",
+                "rollout.engine",
+                "transformers",
+                error="layers",
+                owner=owner,
+                family=config.model_type,
             )
         # Build the model without initial values, which a load overwrites
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[rollout.dtype])
@@ -169,19 +164,15 @@ class TransformersEngine(ModuleEngine):
         self._rows = limit // each
         if self._rows < 1:
             key = "rollout.kv_cache_memory"
-            raise ConfigError(
-                [
-                    problem(
-                        "kv-cache-too-small",
-                        key,
-                        str(limit),
-                        error="transformers",
-                        owner=owner,
-                        each=each,
-                        context=settings.context,
-                        name=key,
-                    )
-                ]
+            raise config_error(
+                "kv-cache-too-small",
+                key,
+                str(limit),
+                error="transformers",
+                owner=owner,
+                each=each,
+                context=settings.context,
+                name=key,
             )
         self._workspace_bytes = self._rows * each
         self._most = min(self._rows, rollout.step_sequences)

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.config.schema import (
     AcceleratorConfig,
     ClusterConfig,
     NodeConfig,
     RayConfig,
 )
-from rlplace.errors import ClusterError, ConfigError, PlacementError, Source, source_of
+from rlplace.errors import ClusterError, PlacementError, Source, source_of
 from rlplace.extras import install_command
 from rlplace.placement.machines.topology import Run, Topology, declare_topology
 from rlplace.units import counted
@@ -71,19 +71,15 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
     """Read the machines from the Ray cluster at `ray.address`, as a run will find them. Also raises ClusterError."""
     if config.ray.address is None:
         key = "cluster.ray.address"
-        raise ConfigError(
-            [
-                problem(
-                    "missing-key",
-                    key,
-                    error="ray_address",
-                    source=source_of(key, sources),
-                )
-            ]
+        raise config_error(
+            "missing-key",
+            key,
+            error="ray_address",
+            source=source_of(key, sources),
         )
     if config.nodes:
         source = source_of("cluster.nodes", sources)
-        raise ConfigError([problem("machines-twice", "cluster.nodes", source=source)])
+        raise config_error("machines-twice", "cluster.nodes", source=source)
     machines = _machines_of(config.ray)
     gpus = [int(machine.total.get("GPU", 0)) for machine in machines]
     kind = config.accelerator.kind
@@ -131,15 +127,14 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
         session.start()
         return session.machines()
     except ModuleNotFoundError as error:
-        missing = problem(
+        raise config_error(
             "missing-library",
             "cluster.ray.machines",
             "machines: true",
             error="ray",
             module=error.name,
             command=install_command("run"),
-        )
-        raise ConfigError([missing]) from error
+        ) from error
     finally:
         session.close()
 

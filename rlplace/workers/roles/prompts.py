@@ -110,12 +110,8 @@ class Prompts:
             raise self._unseen(shown)
         if not len(tokens):
             got = f"prompt {row}: {episodes[0].prompt!r}"
-            raise ConfigError(
-                [
-                    codes.problem(
-                        "empty-prompt", "env.kwargs", got, source=self._place(row)
-                    )
-                ]
+            raise codes.config_error(
+                "empty-prompt", "env.kwargs", got, source=self._place(row)
             )
         return tokens, images, episodes
 
@@ -141,12 +137,8 @@ class Prompts:
         return fitting
 
     def _unseen(self, shown: Sequence[Image]) -> ConfigError:
-        return ConfigError(
-            [
-                codes.problem(
-                    "bad-image", "env.kwargs", f"{len(shown)} images", error="unseen"
-                )
-            ]
+        return codes.config_error(
+            "bad-image", "env.kwargs", f"{len(shown)} images", error="unseen"
         )
 
     def _too_long(
@@ -155,7 +147,7 @@ class Prompts:
         error = "refused"
         if self._drop:
             error = "all_dropped"
-        long = codes.problem(
+        return codes.config_error(
             "long-prompts",
             "algorithm.max_prompt_length",
             got,
@@ -164,7 +156,6 @@ class Prompts:
             longest=self._longest,
             enough=enough,
         )
-        return ConfigError([long])
 
 
 def splits(config: Config) -> tuple[Split, ...]:

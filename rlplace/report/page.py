@@ -15,7 +15,7 @@ from rlplace.report.charts import STYLE, Line, chart, number
 from rlplace.report.record import RunRecord
 from rlplace.report.summary import steps_name
 from rlplace.report.timeline import LOOK
-from rlplace.report.trackers import FAILED, STOPPED
+from rlplace.report.trackers import FAILED, FINISHED, STOPPED
 from rlplace.report.utilisation import SYNC, bottleneck
 from rlplace.units import plural, show_bytes
 
@@ -227,13 +227,13 @@ def _state(run: RunRecord) -> str:
     """Return how the run ended: finished, goal reached, stopped, failed, ended early."""
     summary = run.summary
     keys = run.keys
-    if summary.get("state") == STOPPED:
-        return STOPPED
-    if not summary.get("policy"):
-        return FAILED
+    # Older versions wrote no state, but named the policy of a finished run.
+    state = summary.get("state") or (FINISHED if summary.get("policy") else FAILED)
+    if state != FINISHED:
+        return str(state)
     total = keys.get("runner.total_iterations", RunnerConfig().total_iterations)
     if summary["iterations"] >= int(total):
-        return "finished"
+        return FINISHED
     goal = keys.get("runner.stop_at_return", "null")
     reached = summary.get("return_last")
     if goal != "null" and reached is not None and reached >= float(goal):

@@ -284,6 +284,9 @@ def test_samples_of_the_first_and_the_last_iteration_are_shown(tmp_path: Path) -
     [
         ({"policy": None}, "failed"),
         ({"policy": None, "state": "stopped"}, "stopped"),
+        ({"policy": None, "state": "failed"}, "failed"),
+        # A custom job saves no model.
+        ({"policy": None, "state": "finished"}, "finished"),
         ({"iterations": 2}, "ended early"),
         ({}, "finished"),
     ],

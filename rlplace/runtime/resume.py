@@ -21,6 +21,7 @@ from rlplace.checkpoints.checkpoint import CONFIG, Checkpoint
 from rlplace.checkpoints.find import ANEW, AUTO, find, verify, whole_ones
 from rlplace.codes import problem
 from rlplace.config.compose import override
+from rlplace.config.open_job import OpenConfig
 from rlplace.config.yaml_text import show
 from rlplace.contract.reading import read_job
 from rlplace.contract.registry import job_of, with_job_of
@@ -118,6 +119,33 @@ _EXPERIMENT = (
 )
 # keys of the task; resume=auto skips runs of other tasks
 _TASK = ("env.kind", "env.id", "env.task")
+# Of a custom job. The meaning of its other keys is known to its workers alone: changes are told, none is refused.
+_SAFE_OF_CUSTOM = (
+    "cluster.*",
+    "checkpoint.*",
+    "memory.*",
+    "resume",
+    "resume_allow",
+    "profile",
+    "dry_run",
+    "faults.restarts",
+    "faults.*_s",
+    "faults.on_node_loss",
+    "runner.total_iterations",
+    "runner.stop_at_return",
+    "runner.eval_*",
+    "runner.output_dir",
+    "runner.sinks",
+    "runner.*_s",
+)
+# Keys of the engine in the block of each component.
+_SAFE_OF_COMPONENT = (
+    "enable_offload",
+    "memory.weights",
+    "memory.full",
+    "memory.working",
+    "memory.host",
+)
 _ABSENT = "(none)"  # shown instead of a value if one of the two configs lacks the key
 # key -> (value in the checkpoint, value now)
 Differences = Mapping[str, tuple[object, object]]
@@ -148,7 +176,8 @@ def resumed(job: Prepared) -> Resumed | None:
         verify(checkpoint)
     mapping = with_job_of(yaml.safe_load(checkpoint.text(CONFIG)), job.mapping)
     differences = _differences(read_job(mapping), read_job(job.mapping))
-    task = [key for key in _TASK if key in differences]
+    rules = _rules(config)
+    task = [key for key in rules.task if key in differences]
     if config.resume == AUTO and task:
         raise ConfigError(
             [_other_task(job, checkpoint, key, *differences[key]) for key in task]
@@ -161,15 +190,62 @@ def resumed(job: Prepared) -> Resumed | None:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """What a change of a key means; patterns of keys, as in the lists above."""
+
+    safe: Sequence[str]
+    # Safe where both configs have a value.
+    safe_if_set: Sequence[str]
+    shapes: Sequence[str]
+    # As `shapes`, where one of the two configs has no value.
+    shapes_if_unset: Sequence[str]
+    experiment: Sequence[str]
+    task: Sequence[str]
+
+
+def _rules(config: Any) -> _Rules:
+    """Return the rules for the keys of a config."""
+    if not isinstance(config, OpenConfig):
+        return _Rules(
+            safe=_SAFE,
+            safe_if_set=("reward.*url",),
+            shapes=_SHAPES,
+            shapes_if_unset=("*.ema_decay",),
+            experiment=_EXPERIMENT,
+            task=_TASK,
+        )
+    own = [f"{name}.{key}" for name in config.components for key in _SAFE_OF_COMPONENT]
+    return _Rules(
+        safe=(*_SAFE_OF_CUSTOM, *own),
+        safe_if_set=(),
+        shapes=(),
+        shapes_if_unset=(),
+        experiment=(),
+        task=(),
+    )
+
+
 def _differences(before: Any, now: Any) -> Differences:
-    old = dict(_flat(before))
-    new = dict(_flat(now))
+    old = _written(before)
+    new = _written(now)
     keys = (
         key
         for key in dict.fromkeys((*old, *new))
         if old.get(key, _ABSENT) != new.get(key, _ABSENT)
     )
     return {key: (old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys}
+
+
+def _written(config: Any) -> dict[str, object]:
+    """Return each key path, as a YAML file has it, with its value."""
+    if not isinstance(config, OpenConfig):
+        return dict(_flat(config))
+    # The keys of a component are the engine's, in its own record, and those of the worker.
+    found = dict(_flat(config.engine))
+    for name, block in (*config.components.items(), *config.settings.items()):
+        found |= _flat(block, name)
+    return found
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -195,25 +271,30 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _safe(key: str, old: object, new: object) -> bool:
+def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
     """Return whether this change leaves all numbers unchanged. The URL of a reward endpoint may change too."""
-    moved = _is(key, ("reward.*url",)) and None not in (old, new)
-    return ".kwargs." not in key and (moved or _is(key, _SAFE))
+    moved = _is(key, rules.safe_if_set) and None not in (old, new)
+    return ".kwargs." not in key and (moved or _is(key, rules.safe))
 
 
-def _shapes(key: str, old: object, new: object) -> bool:
+def _shapes(rules: _Rules, key: str, old: object, new: object) -> bool:
     """Return whether the saved state cannot be loaded with this change. Another folder of weights can be loaded."""
-    averaged = key.endswith(".ema_decay") and None in (old, new)
-    return averaged or (_is(key, _SHAPES) and not key.endswith(".model.path"))
+    averaged = _is(key, rules.shapes_if_unset) and None in (old, new)
+    return averaged or (_is(key, rules.shapes) and not key.endswith(".model.path"))
 
 
 def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Problem]:
     allowed = job.config.resume_allow
-    shaping = [key for key, values in differences.items() if _shapes(key, *values)]
+    rules = _rules(job.config)
+    shaping = [
+        key for key, values in differences.items() if _shapes(rules, key, *values)
+    ]
     refused = [
         key
         for key, values in differences.items()
-        if key not in shaping and not _safe(key, *values) and _is(key, _EXPERIMENT)
+        if key not in shaping
+        and not _safe(rules, key, *values)
+        and _is(key, rules.experiment)
         if not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
     for key in (*shaping, *refused):
@@ -300,11 +381,13 @@ def _text(
         *checkpoint.notes,
         f"resumes {checkpoint.folder}: {checkpoint.iteration} of {total} iterations are done",
     ]
+    rules = _rules(job.config)
     for key, (old, new) in differences.items():
-        if key not in ("resume", "resume_allow"):
+        # What this command alone is asked to do is no difference of the job.
+        if key not in ("resume", "resume_allow", "dry_run"):
             note = (
                 ""
-                if _safe(key, old, new)
+                if _safe(rules, key, old, new)
                 else "        changes the numbers of what follows"
             )
             lines.append(f"    {key}: {_short(old)} -> {_short(new)}{note}")

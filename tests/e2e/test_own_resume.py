@@ -33,3 +33,26 @@ def test_a_resumed_job_learns_what_an_unbroken_one_learns(
     whole = losses(tmp_path / "whole")
     assert losses(tmp_path / "broken") == whole
     assert whole[-1] < whole[0]
+
+
+def test_what_differs_is_told_by_the_keys_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = f"runner.output_dir={tmp_path}"
+    env = CONFIG["env"] | {"id": "first", "micro_batch": 2}
+    config = CONFIG | {"env": env}
+    assert run(job(), config, [output, "runner.total_iterations=1"]) == 0
+    capsys.readouterr()
+    changed = ["env.id=second", "env.micro_batch=4", "actor.memory.host=1GiB"]
+    changed += ["runner.total_iterations=2", "resume=auto", "dry_run=true"]
+    assert run(job(), config, [output, *changed]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (first,) = (at for at, line in enumerate(lines) if line.startswith("resumes "))
+    told = [line.strip() for line in lines[first + 1 :] if " -> " in line]
+    effect = "        changes the numbers of what follows"
+    assert sorted(told) == [
+        "actor.memory.host: 0 -> 1073741824",
+        f"env.id: first -> second{effect}",
+        f"env.micro_batch: 2 -> 4{effect}",
+        "runner.total_iterations: 1 -> 2",
+    ]

@@ -3,10 +3,12 @@
     python benchmarks/own_prediction.py             workers as threads of one process
     python benchmarks/own_prediction.py ray         a process for each
     python benchmarks/own_prediction.py ray computing
+    python benchmarks/own_prediction.py ray exchange
 
 Workers sleep instead of working, so that a machine with few processors holds them all; or they compute. `env` and
-`rollout` talk in every step, `score` does the same on each rank, `learn` divides its work. Prints
-predicted and measured seconds of an iteration and of its stages, and the median of the errors of iterations.
+`rollout` talk in every step, `score` does the same on each rank, `learn` divides its work. With `exchange`, the ranks
+of `learn` also average a gradient after each of many short updates. Prints predicted and measured seconds of an
+iteration and of its stages, the range that the prediction gives, and the median of the errors of iterations.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from rlplace import Channel, Job, Stage, Worker, full
 from rlplace.cli import own_job
 from rlplace.foresight.predict import predict
 from rlplace.foresight.profile import Profile, read_profile
+from rlplace.foresight.show import interval
 
 LAUNCHER = "ray" if "ray" in sys.argv else "inline"
 COMPUTING = "computing" in sys.argv
+EXCHANGE = "exchange" in sys.argv
+UPDATES = 32
 STEPS = 8
 ITERATIONS = 7
 ENV_S = 0.32  # of all ranks, in an iteration
@@ -87,8 +92,23 @@ class Scorer(Worker):
 class Learner(Worker):
     """Divides its work among its ranks."""
 
+    needs_own_process = EXCHANGE
+
+    def setup(self) -> None:
+        if EXCHANGE:
+            self.process_group()
+
     def learn(self, iteration: int) -> None:
-        work(LEARN_S / self.world_size)
+        if not EXCHANGE:
+            work(LEARN_S / self.world_size)
+            return
+        # Each update takes as long on any rank, and then all ranks wait for each other.
+        import torch
+
+        gradient = torch.zeros(1000)
+        for _ in range(UPDATES):
+            work(LEARN_S / 4 / UPDATES)
+            torch.distributed.all_reduce(gradient)
 
 
 JOB = Job(
@@ -141,10 +161,12 @@ def measure(placement: dict[str, str]) -> tuple[Profile, dict[str, float]]:
 def main() -> None:
     profile, _ = measure(MEASURED)
     errors = []
+    inside = 0
     print("predicted (measured) seconds, from a run under", MEASURED)
     for placement in OTHERS:
         found = own_job.plan(JOB, config(placement, "runs"))
-        numbers = predict(found.config, found.plan, found.case, profile).numbers
+        prediction = predict(found.config, found.plan, found.case, profile, ranged=True)
+        numbers = prediction.numbers
         _, measured = measure(placement)
         told = [
             f"{name} {numbers[f'time/{name}_s']:.3f} ({measured[name]:.3f})"
@@ -152,8 +174,12 @@ def main() -> None:
         ]
         error = numbers["time/iteration_s"] / measured["iteration"] - 1.0
         errors.append(abs(error))
+        low, high = interval(prediction)
+        inside += low <= measured["iteration"] <= high
+        told.append(f"{low:.3f} to {high:.3f}")
         print(f"{error:+6.1%}  {', '.join(told)}   {placement}")
     print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    print(f"{inside} of {len(OTHERS)} within what scaling with ranks may make of it")
 
 
 if __name__ == "__main__":

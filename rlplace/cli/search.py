@@ -366,6 +366,8 @@ def _found(request: Request, job: Prepared) -> Result:
         seconds=seconds,
         notes=(*foreign(profile), *changed_learning(best)),
         probed=probed,
+        unmeasured=search.unmeasured(),
+        ranged=search.ranged(best),
     )
 
 

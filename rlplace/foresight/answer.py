@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -11,8 +11,16 @@ from rlplace.config.yaml_text import to_yaml
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.probe import Probe, changed, describe
 from rlplace.foresight.profile import Profile
+from rlplace.foresight.scaling import listed
 from rlplace.foresight.search import Answer, Found, Search
-from rlplace.foresight.show import crowded, limit, predicted_seconds, stages_of
+from rlplace.foresight.show import (
+    crowded,
+    limit,
+    predicted_seconds,
+    scaling_notes,
+    show_interval,
+    stages_of,
+)
 from rlplace.placement.show.drawing import FONT, PALETTE, element, title
 from rlplace.tables import indented, table
 from rlplace.units import counted, show_bytes
@@ -45,6 +53,10 @@ class Result:
     seconds: float  # duration of the search
     notes: Sequence[str] = ()
     probed: Sequence[Probe] = ()
+    # Component -> numbers of ranks that were measured, where the search may choose others.
+    unmeasured: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    # The best plan with the ends of what is assumed of scaling; None: nothing is.
+    ranged: Prediction | None = None
 
     @property
     def best(self) -> Found:
@@ -167,7 +179,7 @@ def render_text(result: Result) -> str:
         "",
     ]
     lines += [
-        f"best: {best.seconds:.3g} s an iteration on {_accelerators(best)}; {_proof(answer)}"
+        f"best: {best.seconds:.3g} s an iteration on {_accelerators(best)}; {_proof(result)}"
     ]
     current = answer.current
     if current is None:
@@ -181,6 +193,7 @@ def render_text(result: Result) -> str:
     lines += [
         f"  {describe(best)}",
         f"  {limit(best.prediction)}",
+        *_assumed(result),
         "",
         *_stage_table(result),
         "",
@@ -240,7 +253,23 @@ def render_text(result: Result) -> str:
     return "\n".join([*lines, *_counted(result), *result.notes])
 
 
-def _proof(answer: Answer) -> str:
+def _assumed(result: Result) -> list[str]:
+    """Write the range of the best plan's seconds, and what is assumed of them; empty if nothing is."""
+    if result.ranged is None:
+        return []
+    shown = show_interval(result.ranged)
+    lines = [f"an iteration takes {shown}"] if shown else []
+    return [f"  {line}" for line in (*lines, *scaling_notes(result.ranged))]
+
+
+def _proof(result: Result) -> str:
+    answer = result.answer
+    if result.unmeasured:
+        each = [f"{name} {listed(known)}" for name, known in result.unmeasured.items()]
+        return (
+            "an assumption, not a proof: that ranks share their work, where only these"
+            f" numbers of ranks were measured: {', '.join(each)}"
+        )
     if answer.proven:
         return "proven: under the profile no plan takes less (gap 0 %)"
     return f"no plan is below {answer.bound:.3g} (gap {answer.gap:.1%})"
@@ -323,7 +352,8 @@ def render_json(result: Result) -> dict[str, Any]:
         "current": None if answer.current is None else record(answer.current),
         "bound": answer.bound,
         "gap": answer.gap,
-        "proven": answer.proven,
+        "proven": answer.proven and not result.unmeasured,
+        "unmeasured": {name: list(n) for name, n in result.unmeasured.items()},
         "runners_up": [
             record(f) | {"loses": f.value / best.value - 1, "why": why_slower(best, f)}
             for f in answer.found[1:]
@@ -381,7 +411,7 @@ def render_svg(result: Result) -> str:
         legend += [sample, element("text", stage, x=x + 16, y=40)]
 
     height = 76 + len(shown) * _ROW
-    heading = escape(f"{result.name}: {_proof(result.answer)}")
+    heading = escape(f"{result.name}: {_proof(result)}")
     lines = [
         "",
         element("style", _LOOK),

@@ -71,6 +71,10 @@ class Costs:
         self.stretched: dict[str, float] = {}
         # Costs that are assumed, not measured
         self.assumed: set[str] = set()
+        # Call whose scaling with ranks is assumed -> ranks it was measured with, and ranks it was asked for
+        self.scaled: dict[str, tuple[Sequence[int], int]] = {}
+        # Whether a cost could be any number of seconds
+        self.unbounded = False
         # Cost -> total processor seconds that were asked for
         self.spent: dict[str, float] = defaultdict(float)
         self._found: dict[tuple[str, float], Cost] = {}

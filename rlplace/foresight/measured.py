@@ -6,14 +6,22 @@
     predicted   env.rollout on 4 ranks     0.40 s                         of it 0.025 s
 
 All ranks of a component share the work of a call: the seconds of a rank go by the number of ranks, unless the job says
-`full("env").calls("rollout", scales="constant")`. Processors that are too few are shared on the logical clock.
+`full("env").calls("rollout", scales="constant")`. Of other numbers of ranks than were measured this is an assumption,
+and told as one: see `foresight/scaling.py`. Processors that are too few are shared on the logical clock.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from rlplace.config.open_job import OpenConfig
@@ -22,7 +30,9 @@ from rlplace.contract.stages import CONSTANT, PULL, PUSH, Call, Part, Step
 from rlplace.foresight.costs import Cost, Costs
 from rlplace.foresight.loads import Load, Loads, Mode, Options, Size, Sizes, Stages
 from rlplace.foresight.model import PerformanceModel
+from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Body, Rank, Site
+from rlplace.foresight.scaling import RankCosts, Scaling, is_measured, measured_ranks
 from rlplace.foresight.space import Space
 from rlplace.foresight.world import Sleep
 from rlplace.metrics import Metrics
@@ -102,6 +112,33 @@ class MeasuredModel(PerformanceModel):
             if others_s > _LEAST * longest_s:
                 share = (max(seconds.values()) - longest_s) / others_s
                 found[_turns(stage)] = min(1.0, max(0.0, share))
+        return found
+
+    def costs(
+        self, config: Any, profile: Profile, scaling: Scaling = Scaling.SHARED
+    ) -> Costs:
+        workers = job_of(config).components.items()
+        # Only ranks with processes of their own join a process group.
+        exchanging = [name for name, worker in workers if worker.needs_own_process]
+        return RankCosts(profile, exchanging, scaling)
+
+    def unmeasured(
+        self,
+        config: Any,
+        plan: Plan,
+        profile: Profile,
+        ranks: Mapping[str, Iterable[int]],
+    ) -> dict[str, Sequence[int]]:
+        constant = _constant(config)
+        found: dict[str, Sequence[int]] = {}
+        for call in _calls(config, plan.needs):
+            key = (call.component, call.method)
+            if not _works(call.method) or key in constant:
+                continue
+            known = measured_ranks(profile, _cost(*key))
+            asked = ranks.get(call.component, ())
+            if known and not all(is_measured(known, n) for n in asked):
+                found[call.component] = known
         return found
 
     def ranks(self, config: Any, plan: Plan) -> Mapping[str, type[Rank]]:

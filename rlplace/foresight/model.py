@@ -7,13 +7,15 @@ measures, how its ranks spend seconds, which plans a search may choose among, an
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import config_error
 from rlplace.contract.registry import job_of
+from rlplace.foresight.costs import Costs
 from rlplace.foresight.loads import Mode, Size, Sizes, Stages
 from rlplace.foresight.profile import Profile
+from rlplace.foresight.scaling import Scaling
 from rlplace.placement.memory.case import replaced
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
@@ -21,7 +23,6 @@ from rlplace.report.calls import IterationCalls, RankCall
 from rlplace.stopwatch import Part
 
 if TYPE_CHECKING:
-    from rlplace.foresight.costs import Costs
     from rlplace.foresight.measure import Variant
     from rlplace.foresight.ranks import Rank, Site
     from rlplace.foresight.space import Space
@@ -111,6 +112,12 @@ class PerformanceModel(abc.ABC):
         """Return whether the behaviour of the job's ranks is modelled."""
         return True
 
+    def costs(
+        self, config: Any, profile: Profile, scaling: Scaling = Scaling.SHARED
+    ) -> Costs:
+        """Return the costs of a profile. `scaling`: of numbers of ranks that were not measured."""
+        return Costs(profile)
+
     @abc.abstractmethod
     def ranks(self, config: Any, plan: Plan) -> Mapping[str, type[Rank]]:
         """Return the logical-clock rank class of each component."""
@@ -156,6 +163,19 @@ class PerformanceModel(abc.ABC):
     def special_costs(self, mode: Mode) -> tuple[str, ...]:
         """Return the costs that only plans of this mode need."""
         return ()
+
+    def unmeasured(
+        self,
+        config: Any,
+        plan: Plan,
+        profile: Profile,
+        ranks: Mapping[str, Iterable[int]],
+    ) -> dict[str, Sequence[int]]:
+        """Return the components of which some number of ranks was not measured -> the numbers that were.
+
+        `ranks`: the numbers that a search may choose, by component.
+        """
+        return {}
 
     def scored_in(self, stages: Collection[str]) -> str | None:
         """Return the stage at whose end advantages are computed, given the stages without turns."""

@@ -18,6 +18,7 @@ from rlplace.foresight.costs import Costs
 from rlplace.foresight.model import model_of
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.ranks import Site, make_groups
+from rlplace.foresight.scaling import Scaling
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.report.calls import IterationCalls
@@ -37,6 +38,9 @@ class Prediction:
     # Node -> share of time in which its processors were busy
     processors: Mapping[int, float]
     costs: Costs  # the costs that were asked for
+    # Least and most seconds by how calls may scale with ranks, where that was not measured and was asked for.
+    least_s: float | None = None
+    most_s: float | None = None  # infinite: nothing bounds it
 
     @property
     def seconds(self) -> float:
@@ -71,9 +75,33 @@ def open_loop(
     return site, loop
 
 
-def predict(config: Any, plan: Plan, case: MemoryCase, profile: Profile) -> Prediction:
-    """Run iterations of the plan on a logical clock, timed by the profile."""
-    costs = Costs(profile)
+def predict(
+    config: Any, plan: Plan, case: MemoryCase, profile: Profile, *, ranged: bool = False
+) -> Prediction:
+    """Run iterations of the plan on a logical clock, timed by the profile.
+
+    `ranged`: whether to predict the ends of what is assumed of scaling, too.
+    """
+    model = model_of(config)
+    found = _predict(config, plan, case, model.costs(config, profile))
+    if not ranged or not found.costs.scaled:
+        return found
+    ends = {}
+    for scaling in (Scaling.LEAST, Scaling.MOST):
+        costs = model.costs(config, profile, scaling)
+        ends[scaling] = _predict(config, plan, case, costs)
+    least = ends[Scaling.LEAST]
+    most = ends[Scaling.MOST]
+    most_s = math.inf if most.costs.unbounded else most.seconds
+    return dataclasses.replace(
+        found,
+        least_s=min(found.seconds, least.seconds),
+        most_s=max(found.seconds, most_s),
+    )
+
+
+def _predict(config: Any, plan: Plan, case: MemoryCase, costs: Costs) -> Prediction:
+    profile = costs.profile
     cores = int(profile.machine.get("cores", 1))
     # The first iteration, and one of each kind
     rounds = 1 + model_of(config).kinds_of_iterations(config)

@@ -178,6 +178,23 @@ class Search:
         """
         return _Run(self, objective, most or self.space.most, keep, rivals, over).go()
 
+    def unmeasured(self) -> dict[str, Sequence[int]]:
+        """Return the components that may get other numbers of ranks than were measured -> those that were."""
+        asked: dict[str, set[int]] = {}
+        for mode in self.space.modes:
+            for component, sizes in self.space.sizes(mode).items():
+                asked.setdefault(component, set()).update(s.ranks for s in sizes)
+        model = self.space.model
+        return model.unmeasured(self.space.config, self.space.plan, self.profile, asked)
+
+    def ranged(self, found: Found) -> Prediction | None:
+        """Predict a plan with the ends of what is assumed of scaling; None if nothing is."""
+        config = found.space.config_of(found.layout)
+        prediction = predict(config, found.plan, found.case, self.profile, ranged=True)
+        if prediction.least_s is None:
+            return None
+        return prediction
+
     def least(
         self, layout: Layout, schedule: Schedule, keys: Sequence[object]
     ) -> tuple[float, ...]:

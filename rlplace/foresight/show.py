@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -15,6 +16,7 @@ from rlplace.foresight.known import (
     last_profile,
 )
 from rlplace.foresight.predict import Prediction, can_predict, predict
+from rlplace.foresight.scaling import listed
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
@@ -53,14 +55,31 @@ def foreseen(
     if profile is None:
         file, profile = last_profile(config, plan, words)
         tell(f"profile={file}, the last of this job")
-    return predict(config, plan, case, profile)
+    return predict(config, plan, case, profile, ranged=True)
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:
-    """Return the range of seconds that holds nine of ten iterations, assuming the profile's variation."""
+    """Return the range of seconds that holds nine of ten iterations, assuming the profile's variation.
+
+    It is as wide as what may be assumed of scaling with ranks, where that was not measured; it may have no end.
+    """
     off = NINE_OF_TEN * prediction.costs.spread
-    least = max(0.0, prediction.seconds * (1.0 - off))
-    return least, prediction.seconds * (1.0 + off)
+    least_s = most_s = prediction.seconds
+    if prediction.least_s is not None and prediction.most_s is not None:
+        least_s = prediction.least_s
+        most_s = prediction.most_s
+    return max(0.0, least_s * (1.0 - off)), most_s * (1.0 + off)
+
+
+def show_interval(prediction: Prediction) -> str:
+    """Write the range of seconds of an iteration, and what it depends on; "" if there is none."""
+    low, high = interval(prediction)
+    if high <= low:
+        return ""
+    until = "s or more" if math.isinf(high) else f"to {high:.3g} s"
+    if prediction.costs.scaled:
+        return f"{low:.3g} {until}, by how ranks share their work"
+    return f"nine of ten {low:.3g} {until}"
 
 
 def stage_seconds(
@@ -117,6 +136,7 @@ def notes(prediction: Prediction) -> list[str]:
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:
         return told
+    told += scaling_notes(prediction)
     busy = "measured on a busy machine, or no line is near; to be measured again"
     for what, costs_of_kind in (
         ("not measured, counted as nothing", costs.missing),
@@ -134,13 +154,26 @@ def notes(prediction: Prediction) -> list[str]:
     return told
 
 
+def scaling_notes(prediction: Prediction) -> list[str]:
+    """Name the calls whose scaling with the number of ranks is assumed; empty if there is none."""
+    calls = []
+    for call, (known, asked) in prediction.costs.scaled.items():
+        calls.append(f"{call} (measured with {listed(known)}, here {asked})")
+    if not calls:
+        return []
+    shown = ", ".join(calls[:_NOTED])
+    if len(calls) > _NOTED:
+        shown += f" and {len(calls) - _NOTED} more"
+    return [f"assumed, not measured: that ranks share the work of {shown}"]
+
+
 def render_prediction(prediction: Prediction) -> str:
     """Render predicted stage times as a chapter of a plan."""
     seconds = predicted_seconds(prediction)
     whole = f"an iteration takes {seconds.pop('iteration'):.3g} s"
-    low, high = interval(prediction)
-    if high > low:
-        whole += f", nine of ten {low:.3g} to {high:.3g} s"
+    shown = show_interval(prediction)
+    if shown:
+        whole += f", {shown}"
     stages = [f"{stage} {value:.3g} s" for stage, value in seconds.items()]
     lines = [whole, ", ".join(stages), limit(prediction), *notes(prediction)]
     return chapter("seconds: predicted from the profile", lines)
@@ -179,7 +212,8 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
     return {
         "seconds": predicted_seconds(prediction),
         "low_s": low,
-        "high_s": high,
+        # JSON has no infinite number.
+        "high_s": None if math.isinf(high) else high,
         "bottleneck": limit(prediction),
         "queues": dict(prediction.queues),
         "notes": notes(prediction),

@@ -11,6 +11,7 @@ from rlplace import Channel, Job, Stage, Worker, full, weights
 from rlplace.comm.channel import ChannelStats
 from rlplace.config.open_job import JOB
 from rlplace.errors import ConfigError
+from rlplace.foresight.answer import Result, render_json, render_text
 from rlplace.foresight.measure import variants
 from rlplace.foresight.measured import MeasuredModel
 from rlplace.foresight.model import model_of
@@ -18,7 +19,13 @@ from rlplace.foresight.observe import Observations
 from rlplace.foresight.predict import Prediction, predict
 from rlplace.foresight.profile import Profile
 from rlplace.foresight.search import Search
-from rlplace.foresight.show import limit
+from rlplace.foresight.show import (
+    interval,
+    limit,
+    prediction_record,
+    render_prediction,
+    scaling_notes,
+)
 from rlplace.foresight.space import Space
 from rlplace.report.calls import IterationCalls, RankCall, StageTime
 from rlplace.runtime.prepare import Prepared, prepare
@@ -328,3 +335,92 @@ def test_published_rates_tell_nothing_of_a_job_of_ones_own() -> None:
     with pytest.raises(ConfigError, match="no seconds can be told") as caught:
         MeasuredModel().published_profile(found.config, found.plan, found.case)
     assert caught.value.problems[0].code == "nothing-published"
+
+
+class Exchanging(Learner):
+    """Averages gradients over its ranks."""
+
+    needs_own_process = True
+
+
+def test_the_interval_of_numbers_of_ranks_that_were_not_measured_holds_all_scalings() -> (
+    None
+):
+    own = job()
+    own.components["actor"] = Exchanging
+    two = prepared(own, actor="0-1", env="2-3", rollout="4")
+    profile = measured(two, SECONDS)
+    # As measured: nothing is assumed.
+    same = ranged(two, profile)
+    assert same.least_s is None
+    assert not scaling_notes(same)
+
+    # One rank exchanges nothing, so that learn may take any time up to 0.8 s; env need not share its work.
+    one = ranged(prepared(own, actor="0", env="1", rollout="2"), profile)
+    assert one.numbers["time/learn_s"] == pytest.approx(0.8)
+    assert one.numbers["time/play_s"] == pytest.approx(1.6)
+    assert interval(one) == pytest.approx((0.3 + 0.8 + 0.0, 0.3 + 1.6 + 0.8))
+    (note,) = scaling_notes(one)
+    assert "actor.learn (measured with 2, here 1)" in note
+    assert "env.rollout (measured with 2, here 1)" in note
+    assert "rollout.answer" not in note
+
+    # An exchange takes longer with more ranks.
+    four = ranged(prepared(own, actor="0-3", env="4-5", rollout="6"), profile)
+    assert interval(four) == pytest.approx((0.3 + 0.8 + 0.2, 0.3 + 0.8 + 0.8))
+    assert prediction_record(four)["high_s"] == pytest.approx(1.9)
+
+
+def test_an_exchange_that_was_not_measured_has_no_bound() -> None:
+    own = job()
+    own.components["actor"] = Exchanging
+    one = prepared(own)
+    two = ranged(prepared(own, actor="0,7"), measured(one, SECONDS))
+    assert interval(two)[0] == pytest.approx(0.3 + 0.8 + 0.2)
+    assert prediction_record(two)["high_s"] is None
+    assert "s or more, by how ranks share their work" in render_prediction(two)
+
+
+def test_between_two_measured_numbers_of_ranks_both_are_the_ends() -> None:
+    own = job()
+    one = measured(prepared(own, env="1"), SECONDS)
+    both = one.merged(measured(prepared(own, env="1-4", rollout="5"), SECONDS))
+    two = ranged(prepared(own, env="1-2"), both)
+    assert two.least_s == pytest.approx(1.5)
+    assert two.most_s == pytest.approx(1.5)
+    assert [*two.costs.scaled] == ["env.rollout", "env.reset"]
+
+
+def test_a_search_over_numbers_of_ranks_that_were_not_measured_proves_nothing() -> None:
+    own = job()
+    found = prepared(own)
+    profile = measured(found, SECONDS)
+    space = Space(found.config, found.plan, fixed=("actor", "rollout"))
+    search = Search(space, profile)
+    answer = search.run()
+    assert answer.best is not None
+    result = Result(
+        name="own",
+        search=search,
+        answer=answer,
+        front=(),
+        turns=(),
+        seconds=0.0,
+        unmeasured=search.unmeasured(),
+        ranged=search.ranged(answer.best),
+    )
+    assert result.unmeasured == {"env": (2,)}
+    text = render_text(result)
+    assert "proven" not in text
+    assert "gap" not in text
+    assert "only these numbers of ranks were measured: env 2" in text
+    assert "assumed, not measured: that ranks share the work of env.rollout" in text
+    assert render_json(result)["proven"] is False
+
+    # All components stay: what is told was measured.
+    fixed = Space(found.config, found.plan, fixed=("actor", "rollout", "env"))
+    assert not Search(fixed, profile).unmeasured()
+
+
+def ranged(found: Prepared, profile: Profile) -> Prediction:
+    return predict(found.config, found.plan, found.case, profile, ranged=True)

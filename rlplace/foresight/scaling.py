@@ -1,0 +1,113 @@
+"""How seconds of a call go with the number of ranks, where no run has measured that number.
+
+::
+
+    measured with 2 ranks: 0.6 s    work is shared    each rank does the same    all is an exchange between ranks
+    with 4 ranks                    0.3 s             0.6 s                      1.2 s
+    with 1 rank                     1.2 s             0.6 s                      0 s, for there is none
+
+The prediction is that ranks share the work. The other two are the ends of its interval; an exchange counts only for
+classes whose ranks join a process group. From 1 rank nothing is known of an exchange: the interval has no end.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Sequence
+
+from rlplace.foresight.costs import NOTHING, Cost, Costs
+from rlplace.foresight.profile import Profile
+
+PART = "/seconds"  # end of the names of costs whose size is 1 / ranks
+_SAME = 0.06  # sizes of a profile have two digits
+
+
+class Scaling(enum.Enum):
+    """Which end of the interval the costs of numbers of ranks that no run has measured are taken from."""
+
+    SHARED = "shared"  # neither: the prediction
+    LEAST = "least"
+    MOST = "most"
+
+
+class RankCosts(Costs):
+    """Costs of a custom job. Records the calls whose scaling with ranks is assumed."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        exchanging: Collection[str] = (),
+        scaling: Scaling = Scaling.SHARED,
+    ) -> None:
+        """`exchanging`: components whose ranks join a process group."""
+        super().__init__(profile)
+        self._exchanging = exchanging
+        self._scaling = scaling
+
+    def _of(self, name: str, size: float) -> Cost:
+        shared = super()._of(name, size)
+        if not size or not name.endswith(PART) or name in self.missing:
+            return shared
+        measured = measured_ranks(self.profile, name)
+        ranks = round(1.0 / size)
+        if is_measured(measured, ranks):
+            return shared
+        # The scaling is told; the size is no further thing to tell.
+        self.stretched.pop(name, None)
+        call = name.removesuffix(PART)
+        self.scaled[call] = (measured, ranks)
+        if self._scaling is Scaling.SHARED:
+            return shared
+        ends = self._ends(name, measured, ranks, shared)
+        if self._scaling is Scaling.LEAST:
+            return min(ends, key=_seconds)
+        return max(ends, key=_seconds)
+
+    def _ends(
+        self, name: str, measured: Sequence[int], ranks: int, shared: Cost
+    ) -> list[Cost]:
+        """Return what a call may cost with a number of ranks: by each assumption, or as with the numbers beside it."""
+        fewer = [each for each in measured if each < ranks]
+        more = [each for each in measured if each > ranks]
+        if fewer and more:
+            beside = (max(fewer), min(more))
+            return [shared, *(super(RankCosts, self)._of(name, 1 / n) for n in beside)]
+        nearest = max(fewer) if fewer else min(more)
+        same = super()._of(name, 1.0 / nearest)
+        ends = [shared, same]
+        if name.partition(".")[0] not in self._exchanging:
+            return ends
+        # A single rank exchanges nothing.
+        if ranks == 1:
+            return [*ends, NOTHING]
+        if nearest == 1:
+            self.unbounded = True
+            return ends
+        return [*ends, same.times(ranks / nearest)]
+
+
+def _seconds(cost: Cost) -> float:
+    return cost.seconds
+
+
+def measured_ranks(profile: Profile, name: str) -> tuple[int, ...]:
+    """Return the numbers of ranks with which a call was measured."""
+    curve = profile.costs.get(name)
+    if curve is None:
+        return ()
+    counts = {round(1.0 / point.size) for point in curve.points if point.size}
+    return tuple(sorted(counts))
+
+
+def is_measured(measured: Collection[int], ranks: int) -> bool:
+    """Return whether a number of ranks was measured, as far as the two digits of a size tell."""
+    return any(math.isclose(ranks, each, rel_tol=_SAME) for each in measured)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Write numbers of ranks: `1, 2 and 4`."""
+    texts = [str(each) for each in ranks]
+    if len(texts) == 1:
+        return texts[0]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"

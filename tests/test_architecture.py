@@ -22,6 +22,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
         "cores",
         "errors",
         "extras",
+        "places",
         "proxies",
         "signals",
         "streams",
@@ -62,6 +63,7 @@ FLOORS = (  # lowest first; a room imports from floors below its own
 )
 PEERS = {  # and from these rooms of its own floor
     "codes": {"errors"},
+    "places": {"errors"},
     "models": {"envs"},
     "stopwatch": {"metrics"},
     "tried": {"extras"},

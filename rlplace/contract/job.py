@@ -29,7 +29,6 @@ from rlplace.checks.rule import broken
 from rlplace.codes import config_error
 from rlplace.config.open_job import OpenConfig, read_open_config
 from rlplace.contract import classes, rules
-from rlplace.contract.places import place_of_caller
 from rlplace.contract.planning import (
     channels_of,
     check_placed,
@@ -51,6 +50,7 @@ from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
 from rlplace.placement.plan import Plan, Rules, plan_components
 from rlplace.placement.schedule import Needs
+from rlplace.places import place_of_caller
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
 from rlplace.trained import Trained

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplace.checks.rule import Found, Rule, broken
 from rlplace.contract.classes import defines, own_methods, unfilled
-from rlplace.contract.places import place_of
 from rlplace.contract.stages import CONSTANT, RANKS, Channel, Part, Stage
 from rlplace.errors import Problem, did_you_mean
+from rlplace.places import place_of
 from rlplace.workers.launch.construction import constructor_text, unknown_arguments
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from rlplace.contract.places import place_of_caller
 from rlplace.errors import Source
 from rlplace.placement.schedule import Needs, Residency, Schedule, base_stage
+from rlplace.places import place_of_caller
 
 ITERATION = "iteration"
 VERSION = "version"

@@ -9,10 +9,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlplace import codes
@@ -30,6 +29,7 @@ from rlplace.errors import (
 )
 from rlplace.metrics import Metric, Metrics
 from rlplace.placement.flow import Delivery, DeviceDelivery, deliver_by_rank
+from rlplace.places import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -269,7 +269,7 @@ class WeightEnds:
             bad = codes.problem(
                 "bad-weights",
                 self._context.owner,
-                source=line_of(type(self._worker).weights),
+                source=_place_of_weights(type(self._worker)),
                 returned=wrong,
             )
             raise WeightSyncError(bad)
@@ -291,7 +291,7 @@ class WeightEnds:
                 "weight-names",
                 self._context.owner,
                 "\n".join(found.names),
-                source=line_of(type(self._worker).weights),
+                source=_place_of_weights(type(self._worker)),
                 sender=source,
                 component=self._component,
             )
@@ -301,7 +301,7 @@ class WeightEnds:
                 "weight-shapes",
                 self._context.owner,
                 "\n".join(found.shapes),
-                source=line_of(type(self._worker).weights),
+                source=_place_of_weights(type(self._worker)),
                 sender=source,
                 component=self._component,
             )
@@ -335,21 +335,20 @@ def undeclared(worker: Worker) -> WeightSyncError:
     problem = codes.problem(
         "weights-undeclared",
         context.owner,
-        source=line_of(kind),
+        source=place_of(kind),
         kind=kind.__name__,
         does=does,
     )
     return WeightSyncError(problem)
 
 
-def line_of(written: type | Callable[..., object]) -> Source | None:
-    """Return file and line of a class or function; None if the source is not available."""
-    try:
-        file = inspect.getsourcefile(written)
-        _, line = inspect.getsourcelines(written)
-    except (OSError, TypeError):
-        return None
-    return Source(file=file, line=line) if file else None
+def _place_of_weights(kind: type) -> Source | None:
+    """Return the line of a class's own `weights`, or of the class where that is the default."""
+    from rlplace.workers.worker import Worker
+
+    if vars(Worker)["weights"] is getattr(kind, "weights", None):
+        return place_of(kind)
+    return place_of(getattr(kind, "weights", kind))
 
 
 def _unplanned(

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from rlplace.codes import problem
-from rlplace.errors import Source, WorkerMisuse
+from rlplace.errors import WorkerMisuse
+from rlplace.places import place_of
 
 if TYPE_CHECKING:
     from rlplace.workers.worker import Worker, WorkerContext
@@ -31,7 +32,7 @@ def check_constructor(worker: type[Worker]) -> None:
                 "worker-constructor",
                 worker.__qualname__,
                 constructor_text(worker),
-                source=_source_of(worker),
+                source=place_of(worker.__init__),
             )
         )
 
@@ -100,10 +101,3 @@ def _arguments(
 def _parameters(worker: type[Worker]) -> list[inspect.Parameter]:
     """Return the parameters of the constructor without `self`."""
     return list(inspect.signature(worker.__init__).parameters.values())[1:]
-
-
-def _source_of(worker: type[Worker]) -> Source | None:
-    code = getattr(worker.__init__, "__code__", None)
-    if code is None:
-        return None
-    return Source(file=code.co_filename, line=code.co_firstlineno)

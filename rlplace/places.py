@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplace.errors import Source
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).resolve().parent)
 
 
 def place_of(thing: Any) -> Source | None:

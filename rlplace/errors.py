@@ -361,6 +361,10 @@ class WorkerMisuse(_OneProblem, ValueError):
     """A worker class, or a call of one of the worker's tools, that cannot work, however long it waits."""
 
 
+class NotSent(_OneProblem, TypeError):
+    """An item, an argument or a result has a part that cannot be sent to another process."""
+
+
 class WeightSyncError(_OneProblem):
     """The pushed weights have another version than the requested one, or are incomplete or damaged."""
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rlplace.comm.unsent import not_sent
+
 if TYPE_CHECKING:
     import torch
 
@@ -182,11 +184,17 @@ class Packers:
         self._idle: list[Packer] = []
 
     def pack(self, value: Any) -> Packed:
-        """As `Packer.pack`. A packer that raises is dropped."""
+        """As `Packer.pack`. A packer that raises is dropped. Raises NotSent for a value that cannot be sent."""
         try:
             packer = self._idle.pop()
         except IndexError:
             packer = Packer(self._inline_bytes)
-        packed = packer.pack(value)
+        try:
+            packed = packer.pack(value)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise not_sent(value, "item", error, self._packed_anew) from error
         self._idle.append(packer)
         return packed
+
+    def _packed_anew(self, value: Any) -> Packed:
+        return Packer(self._inline_bytes).pack(value)

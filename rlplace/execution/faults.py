@@ -24,6 +24,7 @@ from rlplace.errors import (
     ChannelError,
     ClusterError,
     DivergedError,
+    NotSent,
     ProblemsError,
     WorkerError,
     WorkerTimeout,
@@ -41,8 +42,9 @@ from rlplace.workers.launch.group import (
 _HOUR_S = 3600.0
 # failures at one place after which its ranks move; all but the first happen while ranks restart there
 _TRIES = 3
-# Errors that another try would only repeat: wrong or too large settings, a policy that has diverged.
-_FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError)
+# Errors that another try would only repeat: wrong or too large settings, a policy that has diverged, values that
+# cannot be sent.
+_FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError, NotSent)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from rlplace.errors import (
     AcceleratorOutOfMemory,
     ChannelMisuse,
     ClusterError,
+    NotSent,
     PlacementError,
     WorkerError,
     WorkerTimeout,
@@ -331,9 +332,9 @@ def test_a_constructor_that_fails_fails_the_launch(cluster: Cluster) -> None:
 def test_an_argument_that_cannot_be_pickled_fails_before_anything_is_sent(
     probes: WorkerGroup,
 ) -> None:
-    with pytest.raises(TypeError, match="cannot pickle") as caught:
+    with pytest.raises(NotSent, match="cannot pickle") as caught:
         probes.add(threading.Lock())
-    assert caught.value.__notes__ == ["in pickling the arguments of add"]
+    assert caught.value.problem.key == "arguments of add[0]"
     probes.hold()
     probes.rank()
     probes.execute_on(1).add(threading.Lock())

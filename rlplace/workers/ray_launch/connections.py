@@ -27,6 +27,7 @@ from pathlib import Path
 
 from ray import cloudpickle
 
+from rlplace.comm.unsent import is_sent, not_sent
 from rlplace.workers.launch.group import Settle
 from rlplace.workers.launch.host import Failure, Outcome, Request
 
@@ -84,7 +85,9 @@ def _pickled(outcomes: list[Outcome]) -> bytes:
         try:
             cloudpickle.dumps(outcome)
         except Exception as error:  # noqa: BLE001 -- it travels as a value
-            return cloudpickle.dumps([*kept, Failure.of(error)])
+            result = getattr(outcome, "value", outcome)
+            wrong = not_sent(result, "result", error, cloudpickle.dumps)
+            return cloudpickle.dumps([*kept, Failure.of(wrong)])
         kept.append(outcome)
     return cloudpickle.dumps(kept)
 
@@ -111,10 +114,13 @@ class Connection:
         try:
             message = cloudpickle.dumps(list(requests))
         except Exception as error:
-            error.add_note(
-                "in pickling the arguments of "
-                + ", ".join(method for method, _, _ in requests)
-            )
+            for method, positional, named in requests:
+                for values in (positional, named):
+                    if not is_sent(values, cloudpickle.dumps):
+                        noun = f"arguments of {method}"
+                        raise not_sent(
+                            values, noun, error, cloudpickle.dumps
+                        ) from error
             raise
         self._post(functools.partial(self._begin, settle, message))
 

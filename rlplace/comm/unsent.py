@@ -1,0 +1,66 @@
+"""Errors of values that cannot be sent to another process: they name the part that cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rlplace.codes import problem
+from rlplace.errors import NotSent
+
+# Parts of parts of ... that are looked at
+_DEEPEST = 8
+
+
+def not_sent(
+    value: object, noun: str, cause: Exception, dumps: Callable[[Any], object]
+) -> NotSent:
+    """Return the error of a value that `dumps` does not take. `noun`: what it is, such as "item"."""
+    path, part = _smallest(value, noun, dumps)
+    return NotSent(
+        problem(
+            "not-sent",
+            path,
+            f"{type(part).__name__}: {str(part)[:80]}",
+            noun=noun,
+            cause=f"{type(cause).__name__}: {cause}",
+        )
+    )
+
+
+def is_sent(value: object, dumps: Callable[[Any], object]) -> bool:
+    """Return whether `dumps` takes a value."""
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001 -- runs __reduce__ of arbitrary classes
+        return False
+    return True
+
+
+def _smallest(
+    value: object, path: str, dumps: Callable[[Any], object]
+) -> tuple[str, object]:
+    """Return the path and the value of the smallest part that cannot be sent."""
+    for _ in range(_DEEPEST):
+        for name, part in _parts(value):
+            if not is_sent(part, dumps):
+                path += name
+                value = part
+                break
+        else:
+            break
+    return path, value
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the parts of a container or a record, with the text that leads to each."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield f"[{key!r}]", part
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield f"[{number}]", part
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield f".{field.name}", getattr(value, field.name)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         TransformersRollout,
         VLLMRollout,
     )
+    from rlplace.workers.engines.generation import GenerationEngine
     from rlplace.workers.facts import JobFacts, facts_of
     from rlplace.workers.launch.cluster import Cluster
     from rlplace.workers.launch.group import WorkerGroup, wait_all
@@ -70,6 +71,7 @@ __all__ = [
     "EndOfStream",
     "FSDPActor",
     "FlexiblePlacementStrategy",
+    "GenerationEngine",
     "HybridComponentPlacement",
     "Job",
     "JobFacts",
@@ -134,6 +136,7 @@ _MODULES = {
         "PackedPlacementStrategy",
     ),
     "rlplace.placement.schedule": ("Residency",),
+    "rlplace.workers.engines.generation": ("GenerationEngine",),
     "rlplace.workers.facts": ("JobFacts", "facts_of"),
     "rlplace.runtime.by_hand": (
         "Critic",

@@ -4,6 +4,7 @@
 
     residency   OFF        WEIGHTS                         FULL
     there       nothing    parameters, buffers, tensors    and gradients, optimizer state
+    engines     nothing    weights                         and the KV cache
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from rlplace.codes import problem
 from rlplace.errors import WorkerMisuse
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.schedule import Residency
+from rlplace.workers.engines.generation import GenerationEngine
 from rlplace.workers.launch.devices import Device
 from rlplace.workers.offload import Offloadable
 from rlplace.workers.worker import MoveReport
 
 
 class Registered:
-    """Owns the modules, optimizers and tensors that are offloaded with their component."""
+    """Owns the modules, optimizers, tensors and engines that are offloaded with their component."""
 
     def __init__(self, slot: Slot, device: Device) -> None:
         self._slot = slot
@@ -33,6 +35,8 @@ class Registered:
         self._optimizers: list[Any] = []
         # Tensors, and nested mappings of tensors
         self._tensors: list[Any] = []
+        # Engines move their memory, and account for it, themselves.
+        self._engines: list[GenerationEngine] = []
         # Newly registered objects are on the accelerator.
         self._residency = Residency.FULL
         weights = f"{slot.component} weights"
@@ -46,10 +50,14 @@ class Registered:
     def add(self, things: tuple[Any, ...]) -> MoveReport:
         """Register more objects. Raises WorkerMisuse if one cannot be offloaded; nothing is registered then."""
         for thing in things:
-            if not _is_module(thing) and not _is_optimizer(thing):
+            known = isinstance(thing, GenerationEngine)
+            if not known and not _is_module(thing) and not _is_optimizer(thing):
                 self._check_tensors(thing)
         for thing in things:
-            if _is_module(thing):
+            if isinstance(thing, GenerationEngine):
+                if thing not in self._engines:
+                    self._engines.append(thing)
+            elif _is_module(thing):
                 self._modules.append(thing)
             elif _is_optimizer(thing):
                 self._optimizers.append(thing)
@@ -78,23 +86,35 @@ class Registered:
     def move(self, to: Residency) -> MoveReport:
         """Bring the parts on or off the accelerators. Restored tensors are bitwise equal."""
         # Offload first, to make room for what is onloaded.
+        for engine in self._engines:
+            if to < engine.residency:
+                engine.move(to)
         for needs in reversed(self._parts):
             if to < needs:
                 self._parts[needs].offload()
         for needs, part in self._parts.items():
             if to >= needs:
                 part.onload()
+        for engine in self._engines:
+            if to > engine.residency:
+                engine.move(to)
         self._residency = to
         return self._report(to)
 
+    def begin_again(self) -> None:
+        """Discard answers in flight of an iteration that is repeated."""
+        for engine in self._engines:
+            engine.drop()
+
     def _report(self, residency: Residency) -> MoveReport:
-        parts = self._parts.values()
+        holders: list[Offloadable | GenerationEngine]
+        holders = [*self._parts.values(), *self._engines]
         return MoveReport(
             residency=residency,
             accelerator_bytes=self._device.measured_bytes(
-                sum(part.accelerator_bytes for part in parts)
+                sum(holder.accelerator_bytes for holder in holders)
             ),
-            host_bytes=sum(part.host_bytes for part in parts),
+            host_bytes=sum(holder.host_bytes for holder in holders),
         )
 
     def _weights(self) -> Iterator[Tensor]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlplace.workers.engines.generation import GenerationEngine
     from rlplace.workers.facts import WeightSync
     from rlplace.workers.worker import Worker, WorkerContext
 
@@ -181,14 +182,18 @@ class WeightEnds:
         from rlplace.comm.weights.named import fill
 
         sync = self._sync_from(source)
-        own = self._tensors("pull_weights")
+        engine = self._worker._engine_of_weights
+        own = {} if engine is not None else self._tensors("pull_weights")
         began = time.perf_counter()
         with _called_together(sync, version):
             received = self._receiver(sync).pull(version)
         with received:
             arrived = time.perf_counter()
-            self._compare(received, own, sync.source)
-            fill(own, received.tensors)
+            if engine is not None:
+                self._load(engine, received, sync.source)
+            else:
+                self._compare(received, own, sync.source)
+                fill(own, received.tensors)
         loaded = time.perf_counter()
         return pull_metrics(
             self._component,
@@ -307,6 +312,25 @@ class WeightEnds:
             )
             raise WeightSyncError(shapes)
 
+    def _load(
+        self, engine: GenerationEngine, received: ReceivedWeights, source: str
+    ) -> None:
+        """Have an engine load what came. Raises WeightSyncError if names or shapes differ, NotResident."""
+        from rlplace.workers.engines.weights import UnfitWeights
+
+        try:
+            engine.load(received.tensors, received.version)
+        except UnfitWeights as unfit:
+            wrong = codes.problem(
+                "weight-names",
+                self._context.owner,
+                "\n".join(unfit.misfits),
+                error="of-engine",
+                source=_place_of_weights(type(self._worker)),
+                sender=source,
+            )
+            raise WeightSyncError(wrong) from unfit
+
 
 @contextlib.contextmanager
 def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
@@ -349,6 +373,12 @@ def _place_of_weights(kind: type) -> Source | None:
     if vars(Worker)["weights"] is getattr(kind, "weights", None):
         return place_of(kind)
     return place_of(getattr(kind, "weights", kind))
+
+
+def only_taken(worker: Worker) -> WeightSyncError:
+    """Build the error for a component that is to send the weights of an engine."""
+    wrong = codes.problem("bad-weights", worker.context.owner, error="of-engine")
+    return WeightSyncError(wrong)
 
 
 def _unplanned(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from rlplace.tokens import Scores
     from rlplace.workers.arguments import WorkerArguments
+    from rlplace.workers.engines.generation import GenerationEngine
     from rlplace.workers.facts import JobFacts
     from rlplace.workers.launch.devices import Device
     from rlplace.workers.launch.group import GroupBuilder
@@ -142,6 +143,7 @@ class Worker:
     with_tools: ClassVar[bool] = True
 
     _module_of_weights: nn.Module | None = None
+    _engine_of_weights: GenerationEngine | None = None
     _weight_ends: WeightEnds | None = None
 
     config: Any
@@ -212,6 +214,8 @@ class Worker:
         """
         if self._weight_ends is not None:
             self._weight_ends.begin_again()
+        if self._registered is not None:
+            self._registered.begin_again()
         return {}
 
     # ── state that a checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
@@ -276,6 +280,10 @@ class Worker:
         names in source and target. A source of several ranks has the same values on all of them, or DTensors, as FSDP
         does. A target gets the whole on each rank, in the dtype of its own tensors; of a DTensor, its part.
         """
+        if self._engine_of_weights is not None:
+            from rlplace.workers.weights import only_taken
+
+            raise only_taken(self)
         if self._module_of_weights is None:
             from rlplace.workers.weights import undeclared
 
@@ -284,9 +292,17 @@ class Worker:
 
         return tensors_of(self._module_of_weights)
 
-    def weights_of(self, module: nn.Module) -> None:
-        """Have `weights` return the parameters and buffers of a module; to be called once, in `setup`."""
-        self._module_of_weights = module
+    def weights_of(self, module: nn.Module | GenerationEngine) -> None:
+        """Have `weights` return the parameters and buffers of a module; to be called once, in `setup`.
+
+        An engine loads what is pulled, and sends nothing.
+        """
+        from rlplace.workers.engines.generation import GenerationEngine
+
+        if isinstance(module, GenerationEngine):
+            self._engine_of_weights = module
+        else:
+            self._module_of_weights = module
 
     def weights_loaded(self, version: int) -> None:
         """Called once the tensors of `weights` have the values of `version`. By default it does nothing."""
@@ -328,7 +344,8 @@ class Worker:
             (facts.syncs_from(component) and kind.push_weights is Worker.push_weights)
             or (facts.syncs_to(component) and kind.pull_weights is Worker.pull_weights)
         )
-        unnamed = kind.weights is Worker.weights and self._module_of_weights is None
+        named = self._module_of_weights or self._engine_of_weights
+        unnamed = kind.weights is Worker.weights and named is None
         if by_engine and unnamed:
             from rlplace.workers.weights import undeclared
 
@@ -476,10 +493,10 @@ class Worker:
         """Register what leaves the accelerators with the component; without arguments, `move(Residency.OFF)`.
 
         `things`: torch modules (parameters and buffers are there from residency WEIGHTS on, gradients at FULL),
-        optimizers (their state is there at FULL), tensors or mappings of tensors (from WEIGHTS on). Tensor objects
-        stay what they are; only the memory below them comes and goes. Registered things stay where they are until the
-        next move; those that are registered in `setup` leave when it ends. The bytes are accounted on the
-        accelerators, where these are emulated.
+        optimizers (their state is there at FULL), tensors or mappings of tensors (from WEIGHTS on). A GenerationEngine
+        registers itself. Tensor objects stay what they are; only the memory below them comes and goes. Registered
+        things stay where they are until the next move; those that are registered in `setup` leave when it ends. The
+        bytes are accounted on the accelerators, where these are emulated.
 
         Returns what the rank holds now, measured, as `move`. Raises WorkerMisuse for what cannot be offloaded, and
         AcceleratorOutOfMemory.

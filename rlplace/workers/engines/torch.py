@@ -47,6 +47,10 @@ class ModuleEngine:
             (storage, storage.nbytes()) for storage in storages(self._tensors.values())
         ]
         self._weight_bytes = sum(size for _, size in self._storages)
+        # Of all names
+        self.shapes = {
+            name: tuple(tensor.shape) for name, tensor in self._tensors.items()
+        }
         # Of FULL
         self._workspace_bytes = 0
         self._drop_weights()
@@ -97,8 +101,7 @@ class ModuleEngine:
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
         )
-        shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-        check_fit(weights, shapes, owner=self._owner, version=version)
+        check_fit(weights, self.shapes, owner=self._owner, version=version)
         self.version = None
         for name, weight in merged(weights, factors, self._torch_device):
             copy_tensor(self._tensors[name], weight)

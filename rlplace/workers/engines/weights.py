@@ -247,6 +247,17 @@ class Shaped(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
+class UnfitWeights(ValueError):
+    """Names or shapes of weights are not the model's. `misfits`: a text for each."""
+
+    def __init__(self, owner: str, version: int, misfits: Sequence[str]) -> None:
+        self.misfits = tuple(misfits)
+        super().__init__(
+            f"{owner}: weights of version {version} do not fit the model: "
+            + "; ".join(misfits)
+        )
+
+
 def check_fit(
     given: Mapping[str, Shaped],
     expected: Mapping[str, tuple[int, ...]],
@@ -254,7 +265,7 @@ def check_fit(
     owner: str,
     version: int,
 ) -> None:
-    """Raise ValueError, naming all that is missing, unknown or of another shape in `given`."""
+    """Raise UnfitWeights, naming all that is missing, unknown or of another shape in `given`."""
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [
         f"{name} is not the model's" for name in sorted(given.keys() - expected.keys())
@@ -265,10 +276,7 @@ def check_fit(
         if tuple(given[name].shape) != expected[name]
     ]
     if problems:
-        raise ValueError(
-            f"{owner}: weights of version {version} do not fit the model: "
-            + "; ".join(problems)
-        )
+        raise UnfitWeights(owner, version, problems)
 
 
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -38,6 +38,11 @@ class Device:
 
     torch_name = "cpu"  # argument for `torch.device`
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of each emulated accelerator; 0 without any, and for a GPU, which torch describes."""
+        return 0
+
     def verify(self) -> None:
         """Raise ClusterError if the worker does not have the planned accelerators."""
 
@@ -322,6 +327,10 @@ class EmulatedDevice(Device):
         self._slot = slot
         # Labels that are in the account; a local copy saves opening the file.
         self._acquired: set[str] = set()
+
+    @property
+    def capacity_bytes(self) -> int:
+        return min(self._account.capacity_bytes[n] for n in self._slot.accelerators)
 
     def acquire(self, size_bytes: int, what: str) -> None:
         if size_bytes or what in self._acquired:

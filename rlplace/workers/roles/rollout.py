@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,9 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlplace.codes import problem
-from rlplace.comm.shared_memory.folder import claim
 from rlplace.envs.contract import ContinuousActions
-from rlplace.envs.registry import named
 from rlplace.errors import ChannelEmpty, DivergedError
 from rlplace.metrics import Metric, Metrics
 from rlplace.models.tokenizer import Tokenizer
@@ -44,6 +41,7 @@ from rlplace.workers.arguments import (
     EndOfIteration,
     SimulatorArguments,
 )
+from rlplace.workers.engines.build import build_engine
 from rlplace.workers.engines.contract import Engine, EngineSettings, TextEngine
 from rlplace.workers.threads import threads
 from rlplace.workers.worker import MoveReport, RoleWorker, out_of_step
@@ -390,30 +388,13 @@ class TextRolloutWorker(RolloutWorker):
             asked_at_once(self.config.prompts, algorithm.short_rounds)
             * algorithm.samples_per_prompt
         )
-        self.context.device.verify()
         self._share = math.ceil(answers / self.config.ranks["rollout"])
-        # vLLM measures free GPU memory while it starts and attributes other processes' changes to itself.
-        with self.context.device.alone(self.context.folder):
-            self._open(self._engine())
-        if self.context.folder is not None and len(self.context.slot.accelerators) > 1:
-            import psutil
-
-            claim(
-                self.context.folder,
-                [
-                    os.getpid(),
-                    *(p.pid for p in psutil.Process().children(recursive=True)),
-                ],
-            )
+        self._open(build_engine(self._settings(), self.context))
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
-    def _engine(self) -> TextEngine:
-        """Build the configured engine, without weights and with residency OFF.
-
-        Only that engine's libraries are imported.
-        """
+    def _settings(self) -> EngineSettings:
+        """Return what the engine is built from."""
         job = self.config
-        context = self.context
         stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(
             job.config.text_rollout.stop
         )
@@ -426,7 +407,7 @@ class TextRolloutWorker(RolloutWorker):
             temperature=rollout.temperature if temperature is None else temperature,
             top_p=top_p or rollout.top_p,
         )
-        settings = EngineSettings(
+        return EngineSettings(
             rollout=rollout,
             held_out=None if held_out == rollout else held_out,
             model=job.model,
@@ -434,33 +415,9 @@ class TextRolloutWorker(RolloutWorker):
             stop_token_ids=stop_token_ids,
             stop_texts=stop_texts,
             emulated_memory=job.config.cluster.accelerator.memory,
-            tensor_parallel=len(context.slot.accelerators),
+            tensor_parallel=len(self.context.slot.accelerators),
             env=job.config.text_env,
         )
-        if settings.rollout.engine == "transformers":
-            from rlplace.workers.engines.transformers import TransformersEngine
-
-            return TransformersEngine(
-                settings, device=context.device, owner=context.owner
-            )
-        if settings.rollout.own:
-            make = named(
-                settings.rollout.engine,
-                {},
-                key="rollout.engine",
-                code="unknown-engine",
-                noun="engine",
-            )
-            engine: TextEngine = make(
-                settings,
-                device=context.device,
-                owner=context.owner,
-                **settings.rollout.engine_args,
-            )
-            return engine
-        from rlplace.workers.engines.vllm import VllmEngine
-
-        return VllmEngine(settings, device=context.device, owner=context.owner)
 
     def begin_again(self, iteration: int) -> Metrics:
         self.engine.drop()

@@ -1,0 +1,230 @@
+"""A generation engine in a worker of one's own: vLLM, transformers, or a class with the contract of a TextEngine.
+
+::
+
+    setup      self.engine = GenerationEngine(self, "models/Qwen3-0.6B", context=1024)
+    sync       actor ── weights ──▶ self.engine                            (self.weights_of(self.engine) in setup)
+    a stage    self.engine.generate(prompts) ──▶ answers, each token with its log-probability and weight version
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplace.codes import problem
+from rlplace.config.engines import TextRolloutConfig
+from rlplace.errors import ConfigError, Problem, WorkerMisuse
+from rlplace.placement.schedule import Residency
+from rlplace.tokens import Completion, Request
+from rlplace.workers.engines.contract import EngineSettings, Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlplace.workers.engines.contract import TextEngine
+    from rlplace.workers.engines.weights import ExpectedWeights
+    from rlplace.workers.worker import Worker, WorkerContext
+
+_NAME = "GenerationEngine"
+_FROZEN_VERSION = 0
+
+
+class GenerationEngine:
+    """Generates answers to prompts of token ids, and scores given tokens; on the accelerators of its worker.
+
+    Make it in `setup` of the worker. It is offloaded with the worker's component, without a call of `offload`, and
+    closed with the worker. It begins without weights: they come by a sync, `self.weights_of(self.engine)`; by `load`;
+    or from the model's folder with `frozen=True`. One thread uses it.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: str | Path,
+        *,
+        context: int,
+        frozen: bool = False,
+        **options: Any,
+    ) -> None:
+        """`model`: a Hugging Face folder with a tokenizer. `context`: longest prompt and answer together, in tokens.
+
+        `frozen`: load the weights of the folder, whenever the engine comes onto the accelerators without any.
+        `options`: keys of the config block `rollout` of language models, such as engine="transformers",
+        temperature=0.7, dtype="fp32", kv_cache_memory="2GiB". Raises ConfigError, ClusterError.
+        """
+        from rlplace.workers.engines.build import build_engine
+        from rlplace.workers.engines.weights import ExpectedWeights
+
+        self._worker = worker
+        self._folder = Path(model).expanduser()
+        self._frozen = frozen
+        settings = _settings_of(worker.context, self._folder, context, options)
+        self.context = context
+        self._expected: ExpectedWeights = ExpectedWeights.of_folder(self._folder)
+        self._engine: TextEngine = build_engine(settings, worker.context)
+        worker.context.opened.callback(self._engine.close)
+        # Bytes on each accelerator since the last move
+        self.accelerator_bytes = 0
+        self._calls = 0
+        worker.offload(self)
+
+    @property
+    def version(self) -> int | None:
+        """Version of the loaded weights; None without weights."""
+        return self._engine.version
+
+    @property
+    def residency(self) -> Residency:
+        return self._engine.residency
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of weight copies that the engine keeps on the host, measured."""
+        return self._engine.host_bytes
+
+    # ── memory and weights ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def move(self, to: Residency) -> int:
+        """Take or give back accelerator memory; called by the worker's own `move`. Raises AcceleratorOutOfMemory."""
+        self.accelerator_bytes = self._engine.move(to)
+        if self._frozen and to > Residency.OFF and self._engine.version is None:
+            self._engine.load(self._weights_of_folder(), _FROZEN_VERSION)
+        return self.accelerator_bytes
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Copy all weights in, by their names in transformers; of tied weights, one name is enough.
+
+        Raises ValueError unless names and shapes are the model's; NotResident while the component is offloaded.
+        """
+        self._engine.load(self._expected.complete(weights), version)
+
+    def drop(self) -> None:
+        """Discard all answers in flight."""
+        self._engine.drop()
+
+    def _weights_of_folder(self) -> dict[str, Tensor]:
+        """Read all weights of the model's folder, by the names that the engine expects."""
+        from rlplace.models.checkpoint import Checkpoint
+        from rlplace.workers.engines.weights import EMBEDDING, HEAD
+
+        files = Checkpoint(self._folder, _NAME)
+        # Names of a module, where it has other ones than the files
+        shapes: Mapping[str, tuple[int, ...]]
+        shapes = getattr(self._engine, "shapes", self._expected.shapes)
+        weights = {}
+        for name, shape in shapes.items():
+            names: tuple[str, ...] = (name,)
+            if name == HEAD and self._expected.tied:
+                names = (HEAD, EMBEDDING)
+            whole = tuple(slice(0, size) for size in shape)
+            weights[name] = files.part(names, shape, whole)
+        return weights
+
+    # ── generating ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        samples: int = 1,
+        max_new_tokens: int | None = None,
+        greedy: bool = False,
+        iteration: int | None = None,
+    ) -> list[list[Completion]]:
+        """Return `samples` answers to each prompt, in the order of the prompts.
+
+        An answer has `tokens`, `logprobs` of the distribution that each was drawn from, `versions` of the weights that
+        drew it, and `finish`, "stop" or "length". `max_new_tokens` None: to the end of the context. With the option
+        `seed`, draws follow from it, the iteration (None: the number of the call), rank, prompt and sample.
+        Raises ConfigError for a prompt that leaves no room; NotResident below FULL, or without weights.
+        """
+        context = self._worker.context
+        if iteration is None:
+            iteration = self._calls
+        self._calls += 1
+        longest = self.context if max_new_tokens is None else max_new_tokens
+        for number, prompt in enumerate(prompts):
+            tokens = np.asarray(prompt, np.int32)
+            _check_prompt(context.owner, number, tokens)
+            request = Request(
+                env_rank=context.rank,
+                iteration=iteration,
+                # Prompts of several ranks have different numbers, so that their draws differ
+                group=number * context.world_size + context.rank,
+                first_sample=0,
+                samples=samples,
+                turn=0,
+                tokens=tokens,
+                max_new_tokens=min(longest, self.context - len(tokens)),
+                greedy=greedy,
+            )
+            self._engine.submit(request)
+        answers: list[list[Completion]] = [[] for _ in prompts]
+        with self._worker.timer("generate"):
+            while self._engine.in_flight:
+                context.check_cancelled("generate")
+                for answer in self._engine.step():
+                    answers[answer.group // context.world_size].append(answer)
+        generated = sum(len(a.tokens) for found in answers for a in found)
+        self._worker.metric("generated_tokens", generated, reduce="sum")
+        for found in answers:
+            found.sort(key=lambda answer: answer.sample)
+        return answers
+
+    def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return log p(tokens[i] | tokens[:i]) for i >= 1, at temperature 1, by the loaded weights; one forward pass.
+
+        Raises NotResident below FULL, or without weights.
+        """
+        given = [int(token) for token in tokens]
+        return np.asarray(self._engine.logprobs(given), np.float32)
+
+
+def _settings_of(
+    context: WorkerContext, folder: Path, length: int, options: Mapping[str, Any]
+) -> EngineSettings:
+    """Return what an engine is built from. Raises ConfigError for wrong options, with all problems at once."""
+    from rlplace.config.read import read_block
+    from rlplace.models.tokenizer import Tokenizer
+    from rlplace.workers.engines.contract import engine_args_problems
+
+    rollout, problems = read_block(TextRolloutConfig, dict(options))
+    if rollout is not None and rollout.engine == "vllm":
+        problems = [*problems, *engine_args_problems(rollout.engine_args)]
+    if rollout is not None and rollout.gpu_memory_utilization == "auto":
+        problems = [*problems, _no_plan()]
+    if problems or rollout is None:
+        raise ConfigError(problems)
+    stop_token_ids, stop_texts = Tokenizer.load(folder).stops(rollout.stop)
+    return EngineSettings(
+        rollout=rollout,
+        model=folder,
+        context=length,
+        stop_token_ids=stop_token_ids,
+        stop_texts=stop_texts,
+        emulated_memory=context.device.capacity_bytes,
+        tensor_parallel=max(1, len(context.slot.accelerators)),
+    )
+
+
+def _no_plan() -> Problem:
+    return problem(
+        "unknown-choice",
+        "gpu_memory_utilization",
+        "auto",
+        error="no-plan-of-engine",
+        name=_NAME,
+    )
+
+
+def _check_prompt(owner: str, number: int, tokens: NDArray[np.int32]) -> None:
+    """Raise WorkerMisuse unless a prompt is a row of token ids."""
+    if tokens.ndim == 1 and len(tokens):
+        return
+    shape = f"shape {list(tokens.shape)}"
+    raise WorkerMisuse(problem("bad-prompt", owner, shape, number=number))

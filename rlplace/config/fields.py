@@ -19,6 +19,7 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"` reads `16GiB`; `unit="share or bytes"` also
     reads `5 %`; a `unit="share"` that is too large may be meant in percent. `only`: the one job that has this key.
     `simulator`: the default in a job on simulators, if it differs. `by_job`: job -> type, if the type differs.
+    `zero`: (why, fix) of the error about a 0 that is below the minimum.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):

@@ -11,6 +11,11 @@ from rlplace.config.fields import block, knob
 # Larger numbers are typing mistakes. A plan with these numbers takes one second at most.
 MOST_NODES = 10_000
 MOST_PER_NODE = 1_024
+# Why and fix where machines are to have no accelerators
+_WITHOUT = (
+    "machines without accelerators are declared one by one; components on them are placed by cpu or a node group",
+    "cluster.nodes: [{accelerators: 0}]        (in place of accelerators_per_node)",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,11 @@ class ClusterConfig:
     )
     num_nodes: int = knob("machines in the cluster", 1, minimum=1, maximum=MOST_NODES)
     accelerators_per_node: int | Literal["auto"] = knob(
-        "auto counts the GPUs of this machine", "auto", minimum=1, maximum=MOST_PER_NODE
+        "auto counts the GPUs of this machine",
+        "auto",
+        minimum=1,
+        maximum=MOST_PER_NODE,
+        zero=_WITHOUT,
     )
     accelerator: AcceleratorConfig = block(AcceleratorConfig)
     allow_resident: tuple[str, ...] = knob(

@@ -376,9 +376,11 @@ def _report(
             and wrong["type"] == "wrong-type"
         ):
             fits = decoded(leaf, source.written, fits=context["fix"] is not None)
-        found.reject(
-            wrong["type"], key, context["what"], value, why=context["why"], fix=fits
-        )
+        why = context["why"]
+        if value == 0 and wrong["type"] == "out-of-bounds" and not item:
+            field, _ = fields_of(above, job)[leaf]
+            why, fits = field.metadata.get("zero", (why, fits))
+        found.reject(wrong["type"], key, context["what"], value, why=why, fix=fits)
 
 
 def _such_as(

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
+import yaml
 
+from rlplace.config.machines import ClusterConfig
 from rlplace.config.read import read_block, read_config
 from rlplace.config.yaml_text import show
 from rlplace.errors import ConfigError, Problem, Source
+from rlplace.workers.launch.machines import declared_topology
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,3 +331,22 @@ def test_what_is_no_reserve_is_refused(written: object) -> None:
         read_config(with_reserve(written))
     assert caught.value.codes == ("bad-size",)
     assert "5 %" in str(caught.value)
+
+
+def test_machines_without_accelerators_are_declared_in_another_key() -> None:
+    cluster = {"component_placement": {"actor": "cpu"}, "accelerators_per_node": 0}
+    config, (wrong,) = read_block(ClusterConfig, cluster)
+    assert config is None
+    assert (wrong.code, wrong.key) == ("out-of-bounds", "accelerators_per_node")
+    fix, _, remark = str(wrong.fix).partition("        ")
+    assert remark == "(in place of accelerators_per_node)"
+    key, _, value = fix.partition(": ")
+    assert key == "cluster.nodes"
+    del cluster["accelerators_per_node"]
+    config, problems = read_block(
+        ClusterConfig, {**cluster, "nodes": yaml.safe_load(value)}
+    )
+    assert problems == []
+    assert config is not None
+    (node,) = declared_topology(config).nodes
+    assert node.accelerators == 0

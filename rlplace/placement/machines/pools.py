@@ -35,7 +35,8 @@ class HardwareItem:
 
     node: int
     type: str
-    config: Mapping[str, object]  # the block of keys as written
+    # The block of keys as written. Not hashed: slots with hardware are keys of mappings
+    config: Mapping[str, object] = dataclasses.field(hash=False)
     number: int = 0  # within its node group
 
 

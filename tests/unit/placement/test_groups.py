@@ -127,6 +127,8 @@ def test_robots_are_numbered_by_node_and_come_with_their_config() -> None:
         (4, "10.10.10.3"),
     ]
     assert place(in_group("franka", "1-2:0")).slots("actor")[0].hardware[1].number == 2
+    # Calls of a run are counted by slot.
+    assert len(set(slots)) == 3
     (problem,) = problems(in_group("franka", "0-3"))
     assert problem.what == "Franka 3 does not exist"
     assert "node group franka has 3 Frankas" in str(problem.why)

@@ -63,6 +63,7 @@ from rlplace.workers.launch.reservation import visible_to
 from rlplace.workers.launch.variables import reserve_port, torch_variables
 from rlplace.workers.lending import Lending
 from rlplace.workers.messages import Mailbox, mailbox_spec
+from rlplace.workers.threads import VARIABLE, limit_threads, threads
 from rlplace.workers.worker import Rendezvous, Worker
 
 if TYPE_CHECKING:
@@ -756,7 +757,9 @@ class InlineLauncher:
         self._master: socket.socket | None = None
 
     def start(self) -> None:
-        """Do nothing: this process is already running."""
+        """Limit the threads of torch for workers that import it; the process itself is already running."""
+        if VARIABLE not in os.environ:
+            self._set({VARIABLE: str(threads())})
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Do nothing: threads are always free."""
@@ -828,8 +831,12 @@ class InlineLauncher:
         meet = Rendezvous(
             host="127.0.0.1", port=0, master_port=self._master.getsockname()[1]
         )
-        self._variables = torch_variables(spec.slots, slot, device, meet)
-        os.environ.update(self._variables)
+        self._set(torch_variables(spec.slots, slot, device, meet))
+
+    def _set(self, variables: Mapping[str, str]) -> None:
+        """Set environment variables until the cluster is closed."""
+        self._variables |= variables
+        os.environ.update(variables)
 
     def channel(
         self,
@@ -886,6 +893,7 @@ class InlineWorker(WorkerHandle):
         threading.Thread(target=self._work, name=slot.owner, daemon=True).start()
 
     def _work(self) -> None:
+        limit_threads()
         while (task := self._mailbox.get()) is not None:
             task()
 

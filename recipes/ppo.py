@@ -1,17 +1,17 @@
 """PPO in one flat file: simulators and policy in one component, the learner in another, on the same accelerators.
 
     python recipes/ppo.py --dry-run        the plan
-    python recipes/ppo.py                  40 iterations, about a minute: CartPole's return rises from 20 to over 200
+    python recipes/ppo.py                  40 iterations, about a minute
 
-Each rollout rank steps its simulators and decides for them. The two components take turns on the accelerators.
+Printed is `return`, that of CartPole's last 20 episodes, which rises from 20 to over 200. Each rollout rank steps its
+simulators and decides for them; learner and rollout take turns on the accelerators.
 """
 
 from __future__ import annotations
 
-import collections
-
 import gymnasium
 import torch
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch.distributions import Categorical
 
 from rlplace import Channel, Job, Stage, Worker, full, run, weights
@@ -42,59 +42,44 @@ class Rollout(Worker):
         self.net = Network()
         self.offload(self.net)
         self.weights_of(self.net)
-        same_step = gymnasium.vector.AutoresetMode.SAME_STEP
-        self.envs = gymnasium.make_vec(
-            "CartPole-v1", ROWS, "sync", vector_kwargs={"autoreset_mode": same_step}
-        )
+        reset = {"autoreset_mode": "SameStep"}
+        envs = gymnasium.make_vec("CartPole-v1", ROWS, "sync", vector_kwargs=reset)
+        self.envs = RecordEpisodeStatistics(envs, buffer_length=20)
         self.seen, _ = self.envs.reset(seed=[self.rank * ROWS + r for r in range(ROWS)])
-        self.returns = torch.zeros(ROWS)
-        self.finished = collections.deque(maxlen=20)
 
+    @torch.no_grad()
     def play(self, iteration: int) -> dict[str, float]:
         torch.manual_seed(1000 * iteration + self.rank)
         steps = [self.step() for _ in range(STEPS)]
-        seen, actions, logprobs, values, rewards, ends = map(
-            torch.stack, zip(*steps, strict=True)
-        )
+        played = map(torch.stack, zip(*steps, strict=True))
+        seen, actions, logprobs, values, rewards, going_on = played
         # Advantages, from the last step to the first one.
-        _, after = self.decide()
-        advantages = torch.zeros_like(rewards)
-        advantage = torch.zeros(ROWS)
+        _, after = self.net(torch.as_tensor(self.seen))
+        advantages = torch.zeros(STEPS + 1, ROWS)
         for t in reversed(range(STEPS)):
-            going_on = 1 - ends[t]
-            error = rewards[t] + DISCOUNT * after * going_on - values[t]
-            advantage = error + DISCOUNT * TRACE * advantage * going_on
-            advantages[t] = advantage
+            error = rewards[t] + DISCOUNT * after * going_on[t] - values[t]
+            advantages[t] = error + DISCOUNT * TRACE * advantages[t + 1] * going_on[t]
             after = values[t]
-        samples = (seen, actions, logprobs, advantages, advantages + values)
+        samples = (seen, actions, logprobs, advantages[:-1], advantages[:-1] + values)
         # Every second simulator goes to the first of two learner ranks, and so on.
         learners = self.world_size_of("actor")
         for learner in range(learners):
             part = [tensor[:, learner::learners].flatten(0, 1) for tensor in samples]
             self.channel("samples").put((self.rank, part), key=str(learner))
-        return {"return": sum(self.finished) / max(1, len(self.finished))}
-
-    @torch.no_grad()
-    def decide(self) -> tuple[Categorical, torch.Tensor]:
-        return self.net(torch.as_tensor(self.seen))
+        return {"return": sum(self.envs.return_queue) / len(self.envs.return_queue)}
 
     def step(self) -> tuple[torch.Tensor, ...]:
         seen = torch.as_tensor(self.seen)
-        choice, values = self.decide()
+        choice, values = self.net(seen)
         actions = choice.sample()
         self.seen, rewards, ended, cut, info = self.envs.step(actions.numpy())
         rewards = torch.as_tensor(rewards, dtype=torch.float32)
-        self.returns += rewards
-        for row in (ended | cut).nonzero()[0]:
-            self.finished.append(float(self.returns[row]))
-            self.returns[row] = 0.0
-            if cut[row]:
-                # The time limit is no end: what would have followed is worth its value.
-                with torch.no_grad():
-                    _, value = self.net(torch.as_tensor(info["final_obs"][row]))
-                rewards[row] += DISCOUNT * value
-        ends = torch.as_tensor(ended | cut, dtype=torch.float32)
-        return seen, actions, choice.log_prob(actions), values, rewards, ends
+        for row in cut.nonzero()[0]:
+            # The time limit is no end: what would have followed is worth its value.
+            _, value = self.net(torch.as_tensor(info["final_obs"][row]))
+            rewards[row] += DISCOUNT * value
+        going_on = torch.as_tensor(~(ended | cut)).float()
+        return seen, actions, choice.log_prob(actions), values, rewards, going_on
 
 
 class Learner(Worker):
@@ -111,14 +96,12 @@ class Learner(Worker):
         self.process_group()
 
     def learn(self, iteration: int) -> dict[str, float]:
-        # The order of the ranks, not that of arrival: a run can be repeated.
         channel = self.channel("samples")
         ranks = range(self.world_size_of("rollout"))
         parts = dict(channel.get(key=str(self.rank)) for _ in ranks)
-        seen, actions, logprobs, advantages, returns = (
-            torch.cat(tensors)
-            for tensors in zip(*(parts[r] for r in ranks), strict=True)
-        )
+        # The order of the ranks, not that of arrival: a run can be repeated.
+        samples = map(torch.cat, zip(*(parts[rank] for rank in ranks), strict=True))
+        seen, actions, logprobs, advantages, returns = samples
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         torch.manual_seed(iteration)
         for _ in range(EPOCHS):
@@ -126,23 +109,19 @@ class Learner(Worker):
                 choice, values = self.net(seen[rows])
                 ratio = (choice.log_prob(actions[rows]) - logprobs[rows]).exp()
                 clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-                gain = torch.minimum(
-                    ratio * advantages[rows], clipped * advantages[rows]
-                )
+                advantage = advantages[rows]
+                gain = torch.minimum(ratio * advantage, clipped * advantage).mean()
                 value_loss = (values - returns[rows]).square().mean()
                 entropy = choice.entropy().mean()
-                loss = -gain.mean() + 0.5 * value_loss - 0.01 * entropy
+                loss = -gain + 0.5 * value_loss - 0.01 * entropy
                 self.optimizer.zero_grad()
                 loss.backward()
-                self.step()
+                for parameter in self.net.parameters():
+                    torch.distributed.all_reduce(parameter.grad)
+                    parameter.grad /= self.world_size
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
+                self.optimizer.step()
         return {"entropy": float(entropy), "value_loss": float(value_loss)}
-
-    def step(self) -> None:
-        for parameter in self.net.parameters():
-            torch.distributed.all_reduce(parameter.grad)
-            parameter.grad /= self.world_size
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
-        self.optimizer.step()
 
     def save_state(self) -> object:
         if self.rank != 0:

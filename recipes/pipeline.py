@@ -3,7 +3,8 @@
     python recipes/pipeline.py --dry-run        the plan
     python recipes/pipeline.py                  20 iterations
 
-The task: say the number that you see. The policy is one weight and one bias, which the learner fits.
+Printed is `error`, how far the policy's answers are from the numbers, which falls to almost 0. The task: say the number
+that you see. The policy is one weight and one bias, which the learner fits.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import rlplace
+from tests.tiny_lm import tiny_model
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 280.0
 
 
-RECIPES = ("pipeline", "ppo", "evolution")
+RECIPES = tuple(sorted(file.stem for file in (ROOT / "recipes").glob("*.py")))
 
 
 def _run(recipe: str, *overrides: str) -> str:
@@ -33,10 +35,14 @@ def _run(recipe: str, *overrides: str) -> str:
     return done.stdout
 
 
-def _learned(recipe: str, metric: str, folder: Path, iterations: int) -> list[float]:
+def _learned(
+    recipe: str, metric: str, folder: Path, iterations: int, *overrides: str
+) -> list[float]:
     """Run a recipe; return a metric of its iterations."""
-    _run(recipe, f"runner.total_iterations={iterations}", f"runner.output_dir={folder}")
-    (file,) = folder.glob("*/*/metrics.jsonl")
+    runs = folder / "runs"
+    length = f"runner.total_iterations={iterations}"
+    _run(recipe, length, f"runner.output_dir={runs}", *overrides)
+    (file,) = runs.glob("*/*/metrics.jsonl")
     lines = file.read_text(encoding="utf-8").splitlines()
     found = [json.loads(line)[metric] for line in lines]
     assert len(found) == iterations
@@ -55,6 +61,24 @@ def test_it_uses_public_names_alone(recipe: str) -> None:
         if isinstance(node, ast.ImportFrom) and node.module.startswith("rlplace"):
             assert node.module == "rlplace"
             assert {name.name for name in node.names} <= set(rlplace.__all__)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_is_short_and_says_what_it_prints(recipe: str) -> None:
+    text = (ROOT / "recipes" / f"{recipe}.py").read_text(encoding="utf-8")
+    assert 50 <= len(text.splitlines()) <= 150
+    said = str(ast.get_docstring(ast.parse(text)))
+    assert f"python recipes/{recipe}.py --dry-run" in said
+    assert "Printed is `" in said
+    # Printed is the score of the job, by its name in the console.
+    (score,) = re.findall(r'score="\w+/(\w+)"', text)
+    assert f"Printed is `{score}`" in said
+
+
+def test_the_page_lists_all_recipes() -> None:
+    page = (ROOT / "docs" / "own_job.md").read_text(encoding="utf-8")
+    for recipe in RECIPES:
+        assert f"`recipes/{recipe}.py`" in page
 
 
 @pytest.mark.ray
@@ -80,3 +104,34 @@ def test_ppo_learns_to_balance(tmp_path: Path) -> None:
 def test_evolution_raises_the_return(tmp_path: Path) -> None:
     returns = _learned("evolution", "rollout/return", tmp_path, 6)
     assert returns[-1] > 2 * returns[0]
+
+
+@pytest.mark.ray
+def test_a_student_comes_nearer_to_its_teacher(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "small", seed=0)
+    tiny_model(tmp_path / "large", seed=1, hidden=128, layers=3)
+    kl = _learned(
+        "distillation",
+        "actor/kl",
+        tmp_path,
+        8,
+        f"actor.model={tmp_path / 'small'}",
+        f"teacher.model={tmp_path / 'large'}",
+    )
+    assert kl[0] > 0.8
+    assert max(kl[-2:]) < 0.75 * kl[0]
+
+
+def test_robots_come_to_their_goals(tmp_path: Path) -> None:
+    missed = _learned("robot", "robot/miss", tmp_path, 4)
+    assert missed[-1] < 0.3 * missed[0]
+    # The nodes of the arms have no accelerators.
+    (plan,) = (tmp_path / "runs").glob("*/*/plan.txt")
+    text = plan.read_text(encoding="utf-8")
+    assert "2 accelerators, 0-1 (3 nodes: 2 + 0 + 0)" in text
+    assert "{node_group: arms, placement: 0-1}" in text
+    # Each controller has found the block of its arm.
+    (folder,) = (tmp_path / "runs").glob("*/*/logs")
+    for rank in (0, 1):
+        log = (folder / f"robot-{rank}.txt").read_text(encoding="utf-8")
+        assert f"on node {rank + 1}" in log

@@ -24,6 +24,7 @@ from rlplace import (
     reduce_metrics,
     wait_all,
 )
+from tests.pages import write_own_engine
 from tests.tiny_lm import END, Kind, tiny_model
 
 CONTEXT = 48
@@ -82,13 +83,22 @@ class Sampler(Worker):
 
 
 @pytest.fixture(
-    params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)],
+    params=["transformers", "own", pytest.param("vllm", marks=pytest.mark.vllm)],
     scope="module",
 )
-def engine(request: pytest.FixtureRequest) -> str:
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """`own` is that of docs/own_engine.md."""
+    if request.param == "own":
+        modules = write_own_engine(tmp_path_factory.mktemp("own"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(modules))
+            yield "plain_engine:PlainEngine"
+        return
     if request.param == "vllm" and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
-    return str(request.param)
+    yield str(request.param)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -68,6 +69,13 @@ def home() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
     """A plain `ray start --head` in that home."""
+    with started(home) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def started(home: Path, **variables: str) -> Iterator[str]:
+    """`ray start --head`, until it is left."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
@@ -77,7 +85,7 @@ def address(home: Path) -> Iterator[str]:
         "--block",
         f"--port={port}",
         "--num-cpus=1",
-        f"--temp-dir={home}/ray",
+        f"--temp-dir={home}/ray{len(variables)}",
     ]
     command += [
         "--node-ip-address=127.0.0.1",
@@ -86,16 +94,18 @@ def address(home: Path) -> Iterator[str]:
     ]
     head = subprocess.Popen(
         command,
-        env=environment(home),
+        env=environment(home, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert head.stdout is not None
     assert any("Ray runtime started" in line for line in head.stdout)
-    yield f"127.0.0.1:{port}"
-    head.terminate()
-    head.communicate(timeout=60)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        head.communicate(timeout=60)
 
 
 def test_who_has_the_token_joins_by_host_and_port(home: Path, address: str) -> None:
@@ -127,3 +137,32 @@ def test_ray_starts_where_home_cannot_be_written() -> None:
     out, err = join(UNWRITABLE)
     assert "started here" in out
     assert err == ""
+
+
+def test_a_cluster_without_tokens_is_joined_where_there_is_one(home: Path) -> None:
+    """Its server calls this process back for each actor, without a token."""
+    script = JOIN.replace(
+        "print(cluster.describe())",
+        """group = Probe.create_group().launch(
+            cluster, name="actor", placement_strategy=PackedPlacementStrategy(0, 0)
+        )
+        print(group.add(3, 4).wait())""",
+    )
+    script = (
+        "import os\n"
+        "from rlplace import PackedPlacementStrategy\n"
+        "from tests.contract.launch_workers import Probe\n"
+        f"{script}\n"
+        "print(os.environ.get('RAY_AUTH_MODE'))\n"
+    )
+    with started(home, RAY_AUTH_MODE="disabled") as address:
+        done = subprocess.run(
+            [sys.executable, "-c", script, address],
+            cwd=ROOT,
+            env=environment(home),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert done.stdout.splitlines() == ["[7]", "None"], done.stderr

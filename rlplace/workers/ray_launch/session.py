@@ -131,7 +131,7 @@ class RaySession:
                         self._servers.append(psutil.Process(pid))
                 self._guard = Guard.killing(started)
             elif not self._shared:
-                _join(self._config.address or "auto")
+                self._forget_token = _join(self._config.address or "auto")
 
     @property
     def local(self) -> bool:
@@ -245,10 +245,15 @@ def _start_local(timeout_s: float) -> None:
                 ) from error
 
 
-def _join(address: str) -> None:
+def _join(address: str) -> Callable[[], None] | None:
+    """Connect to the cluster at `address`.
+
+    Returns a function that undoes what was set for it; None if nothing was.
+    """
     import ray
 
     where = address
+    forget_token = None
     try:
         if address == "auto":
             where = _shared_address()
@@ -259,10 +264,12 @@ def _join(address: str) -> None:
             socket.create_connection(
                 (host.strip("[]"), int(port)), timeout=_REACH_S
             ).close()
-            use_token(where)
+            forget_token = use_token(where)
         with private.signals_kept():
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
+        if forget_token is not None:
+            forget_token()
         if (differs := _of_other_versions(str(error), address)) is not None:
             raise differs from error
         why = (
@@ -282,6 +289,7 @@ def _join(address: str) -> None:
             address=address,
         )
         raise ClusterError(unreachable) from error
+    return forget_token
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:

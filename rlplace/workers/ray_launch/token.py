@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rlplace.codes import problem
 from rlplace.errors import ClusterError
@@ -51,21 +52,23 @@ def make_token() -> Callable[[], None] | None:
     return forget
 
 
-def use_token(address: str) -> None:
-    """Make Ray send the token to the cluster at `host:port`, if that cluster asks for one.
+def use_token(address: str) -> Callable[[], None] | None:
+    """Make Ray send the token to the cluster at `host:port` if that cluster asks for one, and else ask for none here.
 
-    Raises ClusterError if the token is missing.
+    Returns a function that undoes the latter; None if nothing was changed. Raises ClusterError if the token is missing.
     """
     loader = private.token_loader()
-    if loader is None or not _refuses(address, {}):
-        return
+    if loader is None:
+        return None
+    if not _refuses(address, {}):
+        return _ask_for_none(loader)
     error = "mode"
     if os.environ.get(_MODE, "token") == "token":
         error = "none"
         if loader.has_token(ignore_auth_mode=True):
             private.send_token()
             if not _refuses(address, loader.get_token_for_http_header()):
-                return
+                return None
             error = "another"
     refused = problem(
         "cluster-token",
@@ -78,6 +81,24 @@ def use_token(address: str) -> None:
         host=address.rpartition(":")[0],
     )
     raise ClusterError(refused)
+
+
+def _ask_for_none(loader: Any) -> Callable[[], None] | None:
+    """Switch tokens off in this process, where Ray would find one and ask for it by itself.
+
+    A cluster without tokens sends none, so its calls of this process would be rejected: Ray would take the process for
+    dead, and end its actors.
+    """
+    if _MODE in os.environ or not loader.has_token(ignore_auth_mode=True):
+        return None
+    os.environ[_MODE] = "disabled"
+    private.read_mode_again()
+
+    def undo() -> None:
+        os.environ.pop(_MODE, None)
+        private.read_mode_again()
+
+    return undo
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:

@@ -135,3 +135,25 @@ def test_robots_come_to_their_goals(tmp_path: Path) -> None:
     for rank in (0, 1):
         log = (folder / f"robot-{rank}.txt").read_text(encoding="utf-8")
         assert f"on node {rank + 1}" in log
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_robots_have_nodes_of_their_own(tmp_path: Path) -> None:
+    """Three Ray nodes on this machine; the numbers are those of threads."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    from rlplace.workers.ray_launch.session import ray_environment
+
+    threads = _learned("robot", "robot/miss", tmp_path / "threads", 3)
+    with ray_environment("auto"):
+        head = {"num_cpus": 1, "include_dashboard": False}
+        nodes = Nodes(initialize_head=True, head_node_args=head)
+        try:
+            nodes.add_node(num_cpus=1)
+            nodes.add_node(num_cpus=1)
+            there = ("cluster.launcher=ray", f"cluster.ray.address={nodes.address}")
+            apart = _learned("robot", "robot/miss", tmp_path / "apart", 3, *there)
+        finally:
+            nodes.shutdown()
+    assert apart == pytest.approx(threads, rel=1e-3)

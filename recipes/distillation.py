@@ -28,9 +28,9 @@ class Rollout(Worker):
 
     def setup(self) -> None:
         model = self.config["model"]
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.engine = GenerationEngine(self, model, **self.config["generation"])
         self.weights_of(self.engine)
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
 
     def answer(self, iteration: int) -> None:
         draw = random.Random(1000 * iteration + self.rank)

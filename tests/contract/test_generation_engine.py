@@ -307,6 +307,7 @@ def test_an_engine_sends_no_weights(cluster: Cluster, folder: Path) -> None:
             "gpu_memory_utilization",
         ),
         ({"engine": "no_such:Engine"}, "unknown-engine", "rollout.engine"),
+        ({"model": "/nowhere"}, "no-model-folder", "GenerationEngine"),
     ],
 )
 def test_wrong_options_are_told_with_their_key(

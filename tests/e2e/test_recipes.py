@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -106,20 +107,37 @@ def test_evolution_raises_the_return(tmp_path: Path) -> None:
     assert returns[-1] > 2 * returns[0]
 
 
+def _distilled(folder: Path, iterations: int, *overrides: str) -> list[float]:
+    """Return the KL of a tiny student to a larger teacher, by iteration."""
+    tiny_model(folder / "small", seed=0)
+    tiny_model(folder / "large", seed=1, hidden=128, layers=3)
+    models = (
+        f"actor.model={folder / 'small'}",
+        f"teacher.model={folder / 'large'}",
+    )
+    return _learned("distillation", "actor/kl", folder, iterations, *models, *overrides)
+
+
 @pytest.mark.ray
 def test_a_student_comes_nearer_to_its_teacher(tmp_path: Path) -> None:
-    tiny_model(tmp_path / "small", seed=0)
-    tiny_model(tmp_path / "large", seed=1, hidden=128, layers=3)
-    kl = _learned(
-        "distillation",
-        "actor/kl",
-        tmp_path,
-        8,
-        f"actor.model={tmp_path / 'small'}",
-        f"teacher.model={tmp_path / 'large'}",
-    )
+    kl = _distilled(tmp_path, 8)
     assert kl[0] > 0.8
     assert max(kl[-2:]) < 0.75 * kl[0]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_student_learns_through_vllm(tmp_path: Path) -> None:
+    kl = _distilled(
+        tmp_path,
+        6,
+        "rollout.generation.engine=vllm",
+        "+rollout.generation.enforce_eager=true",
+    )
+    assert kl[0] > 0.8
+    assert max(kl[-2:]) < 0.85 * kl[0]
 
 
 def test_robots_come_to_their_goals(tmp_path: Path) -> None:

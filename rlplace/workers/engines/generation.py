@@ -193,6 +193,15 @@ def _settings_of(
     from rlplace.models.tokenizer import Tokenizer
     from rlplace.workers.engines.contract import engine_args_problems
 
+    if not folder.is_dir():
+        raise ConfigError.of(
+            "no-model-folder",
+            _NAME,
+            "there is no folder with its model",
+            str(folder),
+            "the engine reads the model's config, tokenizer and names of weights there",
+            f'{_NAME}(self, "<a Hugging Face folder>", ...)',
+        )
     rollout, problems = read_block(TextRolloutConfig, dict(options))
     if rollout is not None and rollout.engine == "vllm":
         problems = [*problems, *engine_args_problems(rollout.engine_args)]

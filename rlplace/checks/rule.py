@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from rlplace.codes import problem
+from rlplace.codes import Reason, problem
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source
 from rlplace.placement.language.spec import ComponentSpec
@@ -32,7 +32,7 @@ class Found:
     error: str = ""
     span: tuple[int, int] | None = None
     source: Source | None = None
-    reasons: Sequence[str] = ()
+    reasons: Sequence[str | Reason] = ()
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
@@ -41,7 +41,7 @@ def at_key(
     value: object,
     error: str = "",
     *,
-    reasons: Sequence[str] = (),
+    reasons: Sequence[str | Reason] = (),
     **facts: object,
 ) -> Found:
     """Return what is found at a key of the config. `value`: as the config has it; None: the key is not written."""

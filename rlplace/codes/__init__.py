@@ -17,8 +17,9 @@ braces. A code with several errors has a table for each: `[uneven-envs.<name>]`.
 table in two files: the last one explains it, and the texts of both are known. Errors that several codes have are in a
 table `[shared.<group>.<name>]`, and each of these codes has `groups = ["<group>"]`.
 
-`why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error. A text that is
-one name in braces is left out if its value is None.
+`why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error. A reason that
+holds several times has facts of its own each time (`Reason`). A text that is one name in braces is left out if its
+value is None.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplace.errors import ConfigError, Problem, Source
 
@@ -53,6 +54,13 @@ class Texts:
     what: str
     why: str | Mapping[str, str] | None = None
     fix: str | None = None
+
+
+class Reason(NamedTuple):
+    """A reason of a table, and the values of names that are in its text alone."""
+
+    name: str
+    facts: Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +148,7 @@ def problem(
     error: str = "",
     span: tuple[int, int] | None = None,
     source: Source | None = None,
-    reasons: Iterable[str] = (),
+    reasons: Iterable[str | Reason] = (),
     **facts: object,
 ) -> Problem:
     """Return a problem with the texts of its code.
@@ -150,9 +158,12 @@ def problem(
     KeyError for a code, an error, a reason or a fact that is missing.
     """
     texts = codes()[code].texts[error]
-    why = texts.why
-    if isinstance(why, Mapping):
-        why = "\n".join(why[name] for name in reasons)
+    why: str | None
+    if isinstance(texts.why, Mapping):
+        lines = [_line(texts.why, reason, facts) for reason in reasons]
+        why = "\n".join(lines)
+    else:
+        why = _filled(texts.why, facts)
     return Problem(
         code=code,
         key=key,
@@ -160,7 +171,7 @@ def problem(
         got=got,
         span=span,
         source=source,
-        why=_filled(why, facts),
+        why=why,
         fix=_filled(texts.fix, facts),
     )
 
@@ -173,7 +184,7 @@ def config_error(
     error: str = "",
     span: tuple[int, int] | None = None,
     source: Source | None = None,
-    reasons: Iterable[str] = (),
+    reasons: Iterable[str | Reason] = (),
     **facts: object,
 ) -> ConfigError:
     """Return an error with one problem; the arguments are those of `problem`."""
@@ -188,6 +199,15 @@ def config_error(
         **facts,
     )
     return ConfigError([found])
+
+
+def _line(
+    table: Mapping[str, str], reason: str | Reason, facts: Mapping[str, object]
+) -> str:
+    """Return the line of a reason that holds."""
+    if isinstance(reason, Reason):
+        return table[reason.name].format(**facts, **reason.facts)
+    return table[reason].format(**facts)
 
 
 def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:

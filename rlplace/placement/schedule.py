@@ -28,9 +28,10 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from rlplace.codes import Reason, problem
 from rlplace.errors import Problem
 from rlplace.placement.language.spec import role_of
-from rlplace.units import counted, plural, verb
+from rlplace.units import counted
 
 
 class Sharing(Protocol):
@@ -310,25 +311,32 @@ def find_clashes(
         ]
         if not hindered:
             continue
-        lines: list[str] = []
+        reasons: list[Reason] = []
         for other in hindered:
             stages = [
                 s for s in needs.stages if _in_the_way(needs, s, component, other)
             ]
-            when = f"in {plural(len(stages), 'stage')} {' and '.join(stages)}"
+            name = "stages"
+            if len(stages) == 1:
+                name = "stage"
             shared = placement.shared(component, other)
-            lines.append(
-                f"{when}, {other} needs accelerators {shared}, where {component} stays"
+            there = " and ".join(stages)
+            reasons.append(
+                Reason(name, {"stages": there, "other": other, "shared": shared})
             )
-        key = f"{blocks.get(component, component)}.enable_offload"
-        others = f"{' and '.join(hindered)} {verb(len(hindered), 'need')}"
-        yield Problem(
-            code="residents-clash",
-            key=key,
-            what=f"{component} would stay on accelerators that {others}",
-            got="enable_offload: false",
-            why="\n".join(lines),
-            fix=f"{key}: true        (or accept both there: cluster.allow_resident: [{component}])",
+        error = "several"
+        if len(hindered) == 1:
+            error = "one"
+        block = blocks.get(component, component)
+        yield problem(
+            "residents-clash",
+            f"{block}.enable_offload",
+            "enable_offload: false",
+            error=error,
+            reasons=reasons,
+            component=component,
+            others=" and ".join(hindered),
+            block=block,
         )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import rlplace
 import rlplace.codes
-from rlplace.codes import codes, problem
+from rlplace.codes import Reason, codes, problem
 
 PACKAGE = Path(rlplace.__file__).parent
 BENCHMARKS = PACKAGE.parent / "benchmarks"
@@ -150,7 +150,7 @@ def told(source: str) -> Iterator[Told]:
             if code is not None and call not in seen:
                 seen.add(call)
                 found = errors(call, None, scope, before)
-                yield Told(call.lineno, code, found, facts(call))
+                yield Told(call.lineno, code, found, facts(call, scope))
             before = call.lineno
     # Places that break a rule, in its function and in those that it calls
     for rule in calls(tree, {"Rule": None}):
@@ -162,7 +162,7 @@ def told(source: str) -> Iterator[Told]:
             for call in calls(function, FINDERS):
                 place = FINDERS[str(name_of(call))]
                 found = errors(call, place, function)
-                yield Told(call.lineno, code, found, facts(call))
+                yield Told(call.lineno, code, found, facts(call, function))
 
 
 def reached(
@@ -232,7 +232,8 @@ def errors(
     return frozenset(str(text) for text in texts)
 
 
-def facts(call: ast.Call) -> frozenset[str] | None:
+def facts(call: ast.Call, scope: ast.AST) -> frozenset[str] | None:
+    """Return the names of the facts of a call, and of those that its reasons have of their own."""
     named = {word.arg: word.value for word in call.keywords}
     if None in named:
         return None
@@ -242,6 +243,11 @@ def facts(call: ast.Call) -> frozenset[str] | None:
         if not isinstance(block, ast.Dict):
             return None
         names |= {str(literal(key)) for key in block.keys}
+    if "reasons" in named:
+        for reason in calls(scope, {"Reason"}):
+            block = reason.args[-1]
+            if isinstance(block, ast.Dict):
+                names |= {str(literal(key)) for key in block.keys}
     return frozenset(names)
 
 
@@ -368,6 +374,8 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     two = (
         f'when = "late"\n[short]\n{head}groups = ["lengths"]\n'
         '[short.thin]\nwhat = "thin"\nfix = "{cure}"\n'
+        '[short.wide]\nwhat = "wide"\n[short.wide.why]\n'
+        'left = "{end} is left"\nright = "{end} is right of {other}"\n'
     )
     (tmp_path / "one.toml").write_text(one, encoding="utf-8")
     (tmp_path / "two.toml").write_text(two, encoding="utf-8")
@@ -390,6 +398,13 @@ def test_codes_of_a_group_share_its_errors() -> None:
     for code in ("short", "wide"):
         assert problem(code, "key", error="odd", length=3).what == "3 is odd"
     assert set(codes()) == {"short", "wide"}
+
+
+@pytest.mark.usefixtures("short")
+def test_reasons_that_hold_are_lines_with_facts_of_their_own() -> None:
+    places = [Reason("right", {"other": other}) for other in ("b", "c")]
+    told = problem("short", "key", error="wide", reasons=["left", *places], end="a")
+    assert told.why == "a is left\na is right of b\na is right of c"
 
 
 @pytest.mark.usefixtures("short")

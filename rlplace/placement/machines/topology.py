@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from rlplace.codes import problem
 from rlplace.errors import PlacementError, Problem, Source, source_of
 from rlplace.placement.machines.products import memory_of
 from rlplace.units import counted, plural
@@ -347,67 +348,76 @@ def _check_nodes(
     """Return the problems of ranks, of mixed accelerators and of the numbers of nodes and accelerators."""
     problems: list[Problem] = []
 
-    def reject(
-        code: str, key: str, what: str, why: str, fix: str, got: str | None = None
-    ) -> None:
-        problem = Problem(
-            code=code,
-            key=key,
-            what=what,
-            got=got,
-            source=source_of(key, sources),
-            why=why,
-            fix=fix,
-        )
-        problems.append(problem)
-
     # Ranks: of all entries or of none, and without gaps.
     without = [i for i, node in enumerate(nodes) if node.rank is None]
     if not without:
         wrong = _first_wrong_rank(nodes)
         if wrong is not None:
             i, expected = wrong
-            what = f"rank {nodes[i].rank} where {expected} comes next"
-            why = "node ranks are 0, 1, 2, ..., each once; an entry with a count takes that many"
-            fix = f"rank: {expected}"
-            reject("node-ranks", f"{PATH}[{i}].rank", what, why, fix)
+            problems.append(
+                problem(
+                    "node-ranks",
+                    f"{PATH}[{i}].rank",
+                    error="gap",
+                    rank=nodes[i].rank,
+                    expected=expected,
+                )
+            )
     elif len(without) < len(nodes):
-        what = "has no rank, others have one"
-        why = "either every entry of cluster.nodes has a rank, or they are numbered as written"
-        reject("node-ranks", f"{PATH}[{without[0]}]", what, why, "remove all ranks")
+        key = f"{PATH}[{without[0]}]"
+        problems.append(problem("node-ranks", key, error="without"))
 
     # Mixed accelerators of an entry add up to its accelerators.
     for i, node in enumerate(nodes):
         count = node.accelerators
         mixed = sum(run.count for run in node.mixed)
         if node.mixed and count not in (0, mixed):
-            what = f"is {count}, mixed adds up to {mixed}"
-            why = "mixed lists all accelerators of the machine"
-            key = f"{PATH}[{i}].accelerators"
-            fix = f"accelerators: {mixed}"
-            reject("mixed-count", key, what, why, fix, f"accelerators: {count}")
+            problems.append(
+                problem(
+                    "mixed-count",
+                    f"{PATH}[{i}].accelerators",
+                    f"accelerators: {count}",
+                    count=count,
+                    mixed=mixed,
+                )
+            )
 
     # The two counts of the cluster block, where they are given.
     total = sum(node.count for node in nodes)
     if num_nodes not in (None, total):
-        what = f"is {num_nodes}, {by} declares {total}"
-        why = f"both count machines; {by} is enough"
-        fix = f"num_nodes: {total}"
+        error = "nodes"
         if by == PATH and len(nodes) == 1:
-            fix += f"        (for {num_nodes}: {PATH}.0.count={num_nodes} instead)"
-        got = f"num_nodes: {num_nodes}"
-        reject("node-count", "cluster.num_nodes", what, why, fix, got)
+            error = "nodes-of-one-entry"
+        problems.append(
+            problem(
+                "node-count",
+                "cluster.num_nodes",
+                f"num_nodes: {num_nodes}",
+                error=error,
+                count=num_nodes,
+                by=by,
+                total=total,
+            )
+        )
     counts = set()
     for node in nodes:
         counts.add(sum(run.count for run in node.mixed) or node.accelerators)
     if each is not None and counts != {each}:
-        declared = ", ".join(map(str, sorted(counts)))
-        what = f"is {each}, {by} declares {declared}"
-        why = f"both count accelerators; {by} is enough"
-        key = "accelerators_per_node"
-        fix = "accelerators_per_node: auto        (or declare other nodes)"
-        reject("node-count", f"cluster.{key}", what, why, fix, f"{key}: {each}")
-    return problems
+        problems.append(
+            problem(
+                "node-count",
+                "cluster.accelerators_per_node",
+                f"accelerators_per_node: {each}",
+                error="accelerators",
+                count=each,
+                by=by,
+                declared=", ".join(map(str, sorted(counts))),
+            )
+        )
+    return [
+        dataclasses.replace(found, source=source_of(found.key, sources))
+        for found in problems
+    ]
 
 
 def _first_wrong_rank(nodes: Sequence[NodeConfig]) -> tuple[int, int] | None:
@@ -425,9 +435,7 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     key = "ray.address"
     alive = [node for node in nodes if node.get("Alive", True)]
     if not alive:
-        what = "Ray lists no living node"
-        why = "a plan needs at least one machine"
-        raise PlacementError.of("no-node", key, what, "[]", why, "ray start --head")
+        raise PlacementError([problem("no-node", key, "[]")])
     labels = [_label_of(node) for node in alive]
     if not any(label is not None for label in labels):
         return sorted(alive, key=_head_first)
@@ -442,11 +450,18 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         if label.isdecimal() and int(label) < count and int(label) not in ranks:
             ranks[int(label)] = node
             continue
-        what = f"{node.get('NodeManagerAddress', '?')} cannot have rank {label}"
-        why = f"where one node has this label, all have it: a number of 0-{count - 1}, each once"
-        fix = f"ray start ... --labels {RANK_LABEL}={len(ranks)}"
         problems.append(
-            Problem(code="node-ranks", key=key, what=what, got=label, why=why, fix=fix)
+            problem(
+                "node-ranks",
+                key,
+                label,
+                error="label",
+                node=node.get("NodeManagerAddress", "?"),
+                rank=label,
+                last=count - 1,
+                label=RANK_LABEL,
+                free=len(ranks),
+            )
         )
     if problems:
         raise PlacementError(problems)

@@ -68,7 +68,7 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
-        raise codes.config_error(DAMAGED, key, str(manifest), error="no_manifest")
+        raise codes.config_error(DAMAGED, key, str(manifest), error="no-manifest")
     try:
         values = json.loads(manifest.read_text(encoding="utf-8"))
         # A later format may have other keys, so it is checked before all others.
@@ -140,7 +140,7 @@ def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
         return None
     error = "longer"
     if found < expected:
-        error = "cut_off"
+        error = "cut-off"
     return codes.problem(
         DAMAGED, key, str(file), error=error, expected=expected, found=found
     )

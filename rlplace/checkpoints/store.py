@@ -116,14 +116,14 @@ class Store:
                         "checkpoint-not-written",
                         _KEY,
                         str(part),
-                        error="ranks_late",
+                        error="ranks-late",
                         component=component,
                         ranks=ranks,
                         timeout_s=timeout_s,
                     )
                     raise OutputError(late)
                 if cancelled.wait(_POLL_S):
-                    raise OutputError(_not_written(part, "given_up"))
+                    raise OutputError(_not_written(part, "given-up"))
                 found = written(part / component, ranks)
             for name, record in found.items():
                 files[f"{component}/{name}"] = record

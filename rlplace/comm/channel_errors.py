@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _SHOWN = 8  # names of waiters or keys before "and N more"
 # Name of the error of a get -> that of a put
 _OF_PUTS = {
-    "dead": "put_dead",
-    "seen": "put_seen",
-    "unused": "put_unused",
-    "unknown": "put_unknown",
+    "dead": "put-dead",
+    "seen": "put-seen",
+    "unused": "put-unused",
+    "unknown": "put-unknown",
 }
 _SHOWN_CHARACTERS = 60  # of a name that is too long
 

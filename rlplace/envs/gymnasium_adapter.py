@@ -275,10 +275,10 @@ def _id_problems(name: str) -> Sequence[Problem]:
     else:
         near = did_you_mean(registered, [*own, *gymnasium.registry])
     prefix = ""
-    name_of_error = "unknown_id"
+    name_of_error = "unknown-id"
     if module_name:
         prefix = f"{module_name}:"
-        name_of_error = "not_registered"
+        name_of_error = "not-registered"
     proposed = "<package.module:Class, or package.module:Name-v0, which it registers>"
     if near:
         proposed = f"{prefix}{near}"
@@ -307,7 +307,7 @@ def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
         key = _RESERVED[name]
         error = "unchecked"
         if key:
-            error = "another_key"
+            error = "another-key"
         reserved = problem(
             "reserved-simulator-kwarg",
             f"env.kwargs.{name}",

@@ -108,7 +108,7 @@ def _endless(
 ) -> SimulatorError:
     """Return the error that an episode has not ended after `longest` steps."""
     limit = config.max_episode_steps
-    error = "no_limit"
+    error = "no-limit"
     if limit is not None:
         error = "limit"
     endless = problem(

@@ -72,7 +72,7 @@ def named(
             code,
             key,
             name,
-            error="unknown_name",
+            error="unknown-name",
             noun=noun,
             hint=suggestion(near),
             shipped=", ".join(shipped) or "none",
@@ -84,9 +84,9 @@ def named(
     try:
         module = importlib.import_module(module_name)
         near = did_you_mean(attribute, vars(module))
-        kind = "no_attribute"
+        kind = "no-attribute"
         if near:
-            kind = "misspelt_attribute"
+            kind = "misspelt-attribute"
     except ModuleNotFoundError as error:
         # Something that the module imports is missing, not the module itself
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -101,7 +101,7 @@ def named(
             ) from error
         module = None
         near = None
-        kind = "no_module"
+        kind = "no-module"
     except Exception as error:
         if name in shipped:
             raise
@@ -146,9 +146,9 @@ def unknown_arguments(
     problems: list[Problem] = []
     for name in [n for n in kwargs if n not in takes]:
         near = did_you_mean(str(name), takes)
-        error = "unknown_argument"
+        error = "unknown-argument"
         if near:
-            error = "misspelt_argument"
+            error = "misspelt-argument"
         unknown = problem(
             code,
             f"{key}.{name}",
@@ -189,7 +189,7 @@ def check_named(
         kind = type(found).__name__
         called_with = " and ".join(given)
         return [
-            problem(code, key, name, error="not_callable", kind=kind, given=called_with)
+            problem(code, key, name, error="not-callable", kind=kind, given=called_with)
         ]
     # The first arguments are passed by place and may have any name
     problems: list[Problem] = []
@@ -220,7 +220,7 @@ def check_named(
             code,
             key,
             name,
-            error="misspelt_method",
+            error="misspelt-method",
             method=method,
             hint=suggestion(near),
             methods=", ".join(methods),
@@ -232,7 +232,7 @@ def check_named(
             code,
             key,
             name,
-            error="no_methods",
+            error="no-methods",
             methods=", ".join(methods),
             first=methods[0],
         )
@@ -254,7 +254,7 @@ def not_imported(
         code,
         key,
         name,
-        error="import_raised",
+        error="import-raised",
         reason=f"{type(error).__name__}: {error}",
         place=place_of(error, name),
     )
@@ -408,7 +408,7 @@ def spaces_of_job(config: Config) -> Spaces:
     # A CNN takes images, with as many layers and pixels as its network needs
     if isinstance(model, CnnConfig) and not spaces.images:
         got = str(spaces.observation_shape)
-        raise config_error("model-misfit", "actor.model.kind", got, error="no_image")
+        raise config_error("model-misfit", "actor.model.kind", got, error="no-image")
     if (
         isinstance(model, CnnConfig)
         and model.channels
@@ -428,7 +428,7 @@ def spaces_of_job(config: Config) -> Spaces:
             "model-misfit",
             "actor.model.network",
             str(list(small[0].shape)),
-            error="small_image",
+            error="small-image",
             pixels=_NATURE_PIXELS,
         )
     # A transformer splits tokens into heads and images into patches

@@ -249,7 +249,7 @@ class MemoryMonitor:
             )
             error = "entry"
             if not remedy:
-                error = "entry_without_remedy"
+                error = "entry-without-remedy"
             full = codes.problem(
                 "accelerator-out-of-memory",
                 first,

@@ -40,7 +40,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
         "bad-option",
         "--component",
         component,
-        error="no_weights",
+        error="no-weights",
         there=", ".join(there),
         near=near or _TRAINED[0],
     )
@@ -54,9 +54,9 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
         and out.suffix not in files
         and (near or out.suffix in (*FILES, *_OTHER_FILES))
     ):
-        error = "no_file"
+        error = "no-file"
         if files:
-            error = "kind_of_file"
+            error = "kind-of-file"
         end = ""
         if near:
             end = f".{near}"
@@ -69,7 +69,7 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
             other=out.with_suffix(end),
         )
     if not out.name:
-        raise config_error("bad-option", "OUT", str(out), error="no_name")
+        raise config_error("bad-option", "OUT", str(out), error="no-name")
     if out.exists():
         others = (
             out.with_name(f"{out.stem}_{n}{out.suffix}")

@@ -464,7 +464,7 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
             "model-weights",
             spec.key,
             str(spec.folder),
-            error="not_cut",
+            error="not-cut",
             family=type(module.lm).__name__,
             reason=error,
         ) from error
@@ -510,7 +510,7 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
             "model-weights",
             spec.key,
             str(spec.folder),
-            error="no_decoder",
+            error="no-decoder",
             family=type(lm).__name__,
         )
     for part in lm.modules():

@@ -54,4 +54,4 @@ def not_a_module(kind: Any, name: str) -> Problem | None:
     bases = kind.__mro__ if isinstance(kind, type) else ()
     if any((base.__module__, base.__qualname__) == module for base in bases):
         return None
-    return codes.problem("unknown-module", KEY, name, error="no_module")
+    return codes.problem("unknown-module", KEY, name, error="no-module")

@@ -146,7 +146,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
     if shapes != expected:
         error = "returns"
         if remembered:
-            error = "returns_with_memory"
+            error = "returns-with-memory"
         raise config_error(
             "bad-network",
             "actor.model",

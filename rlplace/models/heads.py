@@ -66,7 +66,7 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
             "reward-head",
             f"{key}.head",
             str(folder),
-            error="another_name",
+            error="another-name",
             names=wanted,
             like=", ".join(like),
             first=like[0],

@@ -68,7 +68,7 @@ def _lm_weights(
                 "model-weights",
                 spec.key,
                 str(spec.folder),
-                error="checkpoint_shape",
+                error="checkpoint-shape",
                 name=name,
                 shape=list(parameter.shape),
                 stored=list(state.shape(name) or ()),

@@ -50,7 +50,7 @@ class SavedState:
             name for name in names if average and _AVERAGE + name in self._stored
         }
         if average and not averaged:
-            raise config_error("bad-option", "--ema", str(folder), error="no_average")
+            raise config_error("bad-option", "--ema", str(folder), error="no-average")
         # Buffers have no average and come from the weights
         self._places = {}
         for name in names:

@@ -200,7 +200,7 @@ class Tokenizer:
                 raised = str(error)
             name = "messages"
             if "system" in roles:
-                name = "with_system"
+                name = "with-system"
             raise config_error(
                 "chat-template-refused",
                 _KEY,

@@ -98,7 +98,7 @@ class Collected:
             number = Metric(float(value), reduce, float(weight))  # type: ignore[arg-type]  # checked above
         except (TypeError, ValueError) as error:
             got = f"{type(value).__name__}: {str(value)[:60]}"
-            wrong = problem("bad-metric", owner, got, error="no_number", name=name)
+            wrong = problem("bad-metric", owner, got, error="no-number", name=name)
             raise WorkerMisuse(wrong) from error
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
@@ -139,7 +139,7 @@ class Collected:
                     "bad-metric",
                     owner,
                     f"{before.reduce} and {metric.reduce}",
-                    error="two_ways",
+                    error="two-ways",
                     name=name,
                     before=before.reduce,
                 )

@@ -95,7 +95,7 @@ def _check_pair(placement: HybridComponentPlacement, source: str, target: str) -
         error = "weights"
         pair = (source, target)
         if near:
-            error = "weights_misspelt"
+            error = "weights-misspelt"
             right = {name: near}
             pair = (right.get(source, source), right.get(target, target))
         wrong = problem(

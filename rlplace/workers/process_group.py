@@ -90,7 +90,7 @@ class ProcessGroup:
                         "ranks-absent",
                         context.owner,
                         "absent: " + ", ".join(absent[:8]),
-                        error="process_group",
+                        error="process-group",
                         timeout_s=timeout_s,
                     )
                 )

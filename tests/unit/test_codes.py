@@ -295,10 +295,10 @@ def test_every_error_has_its_texts_and_every_text_its_facts() -> None:
 
 # Function of envs.registry -> the group of errors that its argument `code` needs
 OF_REGISTRY = {
-    "named": "unknown_name",
-    "check_named": "unknown_name",
-    "not_imported": "unknown_name",
-    "unknown_arguments": "unknown_argument",
+    "named": "unknown-name",
+    "check_named": "unknown-name",
+    "not_imported": "unknown-name",
+    "unknown_arguments": "unknown-argument",
 }
 
 

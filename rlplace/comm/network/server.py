@@ -404,7 +404,7 @@ class ChannelServer:
         except Exception as error:  # noqa: BLE001 -- the boundary of the process: it travels as a value
             name = "server"
             if isinstance(error, KeyError):
-                name = "no_channel"
+                name = "no-channel"
             failed = problem(
                 "channel-broken",
                 f"channel {request.channel}",

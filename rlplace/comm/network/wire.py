@@ -227,7 +227,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             every = problem(
-                "server-address", "channel server", repr(host), error="every_interface"
+                "server-address", "channel server", repr(host), error="every-interface"
             )
             raise ClusterError(every)
     try:
@@ -242,7 +242,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
             "server-address",
             "channel server",
             repr(host),
-            error="no_interface",
+            error="no-interface",
             reason=error,
         )
         raise ClusterError(foreign) from error

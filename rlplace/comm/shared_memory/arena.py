@@ -113,7 +113,7 @@ class Arena:
                 problem(
                     "shm-full",
                     _key(folder),
-                    error="not_mapped",
+                    error="not-mapped",
                     size=size,
                     reason=error.strerror,
                 )
@@ -561,7 +561,7 @@ class Arenas:
             problem(
                 "shm-full",
                 _key(self._folder),
-                error="no_room",
+                error="no-room",
                 wanted=show_bytes(sum(memoryview(p).nbytes for p in pieces)),
                 free=show_bytes(free_bytes(self._folder)),
             )

@@ -150,7 +150,7 @@ class DoubleBuffer:
                     problem(
                         "channel-timeout",
                         f"weights version {version}",
-                        error="no_buffer",
+                        error="no-buffer",
                         writer=owner_of(delivery.source, writer),
                         waited_s=time.monotonic() - began,
                         found="; ".join(found),
@@ -276,7 +276,7 @@ def _held_up(path: Path, began: float) -> ChannelTimeout:
         problem(
             "channel-timeout",
             f"weights {path.name}",
-            error="buffer_lock",
+            error="buffer-lock",
             waited_s=time.monotonic() - began,
         )
     )

@@ -114,7 +114,7 @@ class Member:
                 emptied = sync.delivery.cut
                 raise failed_sync(
                     "incomplete-weights",
-                    "broke_off",
+                    "broke-off",
                     self.name,
                     reason=error,
                     version=version,
@@ -565,7 +565,7 @@ class PartTaker:
         lacking = self._member.lacking(sync)
         return failed_sync(
             "incomplete-weights",
-            "not_loaded",
+            "not-loaded",
             self._member.name,
             reason=f"{type(error).__name__}: {error}",
             version=version,

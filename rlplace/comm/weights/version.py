@@ -265,9 +265,9 @@ def not_here(
     """Describe a version that source ranks `late` have not written; without any, a later one has taken its place."""
     error = "replaced"
     if why is not None:
-        error = "writer_gone"
+        error = "writer-gone"
     elif late:
-        error = "not_written"
+        error = "not-written"
     return failed_sync(
         "incomplete-weights",
         error,

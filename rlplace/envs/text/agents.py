@@ -133,7 +133,7 @@ class AgentTask:
         first = self._first[number]
         if others := [prompt for prompt in prompts if prompt != first]:
             got = repr(others[0])[:200]
-            raise config_error("agent-refused", _KEY, got, error="another_request")
+            raise config_error("agent-refused", _KEY, got, error="another-request")
         for episode in begun:
             episode.prompt = first
         # Forget the oldest

@@ -129,7 +129,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
         raise config_error(
             "no-dataset", _KEY, path, error="unread", reason=reason
         ) from error
-    raise config_error("no-dataset", _KEY, path, error="kind_of_file")
+    raise config_error("no-dataset", _KEY, path, error="kind-of-file")
 
 
 def _json_lines(file: Path) -> list[Row]:
@@ -155,7 +155,7 @@ def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:  # bad JSON or UTF-8
         raise bad_row("line", shown, place, reason=error) from error
     if not isinstance(values, dict):
-        raise bad_row("no_object", shown, place)
+        raise bad_row("no-object", shown, place)
     return _of_text(values, line, place)
 
 
@@ -192,7 +192,7 @@ def _json_array(file: Path) -> list[Row]:
         rows = json.loads(written, object_pairs_hook=_of_pairs)
     except (ValueError, RecursionError) as error:
         place = Source(file=str(file), line=getattr(error, "lineno", 1))
-        raise bad_row("no_list", str(file), place, reason=error) from error
+        raise bad_row("no-list", str(file), place, reason=error) from error
     return each(
         _numbered(rows, str(file)),
         lambda row: (_entry(row[0], written, row[1]), row[1]),
@@ -233,9 +233,9 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
         ) from error
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
-            which = "no_split"
+            which = "no-split"
             if split is None:
-                which = "several_splits"
+                which = "several-splits"
             raise config_error(
                 "no-dataset",
                 _KEY,

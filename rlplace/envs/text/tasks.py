@@ -33,8 +33,8 @@ _ENDLESS = 1 << 30
 _HALF = 1 << 30
 _ROLES = ("system", "user", "assistant")
 # Name of the error of a row without this column, and with null in it
-_LACKS = {"prompt": "lacks_prompt", "answer": "lacks_answer"}
-_HAS_NULL = {"prompt": "null_prompt", "answer": "null_answer"}
+_LACKS = {"prompt": "lacks-prompt", "answer": "lacks-answer"}
+_HAS_NULL = {"prompt": "null-prompt", "answer": "null-answer"}
 # Column names of well-known data sets, to propose one that is probably meant
 _MEANT = {
     "prompt": (
@@ -377,7 +377,7 @@ class TextArena:
                 "missing-library",
                 "env.kwargs.game",
                 game,
-                error="word_lists",
+                error="word-lists",
                 download=download,
             ) from error
         except AssertionError as error:  # the library's check of the number of players
@@ -578,7 +578,7 @@ class PromptSet:
         if self._asked(values, place) is None:
             got = repr(_column(values, self._prompt))
             raise bad_row(
-                "no_prompt", got, place, column=self._prompt, roles=", ".join(_ROLES)
+                "no-prompt", got, place, column=self._prompt, roles=", ".join(_ROLES)
             )
 
 
@@ -636,7 +636,7 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
             left = []
     if left:
         got = f"{len(left)} of {len(images)} are left"
-        raise bad_row("images_left", got, place)
+        raise bad_row("images-left", got, place)
     return messages
 
 
@@ -654,7 +654,7 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
         return left.pop(0)
     error = "part"
     if kind == "image":
-        error = "no_image_for_part"
+        error = "no-image-for-part"
     raise bad_row(error, repr(part), place)
 
 
@@ -670,8 +670,8 @@ def _as_image(value: Any, place: Source) -> Image:
     found = Path(place.file.removesuffix(ROW))
     file = (found if found.is_dir() else found.parent) / str(value)
     if not isinstance(value, str) or not file.is_file():
-        error = "no_image"
+        error = "no-image"
         if isinstance(value, str):
-            error = "image_path"
+            error = "image-path"
         raise bad_row(error, repr(value), place, folder=file.parent)
     return Image(str(file.absolute()))

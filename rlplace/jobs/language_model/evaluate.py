@@ -25,7 +25,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
     """
     if request.video is not None:
         raise config_error(
-            "bad-option", "video", str(request.video), error="video_of_language_model"
+            "bad-option", "video", str(request.video), error="video-of-language-model"
         )
     from rlplace.workers.roles.evaluation import answers
 

@@ -219,7 +219,7 @@ class LanguageModelJob(Job):
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
         folder = str(trained.folder)
         raise config_error(
-            "wrong-kind", key, folder, error="language_model", folder=folder
+            "wrong-kind", key, folder, error="language-model", folder=folder
         )
 
 

@@ -22,7 +22,7 @@ def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
             "bad-option",
             "transcripts",
             str(request.transcripts),
-            error="transcripts_of_simulators",
+            error="transcripts-of-simulators",
         )
     # For torch: with small batches, more threads would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -28,7 +28,7 @@ def export(trained: Trained, request: ExportRequest) -> None:
     else:
         check_component(found, request.component)
         if request.average:
-            raise config_error("bad-option", "--ema", error="average_of_simulators")
+            raise config_error("bad-option", "--ema", error="average-of-simulators")
         free_place(out, FILES, number=found.iteration)
         verify(found, request.key)
     with written(out):

@@ -114,7 +114,7 @@ class VllmServer:
         except OSError:
             self._lock.close()
             lock = self._folder / "lock"
-            raise self._failed("in_use", lock=lock) from None
+            raise self._failed("in-use", lock=lock) from None
         try:
             self._check(start_s)
             self._call_weights("none yet")
@@ -145,20 +145,20 @@ class VllmServer:
         # Each endpoint that is used must be there
         status, info = self._send("GET", "/server_info?config_format=json")
         if status != HTTPStatus.OK:
-            raise self._failed("no_endpoints", status=status, start=start)
+            raise self._failed("no-endpoints", status=status, start=start)
         if self._send("GET", "/inference/v1/generate")[0] == HTTPStatus.NOT_FOUND:
-            raise self._failed("no_token_ids", start=start)
+            raise self._failed("no-token-ids", start=start)
         # The server's settings must be those of the contract
         model: Mapping[str, Any] = info["vllm_config"]["model_config"]
         if model["logprobs_mode"] != "processed_logprobs":
             mode = model["logprobs_mode"]
-            raise self._failed("other_logprobs", mode=mode, start=start)
+            raise self._failed("other-logprobs", mode=mode, start=start)
         on_cpu = info["vllm_config"]["device_config"]["device"] == "cpu"
         if on_cpu and any(".experts." in name for name in self._expected.shapes):
-            raise self._failed("experts_on_cpu")
+            raise self._failed("experts-on-cpu")
         if model["max_model_len"] < self._settings.context:
             raise self._failed(
-                "short_sequences",
+                "short-sequences",
                 longest=model["max_model_len"],
                 context=self._settings.context,
                 start=start,
@@ -206,7 +206,7 @@ class VllmServer:
         )
         reset = self._post("/reset_prefix_cache?reset_running_requests=true")
         if not reset.get("success"):
-            raise self._failed("old_cache")
+            raise self._failed("old-cache")
         try:
             self._check_alone()
         except EngineError:
@@ -325,10 +325,10 @@ class VllmServer:
             mark, _, version = str(span["version"]).partition(".")
             if mark != self._mark:
                 sent = f"{self._mark}.{self.version}"
-                raise self._failed("other_weights", version=span["version"], sent=sent)
+                raise self._failed("other-weights", version=span["version"], sent=sent)
             versions[span["start"] : span["end"]] = int(version)
         if (versions < 0).any():
-            raise self._failed("no_versions")
+            raise self._failed("no-versions")
         scores = [token["logprob"] for token in choice["logprobs"]["content"]]
         return Completion(
             env_rank=request.env_rank,

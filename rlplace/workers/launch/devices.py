@@ -256,9 +256,9 @@ def out_of_memory(
     ]
     error = "alone"
     if others:
-        error = "beside_others"
+        error = "beside-others"
     elif lines:
-        error = "beside_itself"
+        error = "beside-itself"
     full = problem(
         "accelerator-out-of-memory",
         owner,

@@ -74,7 +74,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
         raise config_error(
             "missing-key",
             key,
-            error="ray_address",
+            error="ray-address",
             source=source_of(key, sources),
         )
     if config.nodes:
@@ -100,7 +100,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
                 "too-few-accelerators",
                 key,
                 "cuda",
-                error="no_gpu",
+                error="no-gpu",
                 address=config.ray.address,
                 count=len(machines),
             )
@@ -184,9 +184,9 @@ def count_topology(
     if count == "auto":
         count = found if kind == "cuda" else accelerator.emulated_per_node
     if kind == "cuda" and (count == 0 or (local and count > found)):
-        error = "no_gpu_here"
+        error = "no-gpu-here"
         if found:
-            error = "fewer_gpus"
+            error = "fewer-gpus"
         few = problem(
             "too-few-accelerators",
             "cluster.accelerators_per_node",

@@ -153,7 +153,7 @@ def check_size(
         if lack is not None:
             accelerators = ",".join(map(str, use.accelerators))
             gpus = int(machines[node].total.get("GPU", 0))
-            error = "no_gpu"
+            error = "no-gpu"
             if gpus:
                 error = "node"
             small = problem(
@@ -273,11 +273,11 @@ def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
             if first.process in running:
                 error = "running"
             elif worker.needs_own_process:
-                error = "process_group"
+                error = "process-group"
             elif slot.runtime_env != first.runtime_env:
-                error = "another_python"
+                error = "another-python"
             elif place != (first.node, visible_to(first)):
-                error = "another_place"
+                error = "another-place"
             else:
                 continue
             unshared = problem(

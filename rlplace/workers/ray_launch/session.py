@@ -279,7 +279,7 @@ def _join(address: str) -> Callable[[], None] | None:
         error_name = "here"
         # The address is of a single machine.
         if address.count(".") and ":" not in address:
-            error_name = "without_port"
+            error_name = "without-port"
         unreachable = problem(
             "cluster-unreachable",
             "cluster.ray.address",

@@ -146,7 +146,7 @@ class Prompts:
     ) -> ConfigError:
         error = "refused"
         if self._drop:
-            error = "all_dropped"
+            error = "all-dropped"
         return codes.config_error(
             "long-prompts",
             "algorithm.max_prompt_length",

@@ -150,7 +150,7 @@ class Replies:
                 "reply-timeout",
                 "env.task",
                 repr(asked.answer[:400]),
-                error="too_many",
+                error="too-many",
                 count=len(hung),
                 hung=", ".join(hung[:3]),
                 most=MOST_HUNG,

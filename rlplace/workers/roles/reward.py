@@ -243,13 +243,13 @@ class RewardClient:
             numbers = [float(reward) for reward in rewards]
         except (ValueError, KeyError, TypeError, OverflowError):
             numbers = []
-            error = "no_rewards"
+            error = "no-rewards"
         else:
             finite = self._skip or all(map(math.isfinite, numbers))
             if len(numbers) != len(queries):
-                error = "another_number"
+                error = "another-number"
             elif not finite:
-                error = "not_finite"
+                error = "not-finite"
             else:
                 return numbers
         wrong = problem(
@@ -281,7 +281,7 @@ class RewardClient:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         error = "tries"
         if tries == 1:
-            error = "one_try"
+            error = "one-try"
         down = problem(
             "reward-endpoint-down",
             f"{self._key}.url",

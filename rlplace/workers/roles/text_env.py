@@ -578,7 +578,7 @@ class Pass:
             if item.iteration != self._iteration:
                 got = f"the end of iteration {item.iteration}"
                 expected = f"iteration {self._iteration}"
-                raise out_of_step(owner, "env_rank", got=got, expected=expected)
+                raise out_of_step(owner, "env-rank", got=got, expected=expected)
             self._done_ranks += 1
             return
         asked = (item.iteration, item.held_out) == (

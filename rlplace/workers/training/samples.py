@@ -311,7 +311,7 @@ def _arriving(
                 expected = f"{number} for sample {place}"
                 raise out_of_step(
                     owner,
-                    "another_number",
+                    "another-number",
                     got=got,
                     expected=expected,
                     giver=giver,

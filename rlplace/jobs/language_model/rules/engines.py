@@ -78,11 +78,11 @@ def _beyond_positions(case: ServedModel) -> Iterator[Found]:
     if not isinstance(longest, int) or algorithm.longest <= longest:
         return
     left = longest - algorithm.max_prompt_length
-    error = "longer_prompts"
+    error = "longer-prompts"
     if algorithm.sequence_length is not None:
         error = "sequence_length"
     elif left > 0:
-        error = "longer_answers"
+        error = "longer-answers"
     yield Found(
         key="rollout",
         got=f"{algorithm.longest} tokens of prompt and answer together",

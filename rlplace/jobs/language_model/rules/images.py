@@ -23,9 +23,9 @@ def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
     engine = case.config.text_rollout.engine
     if engine == "transformers":
         return
-    error = "images_of_engine"
+    error = "images-of-engine"
     if engine == "vllm":
-        error = "images_of_vllm"
+        error = "images-of-vllm"
     yield Found(
         key="rollout.engine",
         got=f"model_type: {_family(case)}",
@@ -37,7 +37,7 @@ def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
 def _sync_of_changes(case: PlannedJob) -> Iterator[Found]:
     """Find a sync of what has changed alone."""
     if case.config.actor.sync.mode == "delta":
-        yield Found(key="actor.sync.mode", got="mode: delta", error="delta_of_images")
+        yield Found(key="actor.sync.mode", got="mode: delta", error="delta-of-images")
 
 
 def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
@@ -47,14 +47,14 @@ def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
         key = "critic.on_actor"
     elif "critic" not in case.plan.placement.components:
         return
-    yield Found(key=key, got=f"model_type: {_family(case)}", error="critic_of_images")
+    yield Found(key=key, got=f"model_type: {_family(case)}", error="critic-of-images")
 
 
 def _divided(case: PlannedJob) -> Iterator[Found]:
     """Find models that are divided between ranks."""
     for spec in case.specs:
         if spec.parallel.ranks > 1:
-            yield Found(key=spec.key, got=spec.text, error="divided_images")
+            yield Found(key=spec.key, got=spec.text, error="divided-images")
 
 
 def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
@@ -68,7 +68,7 @@ def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
         yield Found(
             key=f"{component}.model",
             got=f"model_type: {_family(case)}",
-            error="another_family",
+            error="another-family",
             facts={
                 "component": component,
                 "other": block.model.get("model_type"),
@@ -85,7 +85,7 @@ def _reward_model(case: PlannedJob) -> Iterator[Found]:
             yield Found(
                 key=case.config.key_of(component),
                 got=f"model_type: {_family(case)}",
-                error="reward_of_images",
+                error="reward-of-images",
             )
 
 

@@ -88,7 +88,7 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
     """Check the actor's weights, and tokenize every prompt that is known in advance with the model's own tokenizer."""
     written = (config.model or {}).get("path")
     if not isinstance(written, str):
-        yield problem("missing-key", _ACTOR_PATH, error="model_path")
+        yield problem("missing-key", _ACTOR_PATH, error="model-path")
         return
     folder = Path(written)
     yield from weights_problems(folder, _ACTOR_PATH)
@@ -178,7 +178,7 @@ def _no_weights(case: ModelFolder) -> Iterator[Found]:
     if _has_weights(case):
         return
     download = to_get(case.folder)
-    error = "no_weights"
+    error = "no-weights"
     if download != GET:
         error = "interrupted"
     yield Found(

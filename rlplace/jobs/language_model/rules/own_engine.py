@@ -53,7 +53,7 @@ def _no_class(case: OwnEngine) -> Iterator[Found]:
         yield Found(
             key=_KEY,
             got=case.name,
-            error="no_class",
+            error="no-class",
             facts={"kind": type(case.found).__name__},
         )
 
@@ -68,7 +68,7 @@ def _lacks_methods(case: OwnEngine) -> Iterator[Found]:
         yield Found(
             key=_KEY,
             got=case.name,
-            error="lacks_methods",
+            error="lacks-methods",
             facts={"lacking": ", ".join(lacking), "first": lacking[0]},
         )
 

@@ -74,11 +74,11 @@ def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
     tensor = spec.parallel.tensor_parallel_size
     context = spec.parallel.context_parallel_size
     if context > 1:
-        error = "context_parallel_engine"
+        error = "context-parallel-engine"
     elif tensor > 1 and sizes != {tensor}:
-        error = "ranks_of_one_engine"
+        error = "ranks-of-one-engine"
     elif engine != "vllm" and most > 1:
-        error = "accelerators_of_one_engine"
+        error = "accelerators-of-one-engine"
     else:
         return
     yield Found(
@@ -97,7 +97,7 @@ def _accelerators_of_one_rank(case: PlannedJob) -> Iterator[Found]:
             yield Found(
                 key=spec.key,
                 got=spec.text,
-                error="accelerators_of_one_rank",
+                error="accelerators-of-one-rank",
                 facts={"most": most},
             )
 
@@ -197,7 +197,7 @@ def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
             yield Found(
                 key=spec.key,
                 got=spec.text,
-                error="copies_on_host",
+                error="copies-on-host",
                 facts={"block": case.config.key_of(spec.name)},
             )
 

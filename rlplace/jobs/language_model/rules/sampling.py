@@ -60,7 +60,7 @@ def _corrects_nothing(config: Config) -> Iterator[Found]:
     for name, default in _CORRECTION.items():
         value = getattr(config.algorithm, name)
         if value != default:
-            yield Found(key=f"algorithm.{name}", got=f"{name}: {value}", error="no_cap")
+            yield Found(key=f"algorithm.{name}", got=f"{name}: {value}", error="no-cap")
             return
 
 
@@ -72,7 +72,7 @@ def _floor_above_cap(config: Config) -> Iterator[Found]:
         yield Found(
             key="algorithm.tis_floor",
             got=f"{floor:g}",
-            error="floor_above_cap",
+            error="floor-above-cap",
             facts={"cap": cap, "near": cap / 4},
         )
 

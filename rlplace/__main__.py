@@ -7,8 +7,9 @@ import os
 import runpy
 import sys
 
+from rlplace.codes import config_error
 from rlplace.commands import begin
-from rlplace.errors import ConfigError, did_you_mean, suggestion
+from rlplace.errors import did_you_mean, suggestion
 from rlplace.extras import version_of
 
 COMMANDS = {
@@ -43,19 +44,25 @@ def main() -> None:
         return
     if word not in COMMANDS:
         near = did_you_mean(word, COMMANDS)
-        fix = f"rlplace {near or 'train'}"
-        what = "no such command" + suggestion(near)
-        print(
-            ConfigError.of("bad-option", "rlplace", what, word, listed.strip(), fix),
-            file=sys.stderr,
+        unknown = config_error(
+            "bad-option",
+            "rlplace",
+            word,
+            error="command",
+            hint=suggestion(near),
+            commands=listed.strip(),
+            near=near or "train",
         )
+        print(unknown, file=sys.stderr)
         sys.exit(WRONG)
     if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        why = f"not found: {', '.join(lacking)}; every command reads configs with them"
-        fix = "pip install 'hydra-core==1.3.*' 'omegaconf==2.3.*' 'pydantic>=2.11,<3'"
-        what = "libraries of the planner are not installed"
         print(
-            ConfigError.of("missing-library", "rlplace", what, None, why, fix),
+            config_error(
+                "missing-library",
+                "rlplace",
+                error="planner",
+                lacking=", ".join(lacking),
+            ),
             file=sys.stderr,
         )
         sys.exit(WRONG)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from rlplace.errors import ClusterError, ConfigError, ProblemsError, RlplaceError
+from rlplace.codes import config_error
+from rlplace.errors import ClusterError, ProblemsError, RlplaceError
 from rlplace.proxies import keep_local
 from rlplace.streams import Streams
 
@@ -71,17 +72,12 @@ def begin() -> Streams:
     try:
         os.getcwd()
     except OSError as error:
-        what = "the working folder is gone"
-        why = f"the operating system says: {error.strerror}"
-        fix = 'cd "$PWD"        (where a folder of that name is there again; else cd to another one)'
         print(
-            ConfigError.of(
+            config_error(
                 "no-working-folder",
                 "command line",
-                what,
                 os.environ.get("PWD"),
-                why,
-                fix,
+                reason=error.strerror,
             ),
             file=sys.stderr,
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.errors import Problem, Source, did_you_mean, one_of
 
 # scripts/get_model puts models into its folder `models`
@@ -36,27 +37,28 @@ def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
     """Return the problem that none of the possible places is a folder."""
-    fix = (
-        GET
-        if key == "actor.model.path"
-        else "path: <the folder of a Hugging Face model>"
-    )
-    if (made := _GOT.fullmatch(written)) is not None:
-        fix = f"scripts/get_model {made[1]}{_OTHER}"
-    elif (near := _near(written)) is not None:
-        fix = f"path: {near}"
+    made = _GOT.fullmatch(written)
+    near = _near(written)
+    error = "another"
+    if made is not None:
+        error = "made-by-script"
+    elif near is not None:
+        error = "misspelt"
     elif _is_hub_id(written):
-        fix = f"hf download {written}{_OTHER}"
-    why = "\n".join(f"looked for {folder}{note}" for folder, note in _places(written))
-    what = "there is no such folder"
-    return Problem(
-        code="no-model-folder",
-        key=key,
-        what=what,
-        got=written,
+        error = "hub-id"
+    elif key == "actor.model.path":
+        error = "actor"
+    looked = [f"looked for {folder}{note}" for folder, note in _places(written)]
+    return problem(
+        "no-model-folder",
+        key,
+        written,
+        error=error,
         source=source,
-        why=why,
-        fix=fix,
+        looked="\n".join(looked),
+        made=made[1] if made is not None else None,
+        near=near,
+        written=written,
     )
 
 

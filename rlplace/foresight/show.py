@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rlplace.errors import ConfigError, Problem
+from rlplace.codes import problem
+from rlplace.errors import ConfigError
 from rlplace.foresight.known import (
     LAST,
     NOTHING_MEASURED,
@@ -44,10 +45,11 @@ def foreseen(
     """
     if not can_predict(config):
         problems = []
-        for key, (why, fix) in config.missing.items():
-            what = "is required to predict seconds"
-            problem = Problem(code="plan-only", key=key, what=what, why=why, fix=fix)
-            problems.append(problem)
+        for key, (reason, line) in config.missing.items():
+            missing = problem(
+                "plan-only", key, error="prediction", reason=reason, line=line
+            )
+            problems.append(missing)
         raise ConfigError(problems)
     profile = None
     if config.profile not in (None, LAST):

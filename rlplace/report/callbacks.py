@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from rlplace.codes import problem
 from rlplace.config.own import CallbackConfig
 from rlplace.envs.registry import check_named, named, place_of
 from rlplace.errors import CallbackError, Problem, RlplaceError
@@ -100,14 +101,15 @@ class Callbacks:
             raise
         except Exception as error:
             called = getattr(what, "__name__", name)
-            raise CallbackError.about(
+            failed = problem(
                 "callback-failed",
                 _KEY,
-                f"{called} of a callback raised an error",
-                got=name,
-                why=f"{type(error).__name__}: {error}".strip(),
-                fix=f"mend {place_of(error, name)}, and go on with resume=auto",
-            ) from error
+                name,
+                called=called,
+                reason=f"{type(error).__name__}: {error}".strip(),
+                place=place_of(error, name),
+            )
+            raise CallbackError(failed) from error
 
 
 def _is_true(answer: object) -> bool:

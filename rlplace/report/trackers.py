@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from rlplace.codes import config_error
 from rlplace.envs.registry import check_named, missing_library, named, place_of
 from rlplace.errors import ConfigError, OutputError, Problem
 from rlplace.signals import Stopped
@@ -470,12 +471,17 @@ def state_of(error: BaseException | None) -> str:
 
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
     """Return the error that is printed where a sink fails. `note`: added to the fix."""
-    why = f"{type(error).__name__}: {error}".strip()
-    fix = SET_UP.get(name)
-    if fix is None:
-        fix = f"mend {place_of(error, name)}"
-    what = "does not take the metrics; the run goes on without"
-    return ConfigError.of("sink-failed", KEY, what, name, why, fix + note)
+    remedy = SET_UP.get(name)
+    if remedy is None:
+        remedy = f"mend {place_of(error, name)}"
+    return config_error(
+        "sink-failed",
+        KEY,
+        name,
+        reason=f"{type(error).__name__}: {error}".strip(),
+        remedy=remedy,
+        note=note,
+    )
 
 
 @contextlib.contextmanager

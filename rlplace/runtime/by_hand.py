@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rlplace.codes import config_error, problem
 from rlplace.config.open_job import OpenConfig
 from rlplace.config.read import plain_values
 from rlplace.config.schema import Config
@@ -251,12 +252,14 @@ class JobOnCluster:
             return
         others = " and ".join(missing)
         public = " and ".join(public_names(c, self.spec) for c in missing)
-        raise ClusterError.about(
-            "group-not-launched",
-            f"{call.component}.{call.method}",
-            f"would wait for {others}, which runs no worker",
-            why=f"{' and '.join(partners)} work at once in this stage",
-            fix=f"launch it first: {public}.create_group(cfg).launch(cluster, ...)",
+        raise ClusterError(
+            problem(
+                "group-not-launched",
+                f"{call.component}.{call.method}",
+                others=others,
+                partners=" and ".join(partners),
+                public=public,
+            )
         )
 
 
@@ -320,10 +323,10 @@ class JobComponent:
         custom class derived from the shipped one. Raises WorkerMisuse if `cfg` is no config of a job.
         """
         if isinstance(cfg, Config | OpenConfig) or not isinstance(cfg, Mapping):
-            raise _no_config(cls, cfg, "it needs the mapping that the YAML file holds")
+            raise _no_config(cls, cfg, "no-mapping")
         mapping = plain_values(cfg)
         if not isinstance(mapping.get("cluster"), Mapping):
-            raise _no_config(cls, cfg, "it has no cluster block, which places it")
+            raise _no_config(cls, cfg, "no-cluster")
         return JobGroupBuilder(
             public=cls, component=component or cls.role, mapping=mapping, worker=worker
         )
@@ -337,13 +340,16 @@ class JobComponent:
         block = getattr(spec.config, cls.role, None)
         engine = getattr(block, "engine", "")
         right = public_names(component, spec)
-        raise WorkerMisuse.about(
-            "another-worker",
-            component,
-            f"is not what {cls.__name__} stands for",
-            got=f"{cls.role}.engine: {engine}" if engine else worker,
-            why=f"this config has {worker} for it",
-            fix=f"{right}.create_group(cfg)",
+        raise WorkerMisuse(
+            problem(
+                "another-worker",
+                component,
+                f"{cls.role}.engine: {engine}" if engine else worker,
+                error="another-class",
+                public=cls.__name__,
+                worker=worker,
+                right=right,
+            )
         )
 
     @classmethod
@@ -450,23 +456,20 @@ def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
         raise PlacementError(prepared.view.shortages)
     plan = prepared.plan
     if plan.schedule.needs.ahead:
-        raise ConfigError.of(
+        raise config_error(
             "not-by-hand",
             "algorithm.max_staleness",
-            "a loop by hand does not generate ahead of learning",
             str(prepared.config.algorithm.max_staleness),
-            "the loop of `rlplace train` keeps account of the versions",
-            "max_staleness: 0",
+            error="ahead",
         )
     for component in plan.placement.components:
         if any(slot.process for slot in plan.placement.slots(component)):
-            raise ConfigError.of(
+            raise config_error(
                 "not-by-hand",
                 f"cluster.component_placement.{component}",
-                "groups that are launched one by one have processes of their own",
                 "process: shared",
-                "workers that share a process start together",
-                f"leave out `process` of {component}; or rlplace train",
+                error="shared-process",
+                component=component,
             )
     return job_spec(prepared.config, plan)
 
@@ -489,27 +492,31 @@ def _steps_of(spec: JobSpec) -> dict[tuple[str, str], dict[str, tuple[Call, Step
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _no_config(public: type[JobComponent], cfg: object, why: str) -> WorkerMisuse:
-    return WorkerMisuse.about(
+def _no_config(public: type[JobComponent], cfg: object, error: str) -> WorkerMisuse:
+    wrong = problem(
         "not-a-job-config",
         public.__name__,
-        "is created from the whole config of a job",
-        got=type(cfg).__name__,
-        why=why,
-        fix=f'{public.__name__}.create_group(OmegaConf.load("job.yaml")), or the same as a dict',
+        type(cfg).__name__,
+        error=error,
+        public=public.__name__,
     )
+    return WorkerMisuse(wrong)
 
 
 def _not_placed(component: str, placed: Sequence[str]) -> PlacementError:
     key = f"cluster.component_placement.{component}"
     near = did_you_mean(component, placed)
-    return PlacementError.of(
-        "unknown-component",
-        key,
-        f"the config places no {component}{suggestion(near)}",
-        None,
-        f"placed are {', '.join(placed)}",
-        f"{component}: <accelerators>        (below cluster.component_placement)",
+    return PlacementError(
+        [
+            problem(
+                "unknown-component",
+                key,
+                error="by-hand",
+                component=component,
+                hint=suggestion(near),
+                placed=", ".join(placed),
+            )
+        ]
     )
 
 
@@ -520,13 +527,14 @@ def _check_places(
     wanted = [(slot.node, slot.accelerators) for slot in given]
     if wanted == [(slot.node, slot.accelerators) for slot in planned]:
         return
-    raise ClusterError.about(
-        "placed-elsewhere",
-        component,
-        "its strategy has other places than the config",
-        got=_places(given),
-        why=f"channels and memory were planned for {_places(planned)}",
-        fix=f'placement_strategy=placement.get_strategy("{component}"), or another cluster.component_placement',
+    raise ClusterError(
+        problem(
+            "placed-elsewhere",
+            component,
+            _places(given),
+            places=_places(planned),
+            component=component,
+        )
     )
 
 
@@ -543,13 +551,15 @@ def _places(slots: Sequence[Slot]) -> str:
 def _check_class(component: str, worker: type[Worker], shipped: type[Worker]) -> None:
     if isinstance(worker, type) and issubclass(worker, shipped):
         return
-    raise WorkerMisuse.about(
-        "another-worker",
-        component,
-        f"its worker class is not derived from {shipped.__name__}",
-        got=getattr(worker, "__name__", repr(worker)),
-        why="the other groups call its methods and use its channels",
-        fix=f"class {getattr(worker, '__name__', 'Mine')}({shipped.__name__}): ...",
+    raise WorkerMisuse(
+        problem(
+            "another-worker",
+            component,
+            getattr(worker, "__name__", repr(worker)),
+            error="not-derived",
+            shipped=shipped.__name__,
+            worker=getattr(worker, "__name__", "Mine"),
+        )
     )
 
 
@@ -557,13 +567,7 @@ def _another_config(
     component: str, first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> ClusterError:
     key = _differs(first, second, "")
-    return ClusterError.about(
-        "another-config",
-        component,
-        f"its config has another {key} than the groups before it",
-        why="all groups of a job are launched from one config, and a cluster has one such job",
-        fix="the same cfg for all groups; another Cluster(...) for another job",
-    )
+    return ClusterError(problem("another-config", component, name=key))
 
 
 def _differs(first: Any, second: Any, above: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from rlplace import checkpoints
+from rlplace import checkpoints, codes
 from rlplace.checkpoints.checkpoint import CONFIG, PLAN, RUN, Checkpoint
 from rlplace.checkpoints.find import find
 from rlplace.checkpoints.store import lock
@@ -29,7 +29,6 @@ from rlplace.errors import (
     ConfigError,
     NodeLost,
     OutputError,
-    Problem,
     RlplaceError,
     WorkerError,
 )
@@ -503,13 +502,8 @@ def _node_lost(
             went_back=True,
         )
     )
-    problem = Problem(
-        code="node-lost",
-        key=nodes,
-        what="was lost",
-        got=", ".join(workers),
-        why=f"Ray does not have it any more; first seen as\n{first}",
-        fix="resume=auto        (faults.on_node_loss=wait or replan goes on by itself)",
+    problem = codes.problem(
+        "node-lost", nodes, ", ".join(workers), error="run", first=first
     )
     return NodeLost(problem, frozenset(lost), folder)
 

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlplace import codes
 from rlplace.commands import typed
 from rlplace.config.compose import with_defaults
 from rlplace.config.yaml_text import to_yaml
-from rlplace.errors import ConfigError, OutputError, ProblemsError, did_you_mean
+from rlplace.errors import OutputError, ProblemsError, did_you_mean
 from rlplace.imports.importer import (
     LANGUAGE_MODEL,
     SIMULATOR,
@@ -76,24 +77,13 @@ def run_import(words: list[str]) -> int:
             ("--accelerators-per-node", options.accelerators_per_node),
         ):
             if value == "":
-                what = "its value is missing"
-                why = "nothing follows it"
-                raise ConfigError.of(
-                    "import-flag-value", "import", what, option, why, f"{option} VALUE"
+                raise codes.config_error(
+                    "import-flag-value", "import", option, error="option", option=option
                 )
         out = options.out
         width = options.accelerators_per_node
         if width is not None and not (width.isdecimal() and int(width) >= 1):
-            why = "it is how many accelerators each machine has"
-            fix = "--accelerators-per-node 8"
-            raise ConfigError.of(
-                "import-value",
-                "import",
-                "expected a whole number of at least 1",
-                width,
-                why,
-                fix,
-            )
+            raise codes.config_error("import-value", "import", width, error="per-node")
         library, *sources = words or [""]
         imported = import_words(library, sources, int(width or 0))
         imported = shrink(imported) if options.tiny else imported
@@ -117,24 +107,20 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
     """Import files, or flags and overrides as they are typed. Raises ConfigError."""
     if library not in LIBRARIES:
         near = did_you_mean(library.lower(), LIBRARIES)
-        why = f"there are importers for {', '.join(LIBRARIES)}"
-        raise ConfigError.of(
+        raise codes.config_error(
             "import-library",
             "import",
-            "no such library",
             library,
-            why,
-            f"import {near or 'openrlhf'} ...",
+            libraries=", ".join(LIBRARIES),
+            near=near or "openrlhf",
         )
     if not sources:
-        why = "it reads a file, or the flags or overrides themselves"
-        raise ConfigError.of(
+        raise codes.config_error(
             "import-source",
             "import",
-            "nothing to import",
             f"import {library}",
-            why,
-            f"import {library} FILE",
+            error="nothing",
+            library=library,
         )
     return import_settings(library, _settings(library, sources), per_node)
 
@@ -206,19 +192,20 @@ def _read(path: Path) -> str:
     except OSError as error:
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = did_you_mean(path.name, beside)
-        what = (error.strerror or "cannot be read").lower()
-        fix = str(path.with_name(near)) if near else None
-        raise ConfigError.of(
+        similar = None
+        if near:
+            similar = path.with_name(near)
+        raise codes.config_error(
             "import-source",
             "import",
-            what,
             str(path),
-            "a word without = or -- is a file",
-            fix,
+            error="unread",
+            said=(error.strerror or "cannot be read").lower(),
+            similar=similar,
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError.of(
-            "import-source", "import", "is not text", str(path), str(error), None
+        raise codes.config_error(
+            "import-source", "import", str(path), error="no-text", reason=str(error)
         ) from error
 
 

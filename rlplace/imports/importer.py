@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlplace.checks import partners
+from rlplace.codes import config_error, problem
 from rlplace.config.fields import Field, JobName, block_in, fields_of
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.read import read_config, try_config
@@ -157,8 +158,7 @@ class Draft:
         ):
             return value
         if value is not None:
-            why = "it counts machines, accelerators or samples"
-            self.refuse(key, f"expected a whole number of at least {least}", why)
+            self.refuse(key, "whole-number", least=least)
         return default
 
     def number(self, key: str, default: float) -> float:
@@ -166,38 +166,43 @@ class Draft:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if value is not None:
-            self.refuse(key, "expected a number", "it is one in the original")
+            self.refuse(key, "number")
         return default
 
-    def refuse(self, key: str, what: str, why: str, fix: str | None = None) -> None:
-        """Record an unusable value. `results` raises all of them together."""
+    def refuse(self, key: str, error: str, **facts: Any) -> None:
+        """Record an unusable value; `error`: its name in the texts. `results` raises all of them together."""
         setting = self.given[key]
+        reason = "known"
         if isinstance(setting.value, str) and "$" in setting.value:
-            why = "a variable or reference that is set nowhere in what was given; write its value"
-        self._wrong[key] = Problem(
-            code="import-value",
-            key=key,
-            what=what,
-            got=str(setting),
+            reason = "variable"
+        self._wrong[key] = problem(
+            "import-value",
+            key,
+            str(setting),
+            error=error,
             source=setting.source,
-            why=why,
-            fix=fix,
+            reasons=[reason],
+            **facts,
         )
 
     def find(
         self,
         code: str,
-        what: str,
         *keys: str,
-        why: str,
-        fix: str | Mapping[str, object] | None = None,
+        error: str = "",
+        settings: Mapping[str, object] | None = None,
+        **facts: Any,
     ) -> None:
-        """Record a problem of the original settings `keys`. A `fix` in our keys is written in their words."""
-        if isinstance(fix, Mapping):
-            fix = " ".join(
-                f"--{k} {v}" if self.rules.words_after else f"{k}={v}"
-                for k, v in fix.items()
-            )
+        """Record a problem of the original settings `keys`.
+
+        `settings`: better values, which the texts of the error get as `words` of the original.
+        """
+        words = []
+        for key, value in (settings or {}).items():
+            if self.rules.words_after:
+                words.append(f"--{key} {value}")
+            else:
+                words.append(f"{key}={value}")
         got = (
             " ".join(
                 str(s)
@@ -207,17 +212,16 @@ class Draft:
             or None
         )
         source = self.given[keys[0]].source if keys[0] in self.given else None
-        self.findings.append(
-            Problem(
-                code=code,
-                key=keys[0],
-                what=what,
-                got=got,
-                source=source,
-                why=why,
-                fix=fix,
-            )
+        found = problem(
+            code,
+            keys[0],
+            got,
+            error=error,
+            source=source,
+            words=" ".join(words),
+            **facts,
         )
+        self.findings.append(found)
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -576,11 +580,7 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
         draft.set(key, {**tags, **(written if isinstance(written, dict) else {})})
     results = draft.results()
     if not draft.at(PLACEMENT):
-        why = f"the settings that do so in {draft.rules.name} are not among those that were given"
-        fix = "import the whole file or command, the composed one where it includes others"
-        raise ConfigError.of(
-            "import-empty", PLACEMENT, "no setting places a component", None, why, fix
-        )
+        raise config_error("import-empty", PLACEMENT, library=draft.rules.name)
     layout, problems = _lay_out(draft, topology, offload)
     if staying := [
         p.key.removesuffix(".enable_offload")

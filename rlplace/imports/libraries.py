@@ -184,7 +184,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
         if other == "inference":
             why = "the actor itself computes log-probabilities here, in stage infer; inference has no line of its own"
         if ours:
-            draft.find("import-component", f"{other} is left out", setting.key, why=why)
+            draft.find("import-component", setting.key, name=other, reason=why)
         else:
             draft.unmapped(why, setting.key)
 
@@ -208,9 +208,16 @@ def _rlinf_set_rollout(draft: Draft) -> None:
         return
     if samples % batch:
         below = next(n for n in range(min(batch, samples), 0, -1) if samples % n == 0)
-        what = f"{samples} samples do not divide into optimizer steps of {batch}"
-        why = f"an iteration has {envs} environments x {total} steps = {samples} samples, and nothing is dropped here"
-        draft.find("import-batches", what, key, why=why, fix={key: below})
+        draft.find(
+            "import-batches",
+            key,
+            error="optimizer-steps",
+            settings={key: below},
+            samples=samples,
+            batch=batch,
+            envs=envs,
+            steps=total,
+        )
         draft.unmapped("algorithm.num_minibatches would not be a whole number", key)
     else:
         draft.derive("algorithm.num_minibatches", samples // batch, key)
@@ -679,13 +686,7 @@ def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
         try:
             numbers = _device_numbers(ast.parse(str(value), mode="eval").body)
         except (SyntaxError, ValueError):
-            fix = f'{key}: "list(range(0,8))"'
-            draft.refuse(
-                key,
-                "expected a list of device numbers",
-                "lists, ranges and their sums are read",
-                fix,
-            )
+            draft.refuse(key, "device-numbers", name=key)
             continue
         if numbers:
             draft.becomes(key, f"{PLACEMENT}.{ours}")
@@ -752,8 +753,7 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
         for text in re.split(rf"\|{_AREAL_BESIDE}", word) if key == mode else [word]:
             match = _AREAL_PART.fullmatch(text.strip())
             if match is None:
-                why = "it is BACKEND:SIZES, sizes being letters d, t, p, c, e with a number of at least 1 each"
-                draft.refuse(key, f"cannot read {text!r}", why, "sglang:d4t1+fsdp:d4")
+                draft.refuse(key, "backend-sizes", text=text)
                 break
             sizes = {
                 letter: int(number)
@@ -782,14 +782,13 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
     topology = pool.write(nodes)
     used = topology.num_accelerators
     if "cluster.n_nodes" in draft.given and nodes * width < used:
-        what = f"the sizes need {used} accelerators, and there are {nodes * width}"
-        why = "models that do not share need accelerators of their own"
         draft.find(
             "import-counts",
-            what,
             "cluster.n_nodes",
-            why=why,
-            fix={"cluster.n_nodes": used // width},
+            error="accelerators",
+            settings={"cluster.n_nodes": used // width},
+            used=used,
+            there=nodes * width,
         )
     draft.apply_rules()
     if not draft.has("actor.use_decoupled_loss"):

@@ -136,14 +136,15 @@ def _place(
     for component, numbers in pool.where.items():
         size = len(numbers)
         if size % copy:
-            what = f"{size} accelerators of {component} do not divide into copies of {copy}"
-            fix = {key: next(n for n in range(copy, 0, -1) if size % n == 0)}
+            near = next(n for n in range(copy, 0, -1) if size % n == 0)
             draft.find(
                 "import-counts",
-                what,
                 key,
-                why="a copy of the model takes that many accelerators",
-                fix=fix,
+                error="copies",
+                settings={key: near},
+                size=size,
+                component=component,
+                copy=copy,
             )
     number = "vllm.num_engines"
     size_key = "vllm.tensor_parallel_size"
@@ -178,14 +179,15 @@ def _check_samples(draft: Draft, actor: int) -> None:
     samples = prompts * answers
     processes = actor // copy
     if samples // micro < processes:
-        what = f"{samples} samples in micro-batches of {micro} are {samples // micro} for {processes} actor processes"
-        why = "there, every process must get at least one micro-batch"
         draft.find(
             "import-batches",
-            what,
             *keys,
-            why=why,
-            fix={keys[2]: max(1, samples // processes)},
+            error="micro-batches",
+            settings={keys[2]: max(1, samples // processes)},
+            samples=samples,
+            micro=micro,
+            count=samples // micro,
+            processes=processes,
         )
 
 
@@ -199,14 +201,10 @@ def _offloads(draft: Draft) -> dict[str, bool]:
         draft.set("rollout.sleep_level", 1)
         draft.becomes(key, "rollout.enable_offload", "rollout.sleep_level")
     elif sleep:
-        what = "has no effect without colocate_all"
-        why = "it is switched off there where engines share no accelerators"
-        fix = "add --train.colocate_all, or leave it out"
+        error = "alone"
         if ahead:
-            what = "engines cannot sleep while they sample on"
-            why = "asynchronous training there refuses it"
-            fix = "leave out --vllm.enable_sleep or --train.async_enable"
-        draft.find("import-sleep", what, key, "train.async_enable", why=why, fix=fix)
+            error = "ahead"
+        draft.find("import-sleep", key, "train.async_enable", error=error)
         draft.unset("rollout.enable_offload")
         draft.unmapped(
             "does nothing there unless all models share their accelerators in turn", key
@@ -370,13 +368,13 @@ def _set_schedule(draft: Draft) -> None:
     estimator = draft.value("algo.advantage.estimator", "gae")
     key = "rollout.n_samples_per_prompt"
     if estimator in _COMPARING and (samples := draft.count(key, 1, 1)) < 2:
-        what = f"{estimator} compares the answers to a prompt with each other, and there is {samples}"
         draft.find(
             "import-batches",
-            what,
             key,
-            why="there, it is refused with fewer than 2",
-            fix={key: 2},
+            error="one-answer",
+            settings={key: 2},
+            estimator=estimator,
+            samples=samples,
         )
 
 
@@ -470,5 +468,5 @@ def _two(
     ):
         return float(value[0]), float(value[1])
     if value is not None:
-        draft.refuse(key, "expected two numbers", "there are two in the original")
+        draft.refuse(key, "two-numbers")
     return default

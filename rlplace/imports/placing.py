@@ -63,29 +63,29 @@ class Allocation:
         if together and engines * each != there:
             divides = there % each == 0 or not engines or there % engines
             near = _nearest_divisor(there, each) if divides else there // engines
-            what = f"{engines} engines x {each} = {engines * each} accelerators, and the actor has {there}"
-            why = "under colocate_all the engines use exactly the actor's accelerators there; here they may use some"
             self._draft.find(
                 "import-engines",
-                what,
                 number,
                 size,
-                why=why,
-                fix={number: there // near, size: near},
+                error="beside-actor",
+                settings={number: there // near, size: near},
+                engines=engines,
+                each=each,
+                product=engines * each,
+                there=there,
             )
         self.take("rollout", engines * each, each, anew=together)
 
     def check_engines(self, key: str, size: int, accelerators: int) -> None:
         """Report engines that do not fill the accelerators they are placed on."""
         if accelerators % size:
-            what = f"{accelerators} accelerators do not divide into engines of {size}"
-            why = "each engine takes that many accelerators, and none may be left over"
             self._draft.find(
                 "import-engines",
-                what,
                 key,
-                why=why,
-                fix={key: _nearest_divisor(accelerators, size)},
+                error="uneven",
+                settings={key: _nearest_divisor(accelerators, size)},
+                accelerators=accelerators,
+                size=size,
             )
 
     def divide_tokens(self, component: str, *keys: str) -> None:
@@ -98,11 +98,19 @@ class Allocation:
         size = self._draft.count(key, 1, 1)
         self._draft.becomes(key, f"{PLACEMENT}.{component}")
         if there % (size * copy):
-            each = f"copies of {copy}" if copy > 1 else "accelerators"
-            what = f"{there} accelerators of {component} are no groups of {size} {each}"
-            why = "so many have the tokens of the same samples between them"
-            fix = {key: _nearest_divisor(max(1, there // copy), size)}
-            self._draft.find("import-counts", what, key, why=why, fix=fix)
+            error = "token-groups"
+            if copy > 1:
+                error = "token-groups-of-copies"
+            self._draft.find(
+                "import-counts",
+                key,
+                error=error,
+                settings={key: _nearest_divisor(max(1, there // copy), size)},
+                there=there,
+                component=component,
+                size=size,
+                copy=copy,
+            )
         else:
             self.tokens[component] = size
 
@@ -162,15 +170,20 @@ def place_by_size(
         leader = partners[component] if paired else "actor" if together else component
         if size > sizes[leader] or (paired and size < sizes[leader]):
             nodes, each = asks[component]
-            what = f"{component} asks for {size} accelerators and {leader} for {sizes[leader]}, yet they are to share"
-            why = "there, partners must ask for the same number; here the sizes may differ"
-            why = (
-                why
-                if paired
-                else "colocate_all shares the actor's accelerators there, and there are no others"
+            error = "colocated"
+            if paired:
+                error = "paired"
+            draft.find(
+                "import-partners",
+                each,
+                nodes,
+                error=error,
+                settings={nodes: sizes[leader] // wide[leader], each: wide[leader]},
+                component=component,
+                size=size,
+                leader=leader,
+                leader_size=sizes[leader],
             )
-            fix = {nodes: sizes[leader] // wide[leader], each: wide[leader]}
-            draft.find("import-partners", what, each, nodes, why=why, fix=fix)
         fitting = copy if size % copy == 0 else 1
         if paired and not together:
             pool.share(component, leader, size)

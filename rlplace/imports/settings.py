@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rlplace.codes import config_error, problem
 from rlplace.config.keys import PLACEMENT
 from rlplace.config.yaml_text import line_sources, not_yaml, show
 from rlplace.errors import ConfigError, Problem, Source
@@ -70,10 +71,7 @@ def read_yaml(text: str, file: str) -> list[Setting]:
         raise not_yaml(error, file, "import-yaml", "import") from error
     if not isinstance(mapping, Mapping):
         got = text.strip().split("\n", 1)[0]
-        why = "a config is a block of keys, or words such as key=value"
-        raise ConfigError.of(
-            "import-yaml", "import", "expected a block of keys", got, why, None
-        )
+        raise config_error("import-yaml", "import", got, error="no-block")
     return leaves_of(mapping, line_sources(text, file))
 
 
@@ -206,12 +204,19 @@ def read_flags(
         while words and not equals and len(values) < most and not _is_flag(words[0][0]):
             values.append(words.popleft()[0])
         if count is not None and len(values) < count and not (equals and count == 1):
-            what = "its value is missing" if count == 1 else f"takes {count} values"
-            why = "the next word is another flag, or there is none"
-            fix = word + " VALUE" * count
-            problems += ConfigError.of(
-                "import-flag-value", key, what, word, why, fix, source=source
-            ).problems
+            error = "several"
+            if count == 1:
+                error = "one"
+            missing = problem(
+                "import-flag-value",
+                key,
+                word,
+                error=error,
+                source=source,
+                count=count,
+                example=" ".join([word, *["VALUE"] * count]),
+            )
+            problems.append(missing)
         written = " ".join([word, *([] if equals else map(shlex.quote, values))])
         single = len(values) == 1 and count in (None, 0, 1)
         value = (
@@ -249,13 +254,9 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
             for word in entry_words(text, script=bool(file))
         ]
     except UnclosedQuote as error:
-        what = "a quote is opened and never closed"
-        why = "the words of a command are read as a shell would read them"
         got = text.splitlines()[error.line - 1].strip()
         place = source(error.line)
-        raise ConfigError.of(
-            "import-quote", "import", what, got, why, "close the quote", source=place
-        ) from error
+        raise config_error("import-quote", "import", got, source=place) from error
 
 
 def _leaves(

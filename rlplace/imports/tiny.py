@@ -12,9 +12,9 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import config_error
 from rlplace.config.read import read_config
 from rlplace.contract.planning import make_plan
-from rlplace.errors import ConfigError
 from rlplace.imports.importer import Imported, ordered
 from rlplace.imports.rules import shipped_model
 from rlplace.imports.settings import read_mapping
@@ -40,14 +40,10 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 def shrink(imported: Imported) -> Imported:
     """Return the job at a small size. Raises ConfigError without language models, or if the placement is invalid."""
     if imported.layout is None or not imported.target.shrinks:
-        what = "is for jobs with language models"
-        why = "a simulator has no smaller one"
+        error = "tiny-simulator"
         if imported.layout is None:
-            what = "the placement does not hold"
-            why = "without --tiny, the report has the reasons"
-        raise ConfigError.of(
-            "import-value", "--tiny", what, imported.library, why, "leave out --tiny"
-        )
+            error = "tiny-placement"
+        raise config_error("import-value", "--tiny", imported.library, error=error)
     placement = imported.layout.placement
     pieces = [p for c in placement.components for p in placement.accelerators(c).pieces]
     # All accelerators within a unit are used alike.

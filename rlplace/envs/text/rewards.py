@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlplace import codes
-from rlplace.codes import problem
 from rlplace.config.schema import OnPoison, RewardFunctionConfig
 from rlplace.envs.registry import named, needs, unknown_arguments
 from rlplace.envs.text.contract import Transcript
@@ -216,7 +215,7 @@ def reward_failed(
     if reward.key:
         key = f"{reward.key}.function"
         timeout = f"{reward.key}.timeout_s"
-    failed = problem(
+    failed = codes.problem(
         code,
         key,
         repr(shown),

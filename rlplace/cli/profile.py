@@ -6,6 +6,7 @@ Exit codes: 0 measured, 1 it cannot be written, 2 wrong usage, config or placeme
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -16,12 +17,13 @@ from rlplace.commands import DONE, answered, typed
 from rlplace.config import compose
 from rlplace.config.options import OptionParser
 from rlplace.config.read import word_meant
+from rlplace.contract.registry import job_of
 from rlplace.errors import ClusterError, ConfigError, OutputError, ProblemsError
 from rlplace.foresight.costs import fit_error, gathered
 from rlplace.foresight.known import FILE
 from rlplace.foresight.measure import Variant, run, variants
 from rlplace.foresight.profile import Curve, Profile
-from rlplace.runtime.prepare import Prepared, prepare
+from rlplace.runtime.prepare import Prepared, prepare, prepare_composed
 from rlplace.tables import table
 
 LEAST_ITERATIONS = 3  # fewest iterations; the first two are not counted
@@ -72,9 +74,14 @@ def _measure(argv: Sequence[str]) -> int:
     if len(jobs) != 1:
         raise config_error("bad-option", "--multirun", str(len(jobs)), error="sweep")
     (composed,) = jobs
-    job = prepare(composed.mapping, name=composed.name, sources=composed.sources)
-    accelerators = job.plan.placement.topology.num_accelerators
-    valid = [v for v in distinct(variants(composed.mapping, accelerators)) if runs(v)]
+    job = prepare_composed(composed)
+    placement = job.plan.placement
+    accelerators = placement.topology.num_accelerators
+    # The engine does not know what a custom component without accelerators would do on one.
+    own = job_of(job.config).components
+    staying = [c for c in own if not placement.accelerators(c)]
+    found = distinct(variants(composed.mapping, accelerators, staying))
+    valid = [v for v in found if runs(v)]
     if not valid:
         error = "no-placement"
         if job.shortages:
@@ -84,7 +91,7 @@ def _measure(argv: Sequence[str]) -> int:
             "profile",
             error=error,
             shortages=job.shortages,
-            config=composed.name,
+            train=_command("train", job),
         )
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(job.config.runner.output_dir) / composed.name / f"profile_{stamp}"
@@ -99,10 +106,14 @@ def _measure(argv: Sequence[str]) -> int:
     profile = _run_all(valid, options.iterations)
     _write(file, json.dumps(profile.record(), indent=1) + "\n", *written)
     print("\n" + render(profile))
-    print(
-        f"\nprofile    {file}\nuse it     python -m rlplace.plan --config-name {composed.name} profile={file}"
-    )
+    print(f"\nprofile    {file}")
+    print(f"use it     {_command('plan', job)} {shlex.quote(f'profile={file}')}")
     return DONE
+
+
+def _command(module: str, job: Prepared) -> str:
+    """Return the command line of the same job for another module of rlplace."""
+    return shlex.join(["python", "-m", f"rlplace.{module}", *job.words])
 
 
 def distinct(found: Iterable[Variant]) -> list[Variant]:

@@ -20,6 +20,7 @@ A subclass answers a question in another way. The jobs in `rlplace.jobs` do so f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -125,7 +126,11 @@ class Job:
             needs=self.needs(config),
             offload=self.leaving(config),
             sources=sources,
-            rules=Rules(optional=(), check=check_placed, waste=waste_of),
+            rules=Rules(
+                optional=(),
+                check=functools.partial(check_placed, self.components),
+                waste=waste_of,
+            ),
         )
         facts = self.facts(config, plan)
         channels = channels_of(self.channels, plan.placement)

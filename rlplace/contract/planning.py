@@ -10,6 +10,7 @@ from rlplace.checks import machines, names, waste
 from rlplace.checks.rule import broken
 from rlplace.config.open_job import OpenConfig
 from rlplace.contract.registry import job_of
+from rlplace.contract.rules import PLACED, PlacedJob
 from rlplace.contract.stages import Channel, Stage
 from rlplace.errors import Problem, Source
 from rlplace.placement.channels import ChannelPlan, channel_plan
@@ -54,9 +55,10 @@ def memory_case(
 # ── of jobs that declare their stages ────────────────────────────────────────────────────────────────────────────────
 
 
-def check_placed(placed: Placed) -> Iterator[Problem]:
-    """Report wrong names: the engine knows no roles or rows of custom components."""
-    return broken(names.RULES, placed)
+def check_placed(components: Mapping[str, Any], placed: Placed) -> Iterator[Problem]:
+    """Report wrong names, and more ranks than a class allows: the engine knows no roles of custom components."""
+    yield from broken(names.RULES, placed)
+    yield from broken(PLACED, PlacedJob(components=components, placed=placed))
 
 
 def waste_of(placed: Placed) -> Iterator[Problem]:

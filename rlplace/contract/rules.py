@@ -6,16 +6,18 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlplace.checks.rule import Found, Rule, broken
+from rlplace.checks.rule import Found, Rule, at_line, broken
 from rlplace.contract.classes import defines, own_methods, unfilled
 from rlplace.contract.stages import CONSTANT, RANKS, Channel, Part, Stage
 from rlplace.errors import Problem, did_you_mean
+from rlplace.placement.machines.topology import Ranges
 from rlplace.places import place_of
 from rlplace.workers.launch.construction import constructor_text, unknown_arguments
 
 if TYPE_CHECKING:
     from rlplace.contract.job import Job
-    from rlplace.placement.plan import Plan
+    from rlplace.placement.language.spec import ComponentSpec
+    from rlplace.placement.plan import Placed, Plan
     from rlplace.workers.worker import Worker
 
 Named = TypeVar("Named", Stage, Channel)
@@ -397,3 +399,46 @@ def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
 PLANNED = (
     Rule(code="inline-needs-one-rank", applies=_inline, facts=_ranks_as_threads),
 )
+
+
+# ── the placement ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedJob:
+    """The worker classes of a job, and where they are placed."""
+
+    components: Mapping[str, Any]
+    placed: Placed
+
+
+def _more_ranks(case: PlacedJob) -> Iterator[Found]:
+    """Find components with more ranks than their class allows."""
+    placement = case.placed.placement
+    for component in placement.components:
+        kind: Any = case.components.get(component)
+        if not _is_worker(kind) or kind.most_ranks is None:
+            continue
+        spec = placement.spec(component)
+        if spec.world_size > kind.most_ranks:
+            yield at_line(
+                spec,
+                component=component,
+                ranks=spec.world_size,
+                most=kind.most_ranks,
+                worker=kind.__qualname__,
+                place=_with_ranks(spec, kind.most_ranks),
+            )
+
+
+def _with_ranks(spec: ComponentSpec, ranks: int) -> str:
+    """Write a placement with fewer ranks, one on each of the first accelerators or as processes of one node."""
+    numbers = [*spec.accelerators][:ranks]
+    if numbers:
+        return str(Ranges.of(range(n, n + 1) for n in numbers))
+    if ranks == 1:
+        return "cpu"
+    return f'{{node_group: node, placement: "0:0-{ranks - 1}"}}'
+
+
+PLACED = (Rule(code="most-ranks", facts=_more_ranks),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,18 +47,27 @@ class Measured:
     seconds: Mapping[str, Mapping[str, float]]
 
 
-def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]:
-    """Yield the config as it is, then placements whose costs have other sizes; some may not be valid plans."""
+def variants(
+    mapping: Mapping[str, Any], accelerators: int, staying: Collection[str] = ()
+) -> Iterator[Variant]:
+    """Yield the config as it is, then placements whose costs have other sizes; some may not be valid plans.
+
+    `staying`: components of a custom job that keep their place, for they use no accelerators.
+    """
     yield Variant(name="as written", mapping=mapping)
     config = read_job(mapping)
     model = model_of(config)
     # A custom job need not write a block for each component.
     own = job_of(config).components
-    names = placed_names(mapping["cluster"]["component_placement"])
+    block = mapping["cluster"]["component_placement"]
+    names = placed_names(block)
+    kept = {name: text for name, text in _one_by_one(block) if name in staying}
     for count in dict.fromkeys((1, accelerators, max(1, accelerators // 2))):
-        where = "0" if count == 1 else f"0-{count - 1}"
+        where = _first(count)
         what = "one rank of each" if count == 1 else f"{count} ranks of each"
-        yield placed(mapping, what, dict.fromkeys(names, where), own)
+        ranks = {name: min(count, _most_ranks(own.get(name), count)) for name in names}
+        varied = {name: _first(ranks[name]) for name in names}
+        yield placed(mapping, what, {**varied, **kept}, own)
         if model.pair and count != accelerators:
             # Within a block, a plain number in `accelerators` means a count.
             shared = {"placement": where, "process": "shared"}
@@ -66,6 +76,28 @@ def variants(mapping: Mapping[str, Any], accelerators: int) -> Iterator[Variant]
             together = " and ".join(model.pair)
             yield placed(mapping, f"{what}, {together} in one process", placement)
     yield from model.more_variants(mapping)
+
+
+def _one_by_one(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each component of a placement block with its place."""
+    for names, place in block.items():
+        for name in placed_names({names: place}):
+            yield name, place
+
+
+def _first(count: int) -> str:
+    """Write the first accelerators as a placement."""
+    if count == 1:
+        return "0"
+    return f"0-{count - 1}"
+
+
+def _most_ranks(worker: Any, count: int) -> int:
+    """Return the most ranks that a class of a custom job allows; `count` if it allows any number."""
+    most: int | None = getattr(worker, "most_ranks", None)
+    if most is None:
+        return count
+    return most
 
 
 def placed(
@@ -93,6 +125,14 @@ def placed(
     return Variant(name=name, mapping=changed)
 
 
+def _finding_modules() -> dict[str, str]:
+    """Return the environment of a run that finds the modules that this process finds, such as those beside a config."""
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = [folder for folder in sys.path if not folder.startswith(sys.prefix)]
+    folders = dict.fromkeys(folder for folder in (*known, *found) if folder)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+
+
 def run(variant: Variant, iterations: int) -> Measured:
     """Train a few iterations in a process and folder of their own, and read the profile.
 
@@ -107,6 +147,8 @@ def run(variant: Variant, iterations: int) -> Measured:
         {"stop_at_return": None} if "stop_at_return" in mapping["runner"] else {}
     )
     mapping["checkpoint"] = mapping.get("checkpoint", {}) | {"every": 0}
+    # A placement that does not work fails once; what it would measure is worth no second try.
+    mapping["faults"] = (mapping.get("faults") or {}) | {"restarts": 0}
     mapping |= {"profile": None, "resume": None, "dry_run": False}
     with tempfile.TemporaryDirectory(prefix="rlplace-profile-") as folder:
         mapping["runner"]["output_dir"] = f"{folder}/runs"
@@ -122,6 +164,7 @@ def run(variant: Variant, iterations: int) -> Measured:
         ]
         done = subprocess.run(
             command,
+            env=_finding_modules(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

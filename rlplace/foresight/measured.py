@@ -169,7 +169,8 @@ class MeasuredModel(PerformanceModel):
             if component not in space.free:
                 found[component] = (now,)
                 continue
-            sizes = {Size(n, n) for n in even}
+            most = job_of(space.config).components[component].most_ranks
+            sizes = {Size(n, n) for n in even if most is None or n <= most}
             if now.accelerators <= space.most:
                 sizes.add(now)
             found[component] = tuple(sorted(sizes))

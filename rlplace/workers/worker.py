@@ -134,6 +134,8 @@ class Worker:
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
     needs_own_process: ClassVar[bool] = False
+    # Most ranks that a component of this class may have in a job; None: any number.
+    most_ranks: ClassVar[int | None] = None
     # Whether `setup` takes or gives back memory of accelerators: then those that share them are set up in turns.
     uses_accelerators: ClassVar[bool] = True
     # Modules that `setup` imports, for a process that imports them once for many workers.

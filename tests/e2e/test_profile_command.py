@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,48 @@ def test_a_measured_run_raises_with_the_end_of_its_output(
     with pytest.raises(ConfigError, match="gamma") as caught:
         run(Variant(name="wrong", mapping=composed.mapping), 3)
     assert caught.value.problems[0].code == "profile-run-failed"
+
+
+OWN_JOB = """
+from rlplace import Job, Stage, Worker, full
+
+
+class Learner(Worker):
+    def learn(self, iteration):
+        if self.world_size > 1:
+            raise ValueError("one rank alone knows what to do")
+
+
+job = Job(
+    components={"actor": Learner}, stages=[Stage("learn", full("actor").calls("learn"))]
+)
+"""
+OWN_CONFIG = """
+job: alone_of_a_test:job
+cluster:
+  launcher: inline
+  accelerators_per_node: 2
+  accelerator: {kind: emulated}
+  component_placement: {actor: 0}
+"""
+
+
+def test_the_file_of_a_custom_job_is_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = tmp_path / "jobs"
+    below.mkdir()
+    (below / "alone_of_a_test.py").write_text(OWN_JOB, encoding="utf-8")
+    (below / "alone.yaml").write_text(OWN_CONFIG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["jobs/alone.yaml", "runner.channel_timeout_s=30"]
+    assert main([*words, "--iterations", "3", "--out", "profile.json"]) == 0
+    shown = capsys.readouterr()
+    # The run with two ranks fails, at once; the others are measured without it.
+    assert "2 ranks of each: failed, left out" in shown.out
+    assert "one rank alone knows what to do" in shown.err
+    line = " ".join(["python -m rlplace.plan", *words, "profile=profile.json"])
+    assert f"use it     {line}\n" in shown.out
+    assert plan([*words, "profile=profile.json"]) == 0
+    sys.modules.pop("alone_of_a_test", None)

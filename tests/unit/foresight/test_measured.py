@@ -10,7 +10,7 @@ import pytest
 from rlplace import Channel, Job, Stage, Worker, full, weights
 from rlplace.comm.channel import ChannelStats
 from rlplace.config.open_job import JOB
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, PlacementError
 from rlplace.foresight.answer import Result, render_json, render_text
 from rlplace.foresight.measure import variants
 from rlplace.foresight.measured import MeasuredModel
@@ -420,6 +420,71 @@ def test_a_search_over_numbers_of_ranks_that_were_not_measured_proves_nothing() 
     # All components stay: what is told was measured.
     fixed = Space(found.config, found.plan, fixed=("actor", "rollout", "env"))
     assert not Search(fixed, profile).unmeasured()
+
+
+class Replay(Worker):
+    """Has one memory, so one rank."""
+
+    most_ranks = 1
+
+    def serve(self, iteration: int) -> None: ...
+
+
+def job_with_replay() -> Job:
+    return Job(
+        name="own",
+        components={"actor": Learner, "replay": Replay, "env": Env},
+        stages=[
+            Stage("play", full("env").calls("rollout"), full("replay").calls("serve")),
+            Stage("learn", full("actor").calls("learn")),
+        ],
+    )
+
+
+def with_replay(place: Any) -> dict[str, Any]:
+    places = {"actor": "0", "replay": place, "env": "1"}
+    cluster = {"num_nodes": 1, "accelerators_per_node": 4}
+    cluster |= {"accelerator": {"kind": "emulated"}, "component_placement": places}
+    return {"cluster": cluster, JOB: job_with_replay()}
+
+
+@pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        ("2-3", "replay: 2"),
+        ({"node_group": "node", "placement": "0:0-1"}, "replay: cpu"),
+    ],
+)
+def test_more_ranks_than_a_class_allows_are_refused(place: Any, fix: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        prepare(with_replay(place))
+    (problem,) = caught.value.problems
+    assert problem.code == "most-ranks"
+    assert problem.key == "cluster.component_placement.replay"
+    assert problem.fix == fix
+    assert prepare(with_replay(fix.partition(": ")[2]))
+
+
+def test_what_is_measured_and_searched_has_no_more_ranks_than_a_class_allows() -> None:
+    mapping = with_replay("2")
+    places = [
+        variant.mapping["cluster"]["component_placement"]
+        for variant in variants(mapping, 4)
+    ]
+    assert {place["replay"] for place in places} == {"0", "2"}
+    assert {place["env"] for place in places} == {"0", "0-1", "0-3", "1"}
+
+    found = prepare(mapping)
+    space = Space(found.config, found.plan)
+    sizes = MeasuredModel().sizes(space, space.now)
+    assert [size.ranks for size in sizes["replay"]] == [1]
+    assert [size.ranks for size in sizes["env"]] == [1, 2, 4]
+
+
+def test_a_component_without_accelerators_keeps_its_place_while_others_vary() -> None:
+    found = variants(with_replay("cpu"), 4, staying=["replay"])
+    places = [each.mapping["cluster"]["component_placement"] for each in found]
+    assert {place["replay"] for place in places} == {"cpu"}
 
 
 def ranged(found: Prepared, profile: Profile) -> Prediction:

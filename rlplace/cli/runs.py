@@ -19,12 +19,13 @@ from rlplace.commands import DONE, answered, typed
 from rlplace.config.options import OptionParser
 from rlplace.report.record import CONFIG, SUMMARY
 from rlplace.report.sinks import METRICS_FILE
+from rlplace.report.summary import is_custom
 from rlplace.report.typed import commands
 from rlplace.tables import table
 
 FORMATS = ("text", "json")
-# Scores of an iteration: mean of the last 100 episodes, or of its answers
-_SCORES = (
+# Scores of an iteration of the shipped jobs: mean of the last 100 episodes, or of its answers
+_SCORES: tuple[str, ...] = (
     "env/mean_return",
     "actor/reward",
 )
@@ -121,10 +122,13 @@ def read(folder: Path) -> Run:
     over = (folder / SUMMARY).is_file() and _written(folder / SUMMARY) >= _written(
         folder / LOCK
     )
+    names = _SCORES
+    if over and summary and is_custom(summary):
+        names = (str(summary.get("score", "")),)
     scores = [
         line[name]
         for line in lines
-        for name in _SCORES
+        for name in names
         if isinstance(line.get(name), int | float)
     ]
     scores = [score for score in scores if math.isfinite(score)]

@@ -228,7 +228,8 @@ class Job:
             title = f"{stage} s"
             metric = f"time/{stage.replace(' ', '_')}_s"
             columns.append(Column(title, metric, ".2f", max(8, len(title) + 2)))
-        return Console("iterations", tuple(columns))
+        # Each iteration is one step.
+        return Console("", tuple(columns))
 
     def evaluates_every(self, config: Any) -> int:
         """Return the iterations between two evaluations on held-out data; 0: none."""

@@ -22,7 +22,7 @@ from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.plan import Plan
 from rlplace.placement.schedule import base_stage
 from rlplace.report.timeline import render_timeline
-from rlplace.report.utilisation import bottleneck, longest_works
+from rlplace.report.utilisation import bottleneck
 from rlplace.tables import chapter
 
 NINE_OF_TEN = 1.64  # standard deviations to each side that contain nine of ten values
@@ -109,15 +109,7 @@ def predicted_seconds(prediction: Prediction) -> dict[str, float]:
 
 def limit(prediction: Prediction) -> str:
     """Write the bottleneck of an iteration on one line."""
-    numbers = prediction.numbers
-    works = longest_works(numbers, prediction.active)
-    longest = bottleneck(numbers, prediction.active)
-    if not any(seconds for seconds, _, _ in works):
-        # A custom job has no metric of each component's working time.
-        stages = predicted_seconds(prediction)
-        whole_s = stages.pop("iteration")
-        stage = max(stages, key=stages.__getitem__)
-        longest = f"{stage}, {stages[stage]:.2f} of {whole_s:.2f} s"
+    longest = bottleneck(prediction.numbers, prediction.active)
     return f"bottleneck {longest}{crowded(prediction)}"
 
 

@@ -13,7 +13,7 @@ from rlplace.placement.show.drawing import PALETTE, style
 from rlplace.placement.show.html import document, table, tiles
 from rlplace.report.charts import STYLE, Line, chart, number
 from rlplace.report.record import RunRecord
-from rlplace.report.summary import steps_name
+from rlplace.report.summary import is_custom, parts_of_training, steps_name
 from rlplace.report.timeline import LOOK
 from rlplace.report.trackers import FAILED, FINISHED, STOPPED
 from rlplace.report.utilisation import SYNC, bottleneck
@@ -26,7 +26,6 @@ _LOOK = (
     ".samples td:nth-child(n+4){white-space:pre-wrap;overflow-wrap:anywhere;min-width:220px}"
     ".chart{width:100%;background:var(--card);border:1px solid var(--line);border-radius:12px;padding:6px}</style>"
 )
-_STAGES = ("sync", "rollout", "infer", "learn", "moves", "evaluate")
 _SHARES = {"busy": "at work", "bubble": "idle", "moves": "moves", "sync": "sync"}
 # Headings of curves, and the ends of the names of metrics below them.
 _CURVES: Mapping[str, Sequence[str]] = {
@@ -61,6 +60,8 @@ _ACCELERATOR = (
     ">share at work",
 )
 _PART = ("part", ">whole run", ">one iteration")
+_TIMER = ("timer", ">whole run", ">one iteration")
+_TIMERS = "As workers report them, in components' methods; moves and weights too."
 _FAULT = ("iteration", "stage", "what", "why", ">lost")
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
 _TRANSFER = ("what", "from → to", ">one iteration", ">whole run", ">rate")
@@ -106,6 +107,7 @@ def render_report(run: RunRecord) -> str:
         *_section("Accelerators by stage", _USE, _uses(run)),
         *_accelerators(run),
         *_section("Seconds by part", _PART, _parts(run)),
+        *_section("Timers of workers", _TIMER, _timers(run), _TIMERS),
         *_section(
             "Seconds of an iteration, predicted and measured",
             _AGAINST,
@@ -388,6 +390,31 @@ def _parts(run: RunRecord) -> Rows:
     return [*iterated, *started]
 
 
+def _timers(run: RunRecord) -> Rows:
+    """Yield the timers of a custom job's workers, by component, the longest first."""
+    if not is_custom(run.summary):
+        return
+    for component in run.plan["components"]:
+        found = []
+        for name in _metrics_of(component, run.metrics):
+            if name.endswith("_s"):
+                series = run.metrics[name]
+                timer = name.removesuffix("_s").replace("/", " ", 1)
+                found.append((sum(series.values), timer, series.recent))
+        for whole, timer, each in sorted(found, reverse=True):
+            yield timer, _seconds(whole), _seconds(each)
+
+
+def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
+    """Return the metrics of a component, without bytes and their rates, which have a table of their own."""
+    return [
+        name
+        for name in names
+        if name.startswith(f"{component}/")
+        and not name.endswith(("_bytes", "_gb_per_s"))
+    ]
+
+
 def _memory(summary: Mapping[str, Any]) -> dict[str, Numbers]:
     """Return bytes, predicted and measured, by component and residency; without zeros."""
     found = {}
@@ -412,20 +439,46 @@ def _against(rows: Mapping[str, Numbers], show: Callable[[float], str]) -> Rows:
 def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
     """Draw a chart for each metric, with a line for each run; of one run also its stages and shares together."""
     metrics = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
-    for title, ends in _CURVES.items():
-        # In the order of the ends; a dict keeps each name once.
-        names: dict[str, None] = {}
-        for end in ends:
-            names |= dict.fromkeys(name for name in metrics if name.endswith(end))
+    if all(is_custom(run.summary) for run in runs.values()):
+        headings = _curves_of_custom(runs, metrics)
+    else:
+        headings = _curves_of_shipped(metrics)
+    for title, names in headings.items():
         charts = [_curve(name, runs) for name in names]
         if title == "Speed" and len(runs) == 1:
             (run,) = runs.values()
             charts += _together(run)
         if charts:
-            yield f'<h2>{title}</h2>\n<div class="charts">{"".join(charts)}</div>'
+            yield f'<h2>{escape(title)}</h2>\n<div class="charts">{"".join(charts)}</div>'
     for label, run in runs.items():
         if not run.metrics:
             yield f"<p>{escape(label)} has no curves: its runner.sinks have no jsonl.</p>"
+
+
+def _curves_of_shipped(metrics: Sequence[str]) -> dict[str, list[str]]:
+    """Return headings, and the metrics below them in the order of their ends."""
+    found = {}
+    for title, ends in _CURVES.items():
+        # A dict keeps each name once.
+        names: dict[str, None] = {}
+        for end in ends:
+            names |= dict.fromkeys(name for name in metrics if name.endswith(end))
+        found[title] = list(names)
+    return found
+
+
+def _curves_of_custom(
+    runs: Mapping[str, RunRecord], metrics: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return headings, and the metrics below them, of custom jobs: the score, then those of each component."""
+    scores = [str(run.summary.get("score", "")) for run in runs.values()]
+    found = {"Score": [name for name in dict.fromkeys(scores) if name in metrics]}
+    for run in runs.values():
+        for component in run.plan["components"]:
+            names = _metrics_of(component, metrics)
+            found[component] = [name for name in names if name not in scores]
+    found["Speed"] = [name for name in metrics if name == "time/iteration_s"]
+    return found
 
 
 def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
@@ -439,7 +492,9 @@ def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
 
 def _together(run: RunRecord) -> Iterator[str]:
     """Draw the seconds of all stages in one chart, and all shares in another."""
-    stages = {f"time/{stage}_s": stage for stage in _STAGES}
+    stages = {}
+    for stage in parts_of_training(run.summary):
+        stages[f"time/{stage.replace(' ', '_')}_s"] = stage
     shares = {f"util/{key}_share": name for key, name in _SHARES.items()}
     for title, labels in (
         ("seconds of an iteration", stages),

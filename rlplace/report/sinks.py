@@ -39,7 +39,8 @@ class Column(NamedTuple):
 class Console(NamedTuple):
     """What the console shows of a kind of run."""
 
-    steps: str  # what env steps are called
+    # What env steps are called; "" for a job whose steps are its iterations.
+    steps: str
     columns: tuple[Column, ...]
 
     def fitting(self, width: int) -> tuple[Column, ...]:
@@ -49,13 +50,17 @@ class Console(NamedTuple):
         """
         shown = self.columns
         for metric in _DROPPED:
-            needed = _FIRST + sum(column.width for column in shown)
+            needed = _ITERATION + sum(column.width for column in shown)
+            if self.steps:
+                needed += _STEPS
             if needed > width:
                 shown = tuple(column for column in shown if column.metric != metric)
         return shown
 
 
-_FIRST = 5 + 12  # width of the columns that are always there: iteration, and steps
+# Widths of the first columns
+_ITERATION = 5
+_STEPS = 12
 # Columns that a narrow terminal does without, the first one first.
 _DROPPED = (
     "time/sync_s",
@@ -131,7 +136,9 @@ class ConsoleSink:
             self._lines = 0
             self._write_heading()
         self._lines += 1
-        line = f"{iteration:>5,}{env_steps:>12,}"
+        line = f"{iteration:>{_ITERATION},}"
+        if self._console.steps:
+            line += f"{env_steps:>{_STEPS},}"
         for column in columns:
             cell = "-"
             if column.metric in metrics:
@@ -141,7 +148,9 @@ class ConsoleSink:
         self._stream.flush()
 
     def _write_heading(self) -> None:
-        heading = f" iter{self._console.steps:>12}"
+        heading = "iter".rjust(_ITERATION)
+        if self._console.steps:
+            heading += self._console.steps.rjust(_STEPS)
         for column in self._columns:
             heading += column.head.rjust(column.width)
         if is_terminal(self._stream):
@@ -207,7 +216,14 @@ class WholeAppends:
 class JsonSink:
     """Appends JSON objects: one per iteration, and one per sample to a file that is made with the first of them."""
 
-    def __init__(self, folder: Path, append_to: Callable[[Path], WholeAppends]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        append_to: Callable[[Path], WholeAppends],
+        with_steps: bool = True,
+    ) -> None:
+        """`with_steps`: whether the steps of the job are other than its iterations."""
+        self._with_steps = with_steps
         self._metrics = append_to(folder / METRICS_FILE)
         self._samples = functools.cache(lambda: append_to(folder / SAMPLES_FILE))
 
@@ -215,10 +231,9 @@ class JsonSink:
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
         """Append the metrics by name. A number that JSON cannot hold (nan, inf) is null."""
-        record: dict[str, float | None] = {
-            "iteration": iteration,
-            "env_steps": env_steps,
-        }
+        record: dict[str, float | None] = {"iteration": iteration}
+        if self._with_steps:
+            record["env_steps"] = env_steps
         for name, value in sorted(metrics.items()):
             record[name] = value
             if not math.isfinite(value):
@@ -300,7 +315,8 @@ def open_sinks(
             if name == "console":
                 sinks.append(ConsoleSink(sys.stdout, console))
             elif name == "jsonl":
-                sinks.append(JsonSink(directory, append_to))
+                with_steps = bool(console.steps)
+                sinks.append(JsonSink(directory, append_to, with_steps))
             elif name == "tensorboard":
                 events = _events_file(directory, append_to, sizes or {})
                 sinks.append(functools.partial(_append_event, events))

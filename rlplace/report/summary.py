@@ -15,8 +15,8 @@ from typing import Any
 from rlplace.comm.channel import ChannelStats
 from rlplace.placement.language.slots import component_of
 from rlplace.placement.memory.ledger import Measurements, MemoryLedger
-from rlplace.placement.schedule import Residency
-from rlplace.report.utilisation import usage_rows
+from rlplace.placement.schedule import Residency, base_stage
+from rlplace.report.utilisation import SYNC, usage_rows
 from rlplace.units import show_bytes
 
 HELD_OUT = "eval/reward"
@@ -36,8 +36,8 @@ _KEPT = (
 _SKIPPED = ("/poisoned", "/skipped_steps")
 _NAMED = 100  # of the things that were skipped, the first ones are named
 _LEAST_WAIT_S = 0.05  # seconds; a channel with less waiting is not shown
-_NO_STAGES = ("iteration", "overhead")  # seconds that are of no stage
-_STAGES = ("rollout", "infer", "learn", "sync", "moves", "evaluate")
+# Stages of a run whose summary does not name its own, as older versions wrote it.
+_STAGES = ("sync", "rollout", "infer", "learn")
 _HEAD = 11  # width of the first column
 
 
@@ -215,6 +215,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = {
         "steps_name": steps,
         "score_name": progress.measures.score_name,
+        "score": progress.measures.score,
         "iterations": progress.iterations,
         steps: progress.steps,
         "return_first": progress.first_return,
@@ -339,6 +340,28 @@ def steps_name(report: Mapping[str, Any]) -> str:
     return TEXT.steps
 
 
+def is_custom(report: Mapping[str, Any]) -> bool:
+    """Return whether a run is of a custom job, whose metrics have names of its own."""
+    return steps_name(report) not in (SIMULATED.steps, TEXT.steps)
+
+
+def parts_of_training(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of each stage by its name: the stages of the job, then sync, moves and evaluation."""
+    names: list[str] = []
+    for stage in report.get("stages", _STAGES):
+        # A stage that sends weights and works has both by name.
+        names += [f"{stage} weights", stage]
+    last = [name for name in names if base_stage(name) == SYNC]
+    ordered = [name for name in names if name not in last]
+    seconds = report["seconds"]
+    found = {}
+    for name in (*ordered, *last, "moves", "evaluate"):
+        key = name.replace(" ", "_")
+        if key in seconds:
+            found[name] = seconds[key]
+    return found
+
+
 def fitted(line: str, indent: int = 2) -> str:
     """Break a line at spaces for the terminal, or a pipe of 80 columns; parts behind the first are indented."""
     parts = textwrap.TextWrapper(
@@ -352,19 +375,17 @@ def fitted(line: str, indent: int = 2) -> str:
 
 def _seconds_rows(report: Mapping[str, Any]) -> Rows:
     """Yield the seconds of start and training by stage, and the overhead."""
-    seconds = report["seconds"]
-    names = [stage for stage in _STAGES if stage in seconds]
-    if steps_name(report) not in (SIMULATED.steps, TEXT.steps):
-        names = [name for name in seconds if name not in _NO_STAGES]
-    stages = [f"{name} {seconds[name]:.1f}" for name in names]
+    stages = []
+    for name, seconds in parts_of_training(report).items():
+        stages.append(f"{name} {seconds:.1f}")
     each = ", ".join(stages) or "no iteration"
     parts = f"start {report['start_s']:.1f}, training {report['train_s']:.1f} ({each})"
     yield "seconds", f"{report['wall_s']:.1f} in all: {parts}"
     share = f"{report['overhead_share']:.0%}"
-    if steps_name(report) in (SIMULATED.steps, TEXT.steps):
-        yield "overhead", f"{share} of training was neither {_OVERHEAD}"
-    else:
+    if is_custom(report):
         yield "overhead", f"{share} of training was outside of the workers' methods"
+    else:
+        yield "overhead", f"{share} of training was neither {_OVERHEAD}"
 
 
 def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:

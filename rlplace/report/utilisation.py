@@ -271,11 +271,19 @@ def overhead(
 def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
     """Name the longest part of an iteration, with its seconds and the idle share of accelerators.
 
-    A part is one component in one stage, or all components in moves, sync or evaluation.
+    A part is one component in one stage, or all components in moves, sync or evaluation. A stage of which no
+    component's work is known, as of a custom job, is a part as well.
     """
     longest = []
+    known = {SYNC}
     for seconds, component, stage in longest_works(numbers, works):
         longest.append((seconds, f"{component} in {stage}"))
+        if seconds:
+            known.add(stage)
+    for stage in works:
+        if stage not in known:
+            metric = f"time/{stage.replace(' ', '_')}_s"
+            longest.append((numbers.get(metric, 0.0), stage))
     for part in ("moves", SYNC, "evaluate"):
         longest.append((numbers.get(f"time/{part}_s", 0.0), part))
     seconds, what = max(longest)

@@ -47,6 +47,7 @@ from rlplace.placement.flow import DeviceDelivery
 from rlplace.placement.memory.ledger import MemoryCase
 from rlplace.placement.memory.records import record_measurements
 from rlplace.placement.plan import Plan
+from rlplace.placement.schedule import base_stage
 from rlplace.placement.show.svg import render_svg
 from rlplace.placement.show.text import render_text
 from rlplace.placement.show.view import PlanView, render_json
@@ -329,6 +330,7 @@ def _run(
             display.close()
             ended = (
                 summary(progress, folder)
+                | {"stages": list(dict.fromkeys(map(base_stage, schedule.stages)))}
                 | {"waits": waits_of(view(channels))}
                 | state
                 | saving.record()

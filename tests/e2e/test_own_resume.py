@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplace import run
+from rlplace.cli.runs import read
 from tests.e2e.own_resumed_job import CONFIG, job
 
 
@@ -56,3 +57,14 @@ def test_what_differs_is_told_by_the_keys_of_the_file(
         f"env.micro_batch: 2 -> 4{effect}",
         "runner.total_iterations: 1 -> 2",
     ]
+
+
+def test_a_run_is_listed_with_its_score(tmp_path: Path) -> None:
+    output = f"runner.output_dir={tmp_path}"
+    assert run(job(), CONFIG, [output, "runner.total_iterations=3"]) == 0
+    (folder,) = tmp_path.glob("resumed/*/")
+    listed = read(folder)
+    found = losses(tmp_path)
+    assert (listed.best, listed.last) == (max(found), found[-1])
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert ">finished</span>" in page

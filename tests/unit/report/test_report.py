@@ -299,6 +299,49 @@ def test_how_the_run_ended_is_said(
     )
 
 
+def make_custom_run(folder: Path) -> Path:
+    """The files of a run of a custom job with stages, metrics and timers of its own."""
+    seconds = {"collect": 0.6, "sync_weights": 0.1, "learn": 2.4, "moves": 0.03}
+    made = make_run(
+        folder,
+        state="finished",
+        policy=None,
+        steps_name="iterations",
+        iterations_per_s=1.0,
+        score="env/return",
+        score_name="return",
+        stages=["sync", "collect", "learn"],
+        seconds={**seconds, "iteration": 3.2, "overhead": 0.1, "start_cluster": 2.0},
+    )
+    plan = json.loads((made / "plan.json").read_text())
+    plan["schedule"]["active"] = {
+        "sync": ["actor", "rollout"],
+        "collect": ["env", "rollout"],
+        "learn": ["actor"],
+    }
+    (made / "plan.json").write_text(json.dumps(plan))
+    record = {"env/return": 2.0, "actor/q": 0.5, "actor/update_s": 0.7}
+    record |= {"actor/pushed_bytes": 8.0, "time/iteration_s": 1.1}
+    record |= {"time/collect_s": 0.2, "time/learn_s": 0.8, "time/moves_s": 0.01}
+    lines = [json.dumps({"iteration": i + 1, **record}) for i in range(3)]
+    (made / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    return made
+
+
+def test_the_page_of_a_custom_job_has_its_own_metrics_timers_and_stages(
+    tmp_path: Path,
+) -> None:
+    text = render_report(read_run(make_custom_run(tmp_path / "run")))
+    assert ["actor update", "2.1 s", "0.7 s"] in Page(text).rows
+    assert "bottleneck of an iteration: learn, 0.80 of 1.10 s" in text
+    curves = text[text.index("<h2>Score</h2>") :]
+    for title in ("env/return", "actor/q", "actor/update_s", "seconds of an iteration"):
+        assert title in curves
+    assert "<h2>actor</h2>" in curves
+    together = curves[curves.index("seconds of an iteration") :]
+    assert "collect" in together
+
+
 def test_many_accelerators_are_folded_by_their_components(tmp_path: Path) -> None:
     text = render_report(read_run(make_run(tmp_path / "run", accelerators=512)))
     assert len(text) < 1_500_000

@@ -22,6 +22,7 @@ from rlplace.report.sinks import (
     RUN_CONSOLE,
     SCORED_CONSOLE,
     TEXT_CONSOLE,
+    Column,
     Console,
     ConsoleSink,
     JsonSink,
@@ -269,3 +270,14 @@ class NoTensorboard:
 def test_event_files_are_written_without_torch() -> None:
     code = "import sys; from rlplace.report import sinks; sinks.tensorboard_record(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_job_whose_steps_are_its_iterations_counts_them_once(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console("", (Column("return", "env/return", ".1f", 10),))
+    ConsoleSink(out, console)(7, 7, {"env/return": 2.5})
+    assert out.getvalue().splitlines() == [" iter    return", "    7       2.5"]
+    with open_sinks(["jsonl"], tmp_path, console) as (sink,):
+        sink(7, 7, {"env/return": 2.5})
+    line = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert json.loads(line) == {"iteration": 7, "env/return": 2.5}

@@ -13,6 +13,7 @@ from rlplace.errors import ChannelTimeout
 from rlplace.report.summary import (
     SIMULATED,
     TEXT,
+    Measures,
     Progress,
     summary,
     summary_text,
@@ -151,3 +152,21 @@ def test_a_run_that_goes_back_counts_nothing_twice_however_often() -> None:
         "actor/poisoned"
     ]
     assert "skipped    actor/poisoned 2" in summary_text(report)
+
+
+def test_the_seconds_of_a_custom_job_are_those_of_its_stages() -> None:
+    measures = Measures(score="", steps="iterations")
+    progress = Progress(measures=measures, began=0.0)
+    numbers = {
+        "time/moves_s": 0.1,
+        "time/send_weights_s": 0.2,
+        "time/send_s": 0.5,
+        "time/play_2_s": 1.0,
+        "time/iteration_s": 2.0,
+        "time/overhead_s": 0.1,
+        "time/start_cluster_s": 3.0,
+    }
+    progress.add(numbers, 1)
+    report = summary(progress, Path("runs/x")) | {"stages": ["play 2", "send"]}
+    text = summary_text(report)
+    assert "training 2.0 (play 2 1.0, send weights 0.2, send 0.5, moves 0.1)" in text

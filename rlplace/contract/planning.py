@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplace.checks import machines, names, waste
 from rlplace.checks.rule import broken
-from rlplace.config.open_job import OpenConfig
+from rlplace.config.open_job import DeclaredMemory, OpenConfig
 from rlplace.contract.registry import job_of
 from rlplace.contract.rules import PLACED, PlacedJob
 from rlplace.contract.stages import Channel, Stage
@@ -21,6 +21,7 @@ from rlplace.placement.memory.declared import DeclaredDemand
 from rlplace.placement.memory.demands import Demand
 from rlplace.placement.memory.ledger import Measurements, MemoryCase, SharedMemory
 from rlplace.placement.plan import Placed, Plan
+from rlplace.placement.schedule import Residency
 
 if TYPE_CHECKING:
     from rlplace.config.schema import Config
@@ -101,10 +102,18 @@ def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
 def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
     """Return the memory case of a job whose components declare their memory, or were measured."""
     demands: dict[str, Demand] = {}
+    unknown: list[str] = []
     working = plan.schedule.needs
     for component in plan.placement.components:
         declared = config.components[component].memory
-        if declared.weights is None and declared.full is None:
+        counted_here = _is_declared(declared)
+        if not counted_here and component in measured:
+            # Of what was measured on accelerators follows what is on the host while it is off them.
+            declared = _as_measured(declared, measured[component])
+            counted_here = True
+        if not counted_here and plan.placement.accelerators(component):
+            unknown.append(component)
+        if not counted_here and not declared.host and not declared.working:
             continue
         stages = [s for s in working.stages if component in working.residency[s]]
         demands[component] = DeclaredDemand(declared=declared, stages=stages)
@@ -117,9 +126,26 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
         offload=plan.offload,
         demands=demands,
         measured=measured,
+        unknown=tuple(unknown),
         notes=tuple(_notes(config, plan, measured)),
         shared=shared,
         reserve=config.engine.memory.reserve,
+    )
+
+
+def _is_declared(declared: DeclaredMemory) -> bool:
+    """Return whether the bytes on accelerators are declared."""
+    return declared.weights is not None or declared.full is not None
+
+
+def _as_measured(
+    declared: DeclaredMemory, measured: Mapping[Residency, int]
+) -> DeclaredMemory:
+    """Return what is declared, with the bytes on accelerators that a run measured."""
+    return dataclasses.replace(
+        declared,
+        weights=measured.get(Residency.WEIGHTS),
+        full=measured.get(Residency.FULL),
     )
 
 
@@ -127,8 +153,14 @@ def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[s
     """Yield notes about components with unknown memory, and how to make it known."""
     for component in plan.placement.components:
         declared = config.components[component].memory
-        known = declared.weights is not None or declared.full is not None
-        if known or component in measured or not plan.placement.accelerators(component):
+        if not plan.placement.accelerators(component):
+            if not declared.host:
+                yield (
+                    f"{component}: what it takes of its host is not measured; declare it: "
+                    f"{component}.memory.host: <bytes>"
+                )
+            continue
+        if _is_declared(declared) or component in measured:
             continue
         yield (
             f"{component}: not known yet; a run measures it (memory.json in its folder, --measured), or declare it: "

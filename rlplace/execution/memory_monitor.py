@@ -103,7 +103,7 @@ class MemoryMonitor:
         process. If all residents of an accelerator exceed that together, AcceleratorOutOfMemory is raised, or the
         excess is reported. If only one resident exceeds it, the excess is only reported, since all fit together.
         """
-        if component not in self._case.demands and component not in self._case.measured:
+        if not self._case.counts(component):
             # There is no prediction for this component.
             return
         for slot, report in zip(self._placement.slots(component), reports, strict=True):

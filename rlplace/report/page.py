@@ -415,7 +415,7 @@ def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _memory(summary: Mapping[str, Any]) -> dict[str, Numbers]:
+def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return bytes, predicted and measured, by component and residency; without zeros."""
     found = {}
     for component, row in summary.get("memory", {}).items():
@@ -425,7 +425,9 @@ def _memory(summary: Mapping[str, Any]) -> dict[str, Numbers]:
     return found
 
 
-def _against(rows: Mapping[str, Numbers], show: Callable[[float], str]) -> Rows:
+def _against(
+    rows: Mapping[str, Mapping[str, Any]], show: Callable[[float], str]
+) -> Rows:
     """Yield name, predicted, measured, and their ratio."""
     for name, numbers in rows.items():
         predicted = numbers["predicted"]
@@ -433,7 +435,10 @@ def _against(rows: Mapping[str, Numbers], show: Callable[[float], str]) -> Rows:
         ratio = ""
         if predicted:
             ratio = f"{measured / predicted:.2f}"
-        yield name, show(predicted), show(measured), ratio
+        shown = "not known"
+        if predicted is not None:
+            shown = show(predicted)
+        yield name, shown, show(measured), ratio
 
 
 def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:

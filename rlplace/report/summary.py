@@ -256,17 +256,24 @@ def _held_out(progress: Progress) -> dict[str, Any]:
 
 def compare_memory(
     ledger: MemoryLedger, measured: Measurements
-) -> dict[str, dict[str, dict[str, int]]]:
-    """Return bytes per accelerator by component and residency, predicted and measured, of the states the run was in."""
-    compared: dict[str, dict[str, dict[str, int]]] = {}
+) -> dict[str, dict[str, dict[str, int | None]]]:
+    """Return bytes per accelerator by component and residency, predicted and measured, of the states the run was in.
+
+    Predicted is None for a component whose memory was not known.
+    """
+    compared: dict[str, dict[str, dict[str, int | None]]] = {}
     for component, found in measured.items():
         compared[component] = {}
         for residency in Residency:
-            if residency in found:
-                compared[component][residency.word] = {
-                    "predicted": ledger.bytes(component, residency),
-                    "measured": found[residency],
-                }
+            if residency not in found:
+                continue
+            predicted = None
+            if component not in ledger.uncounted:
+                predicted = ledger.bytes(component, residency)
+            compared[component][residency.word] = {
+                "predicted": predicted,
+                "measured": found[residency],
+            }
     return compared
 
 
@@ -510,16 +517,21 @@ def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _memory_rows(
-    memory: Mapping[str, Mapping[str, Mapping[str, int]]],
+    memory: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> list[tuple[str, str]]:
-    """Return a row for each component: its bytes by residency."""
+    """Return a row for each component: its bytes by residency; none if nothing was known and nothing measured."""
     texts = []
     for component, states in memory.items():
+        unknown = all(of["predicted"] is None for of in states.values())
+        if unknown and not any(of["measured"] for of in states.values()):
+            continue
         sizes = []
         for word, of in states.items():
             if word != "off":
                 measured = show_bytes(of["measured"])
-                predicted = show_bytes(of["predicted"])
+                predicted = "not known"
+                if of["predicted"] is not None:
+                    predicted = show_bytes(of["predicted"])
                 sizes.append(f"{word} {measured} ({predicted})")
         texts.append(f"{component}: {', '.join(sizes)}")
     return _headed("memory", texts, "per accelerator, measured (predicted)")

@@ -38,11 +38,11 @@ class DeclaredDemand:
         working = {stage: {Part.WORKSPACE: declared.working} for stage in self.stages}
         # State that is offloaded from the accelerators is kept on the host.
         host = {
-            Residency.OFF: {HostPart.OFFLOADED: full, HostPart.WEIGHTS: declared.host},
+            Residency.OFF: {HostPart.OFFLOADED: full, HostPart.DECLARED: declared.host},
             Residency.WEIGHTS: {
                 HostPart.OFFLOADED: max(0, full - weights),
-                HostPart.WEIGHTS: declared.host,
+                HostPart.DECLARED: declared.host,
             },
-            Residency.FULL: {HostPart.WEIGHTS: declared.host},
+            Residency.FULL: {HostPart.DECLARED: declared.host},
         }
         return Footprint(held=held, working=working, host=host)

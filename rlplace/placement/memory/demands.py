@@ -57,6 +57,7 @@ class HostPart(enum.Enum):
     """What bytes on a host are used for."""
 
     OFFLOADED = "offloaded copies"
+    DECLARED = "as declared"
     OPTIMIZER = "optimizer state"
     SLEEP = "sleep copies"
     # weights that stay on the host and are copied to the accelerator when they are used

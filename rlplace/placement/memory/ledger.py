@@ -372,6 +372,8 @@ class MemoryCase:
     measured: Measurements = dataclasses.field(default_factory=dict)
     # Bytes that a run was found to hold in addition to the computed ones.
     unforeseen: Measurements = dataclasses.field(default_factory=dict)
+    # Components with a demand of their hosts alone: what they take of accelerators is not known.
+    unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     # Shared memory of the hosts, in addition to what components hold.
     shared: SharedMemory = dataclasses.field(default_factory=dict)
@@ -431,9 +433,7 @@ class MemoryCase:
             _count_hosts(h, rank_in(h), schedule, self.shared)
             for h in host_classes(self.placement)
         ]
-        unknown = [
-            c for c in components if c not in self.demands and c not in self.measured
-        ]
+        unknown = [c for c in components if not self.counts(c)]
         note = (
             (f"nothing is known of {', '.join(unknown)}: counted as 0 bytes",)
             if unknown
@@ -468,6 +468,11 @@ class MemoryCase:
         return formula.corrected(
             self.measured.get(component, {}), self.unforeseen.get(component, {})
         )
+
+    def counts(self, component: str) -> bool:
+        """Return whether the bytes of a component on its accelerators are known."""
+        known = component in self.demands or component in self.measured
+        return known and component not in self.unknown
 
     def block(self, component: str) -> str:
         return self.blocks.get(component, component)

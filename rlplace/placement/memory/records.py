@@ -45,11 +45,16 @@ def render_ledger(ledger: MemoryLedger) -> str:
         sections.append(
             f"  ... and {len(ledger.accelerators) - _MOST_ACCOUNTS} more kinds of accelerator"
         )
-    sections += (
-        [_hosts(ledger.hosts)] if any(a.worst.total_bytes for a in ledger.hosts) else []
-    )
+    sections += render_hosts(ledger)
     sections.append(_trust(ledger))
     return "\n\n".join(sections)
+
+
+def render_hosts(ledger: MemoryLedger) -> list[str]:
+    """Render what hosts hold; nothing where they hold nothing."""
+    if any(account.worst.total_bytes for account in ledger.hosts):
+        return [_hosts(ledger.hosts)]
+    return []
 
 
 def verdict(ledger: MemoryLedger) -> str:

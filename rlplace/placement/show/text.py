@@ -11,7 +11,11 @@ from rlplace.placement.flow import Transport
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec
 from rlplace.placement.machines.topology import show_range
-from rlplace.placement.memory.records import render_ledger, verdict
+from rlplace.placement.memory.records import (
+    render_hosts,
+    render_ledger,
+    verdict,
+)
 from rlplace.placement.schedule import Move
 from rlplace.placement.show.view import NodeFold, PlanView
 from rlplace.placement.transfers import emulated
@@ -276,7 +280,10 @@ def _counts(view: PlanView) -> Iterator[str]:
 def _memory(view: PlanView) -> str:
     """Write the ledger; where nothing is known, why not."""
     if view.ledger.empty:
-        return chapter("memory: not known", _paragraphs(view.ledger.notes))
+        notes = _paragraphs(view.ledger.notes)
+        return "\n\n".join(
+            [chapter("memory: not known", notes), *render_hosts(view.ledger)]
+        )
     return render_ledger(view.ledger)
 
 

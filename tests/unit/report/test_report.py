@@ -311,6 +311,7 @@ def make_custom_run(folder: Path) -> Path:
         score="env/return",
         score_name="return",
         stages=["sync", "collect", "learn"],
+        memory={"actor": {"full": {"predicted": None, "measured": 3072}}},
         seconds={**seconds, "iteration": 3.2, "overhead": 0.1, "start_cluster": 2.0},
     )
     plan = json.loads((made / "plan.json").read_text())
@@ -333,6 +334,7 @@ def test_the_page_of_a_custom_job_has_its_own_metrics_timers_and_stages(
 ) -> None:
     text = render_report(read_run(make_custom_run(tmp_path / "run")))
     assert ["actor update", "2.1 s", "0.7 s"] in Page(text).rows
+    assert ["actor full", "not known", "3 KiB"] in Page(text).rows
     assert "bottleneck of an iteration: learn, 0.80 of 1.10 s" in text
     curves = text[text.index("<h2>Score</h2>") :]
     for title in ("env/return", "actor/q", "actor/update_s", "seconds of an iteration"):

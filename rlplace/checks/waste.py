@@ -28,7 +28,8 @@ def _wide_copies(case: Placed) -> Iterator[Found]:
         spec = placement.spec(component)
         node = max(placement.topology.nodes, key=lambda n: n.accelerators)
         size = spec.parallel.tensor_parallel_size
-        if size <= node.accelerators:
+        # A component without accelerators has no copies.
+        if size <= node.accelerators or not spec.accelerators:
             continue
         if not (node.network_gb_per_s and node.nvlink_gb_per_s):
             yield at_line(spec, component=component, size=size, most=node.accelerators)

@@ -52,7 +52,7 @@ class Fault:
     """One failure that the run has survived."""
 
     at_s: float  # seconds since the workers were ready
-    iteration: int
+    iteration: int  # counted from 0
     stage: str
     what: str  # the failed rank and method, or the method that was late
     why: str
@@ -69,7 +69,9 @@ class Fault:
         again = f"restarted {', '.join(self.replaced)}; " if self.replaced else ""
         again += f"moved {', '.join(self.moved)}; " if self.moved else ""
         seconds = f"recovery took {self.recovery_s:.1f} s, {self.redone_s:.1f} s of work are done again"
-        return f"fault in {self.stage} of iteration {self.iteration}: {self.what}: {self.why}; {again}{seconds}"
+        # Iterations are shown from 1, as in the table of a run.
+        shown = self.iteration + 1
+        return f"fault in {self.stage} of iteration {shown}: {self.what}: {self.why}; {again}{seconds}"
 
 
 class StateLost(Exception):
@@ -412,7 +414,7 @@ class Recovery:
                 if before == self._before:
                     raise noted(
                         error,
-                        f"the same again after iteration {iteration} was begun anew",
+                        f"the same again after iteration {iteration + 1} was begun anew",
                     ) from cause
         if _place(error) not in failures and not self._history.admits(self._most):
             many = counted(self._most, "restart")
@@ -470,9 +472,14 @@ def faults_of(history: History, *, train_s: float) -> dict[str, Any]:
     `train_s`: seconds of the iterations, without attempts that were repeated.
     """
     faults = history.faults
+    # Iterations are counted from 1, as in metrics.jsonl.
+    events = [
+        dataclasses.asdict(fault) | {"iteration": fault.iteration + 1}
+        for fault in faults
+    ]
     ready_s = history.since_ready_s
     return {
-        "events": [dataclasses.asdict(fault) for fault in faults],
+        "events": events,
         "recovery_s": sum(fault.recovery_s for fault in faults),
         "redone_s": sum(fault.redone_s for fault in faults),
         "effective_share": (train_s - history.trained_s) / ready_s if ready_s else 0.0,

@@ -163,7 +163,10 @@ class Progress:
         *,
         iteration: int,
     ) -> None:
-        """Count what an iteration left out because it was not finite; `notes` name it, by metric."""
+        """Count what an iteration left out because it was not finite; `notes` name it, by metric.
+
+        `iteration`: counted from 1.
+        """
         for name, count in numbers.items():
             if not name.endswith(_SKIPPED):
                 continue

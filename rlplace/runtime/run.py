@@ -653,7 +653,7 @@ def _train(
         if "time/evaluate_s" not in numbers:
             observed.add(loop.log.iterations[-1], numbers)
         job.job.count(config, progress, numbers)
-        progress.add_skipped(numbers, loop.notes, iteration=at)
+        progress.add_skipped(numbers, loop.notes, iteration=at + 1)
         for remark in job.job.remarks(numbers, loop.notes):
             if remark not in remarked:
                 remarked.add(remark)

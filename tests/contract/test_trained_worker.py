@@ -194,7 +194,7 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_step(trained: Make) -> 
     made.worker.move(FULL)
     before = made.worker.digest()
     with pytest.raises(
-        DivergedError, match="iteration 0 is not a finite number"
+        DivergedError, match="iteration 1 is not a finite number"
     ) as caught:
         made.diverge()
     assert caught.value.code == "diverged"

@@ -126,7 +126,7 @@ def test_workers_that_are_replaced_lose_no_sample(tmp_path: Path) -> None:
     assert "goes on after iteration 3" in run.out
     assert 0 < recorded["effective_share"] < 1
     assert (
-        "fault in rollout of iteration 0: env rank 0 in run: the worker process died"
+        "fault in rollout of iteration 1: env rank 0 in run: the worker process died"
         in run.out
     )
 
@@ -201,7 +201,7 @@ def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(
     )
     assert run.code == whole.code == 0, run.err + whole.err
     (event,) = run.summary()["faults"]["events"]
-    assert "of iteration 0: " in run.out
+    assert "of iteration 1: " in run.out
     assert sorted(event["replaced"]) == ["env rank 0", "rollout rank 0"]
     for ours, theirs in zip(run.metrics(), whole.metrics(), strict=True):
         assert ours["env/steps"] == ours["actor/samples"] == 256.0
@@ -486,8 +486,8 @@ def test_an_error_that_comes_again_ends_the_run(
     )
     run = train("rlhf_tiny", tmp_path, *TEXT, *asked, *models)
     assert run.code == 1
-    assert run.out.count("fault in rollout of iteration 0") == 1
-    assert "the same again after iteration 0 was begun anew" in run.err
+    assert run.out.count("fault in rollout of iteration 1") == 1
+    assert "the same again after iteration 1 was begun anew" in run.err
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_a_simulator(tmp_path: Path, what: str) -> None:
     stopped = train("hybrid_ppo", tmp_path / "stop", *poisoned)
     assert stopped.code == 1
     assert (
-        "step 4 of iteration 0 of tests.gyms:Poisoned-v0 in row 0 is not finite"
+        "step 4 of iteration 1 of tests.gyms:Poisoned-v0 in row 0 is not finite"
         in stopped.err
     )
     assert "[simulator-not-finite]" in stopped.err
@@ -53,13 +53,13 @@ def test_a_simulator(tmp_path: Path, what: str) -> None:
     skipped = run.summary()["skipped"]
     assert skipped["counts"] == {"env/poisoned": 16}
     assert {(event["iteration"], event["metric"]) for event in skipped["events"]} == {
-        (0, "env/poisoned")
+        (1, "env/poisoned")
     }
     assert len({event["what"] for event in skipped["events"]}) == 16, (
         "each row is named"
     )
     assert (
-        "env rank 0: step 4 of iteration 0 of tests.gyms:Poisoned-v0 in row 3 is"
+        "env rank 0: step 4 of iteration 1 of tests.gyms:Poisoned-v0 in row 3 is"
         in skipped["events"][3]["what"]
     )
     assert "skipped    env/poisoned 16" in run.out

@@ -11,7 +11,7 @@ import pytest
 
 from rlplace.config.schema import CommConfig, FaultsConfig, RayConfig
 from rlplace.errors import ClusterError, WorkerError, WorkerTimeout
-from rlplace.execution.faults import History, Recovery
+from rlplace.execution.faults import Fault, History, Recovery, faults_of
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
 from rlplace.workers.launch.cluster import Cluster as Machines
@@ -410,3 +410,22 @@ def test_accelerators_of_a_node_that_does_not_answer_are_not_taken(
 
 def test_without_a_reservation_no_node_can_be_lost() -> None:
     assert ray_launcher().lost_nodes() == {}, "nor is Ray asked, which was not joined"
+
+
+def test_iterations_of_faults_are_counted_from_1_as_in_the_table() -> None:
+    fault = Fault(
+        at_s=1.0,
+        iteration=0,
+        stage="learn",
+        what="actor rank 0",
+        why="lost",
+        replaced=("actor rank 0",),
+        redone_s=0.0,
+        recovery_s=1.0,
+    )
+    assert str(fault).startswith("fault in learn of iteration 1: ")
+    history = History()
+    history.ready(0.0)
+    history.faults.append(fault)
+    (event,) = faults_of(history, train_s=1.0)["events"]
+    assert event["iteration"] == 1

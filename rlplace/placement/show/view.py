@@ -188,7 +188,12 @@ def _view_stage(plan: Plan, stage: str) -> StageView:
     waiting = set()
     for component, residency in held.items():
         needed = schedule.needs.of(stage, component)
-        if needed is Residency.OFF and residency > Residency.OFF:
+        if plan.placement.accelerators(component):
+            needs_it = needed > Residency.OFF
+        else:
+            # Nothing to keep on accelerators: what the stage names works on its host.
+            needs_it = bool(schedule.needs.active_stages(stage, component))
+        if not needs_it and residency > Residency.OFF:
             waiting.add(component)
     entry = schedule.entries[stage]
     return StageView(

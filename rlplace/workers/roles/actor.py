@@ -601,7 +601,9 @@ class Critic(TrainedWorker):
         inferred = self._inferred
         self._inferred = None
         if inferred is None or inferred.iteration != iteration:
-            got = "nothing" if inferred is None else f"iteration {inferred.iteration}"
+            got = (
+                "nothing" if inferred is None else f"iteration {inferred.iteration + 1}"
+            )
             raise out_of_step(
                 self.context.owner,
                 "values",

@@ -308,7 +308,7 @@ class VectorEnvWorker(EnvWorker):
             first = self.context.rank * self._rows
             raise self._not_finite(
                 first + row,
-                f"every step of iteration {iteration}",
+                f"every step of iteration {iteration + 1}",
                 "all of its steps were skipped",
             )
         self._send(recording)
@@ -348,7 +348,7 @@ class VectorEnvWorker(EnvWorker):
                 result = group.simulator.step(recording.actions[step, group.columns])
                 if not self._finite(result):
                     result = self._without_poison(
-                        group, result, f"step {step} of iteration {iteration}"
+                        group, result, f"step {step} of iteration {iteration + 1}"
                     )
                 recording.result(
                     step,

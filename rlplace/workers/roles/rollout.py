@@ -467,8 +467,8 @@ class TextRolloutWorker(RolloutWorker):
             if not self.engine.in_flight:
                 counts.watch.lap("wait")
             if item.iteration != iteration:
-                got = f"iteration {item.iteration}"
-                expected = f"iteration {iteration}"
+                got = f"iteration {item.iteration + 1}"
+                expected = f"iteration {iteration + 1}"
                 raise out_of_step(
                     self.context.owner,
                     "request",

@@ -576,8 +576,8 @@ class Pass:
             self.watch.lap("wait")
         if isinstance(item, Done):
             if item.iteration != self._iteration:
-                got = f"the end of iteration {item.iteration}"
-                expected = f"iteration {self._iteration}"
+                got = f"the end of iteration {item.iteration + 1}"
+                expected = f"iteration {self._iteration + 1}"
                 raise out_of_step(owner, "env-rank", got=got, expected=expected)
             self._done_ranks += 1
             return

@@ -298,7 +298,7 @@ class Trainer:
                 "diverged",
                 f"{self._component} rank {self._ranks.rank}",
                 f"{listed}     (step {self.steps_made} of the run{repeated}; {where})",
-                iteration=iteration,
+                iteration=iteration + 1,
                 component=self._component,
             )
         )

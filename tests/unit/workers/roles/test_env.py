@@ -329,7 +329,7 @@ def test_poison_stops_and_is_named(what: str, got: str, value: str) -> None:
     assert (problem.code, problem.key) == ("simulator-not-finite", "env rank 1")
     assert (
         problem.what
-        == "step 1 of iteration 5 of tests.gyms:Poisoned-v0 in row 6 is not finite"
+        == "step 1 of iteration 6 of tests.gyms:Poisoned-v0 in row 6 is not finite"
     )
     assert problem.got is not None
     assert got.format(value).replace(" ", "") in problem.got.replace(" ", "")
@@ -383,7 +383,7 @@ def test_nothing_but_poison_stops_also_where_it_is_skipped() -> None:
         Layout(), env=env_block("Poisoned-v0", at=1, always=True), on_poison="skip"
     )
     with pytest.raises(
-        SimulatorError, match=r"every step of iteration 3 of .* in row 0 is not finite"
+        SimulatorError, match=r"every step of iteration 4 of .* in row 0 is not finite"
     ):
         always.run(3)
 

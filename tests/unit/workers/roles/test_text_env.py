@@ -951,7 +951,7 @@ def stray(group: int, sample: int, turn: int) -> Completion:
         (stray(0, 0, 1), "group 0, sample 0, turn 1"),
         (stray(0, 9, 0), "group 0, sample 9, turn 0"),
         (stray(9, 0, 0), "group 9, sample 0, turn 0"),
-        (Done(iteration=4, env_rank=1), "the end of iteration 4"),
+        (Done(iteration=4, env_rank=1), "the end of iteration 5"),
     ],
     ids=["turn", "sample", "group", "an env rank is elsewhere"],
 )

@@ -376,7 +376,7 @@ def test_a_request_of_another_iteration_is_refused(rank: Rank) -> None:
     with pytest.raises(ChannelMisuse) as caught:
         rank.worker.generate(8)
     assert caught.value.code == "out-of-step"
-    assert "iteration 7" in str(caught.value)
+    assert "iteration 8" in str(caught.value)
 
 
 def test_a_cancelled_rank_stops(rank: Rank) -> None:

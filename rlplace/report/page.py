@@ -61,7 +61,7 @@ _ACCELERATOR = (
 )
 _PART = ("part", ">whole run", ">one iteration")
 _TIMER = ("timer", ">whole run", ">one iteration")
-_TIMERS = "As workers report them, in components' methods; moves and weights too."
+_TIMERS = "What workers timed inside their methods; push, pull and load are of weights."
 _FAULT = ("iteration", "stage", "what", "why", ">lost")
 _AGAINST = ("", ">predicted", ">measured", ">measured / predicted")
 _TRANSFER = ("what", "from → to", ">one iteration", ">whole run", ">rate")

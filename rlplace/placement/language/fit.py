@@ -1,274 +1,206 @@
-"""Check that ranks fit where they are placed: numbers exist and are used once, ranks divide evenly, none is cut."""
+"""Do ranks fit where they are placed? Numbers exist and are used once, ranks divide evenly, none is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from rlplace.errors import one_of
-from rlplace.placement.language.grammar import split_at, stripped
-from rlplace.placement.language.spec import (
-    Parallel,
-    Segment,
-    parts,
-    render_segments,
-    spread,
-)
+from rlplace.placement.language.faults import Fault
+from rlplace.placement.language.spec import Parallel, Segment, Spread, parts
 from rlplace.placement.language.text import Text
 from rlplace.placement.machines.pools import NODE, Interval, Pool
-from rlplace.placement.machines.topology import Ranges, named, overlap, show_range
-from rlplace.units import counted
+from rlplace.placement.machines.topology import overlap
 
 MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
-def check_fit(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
-    """Check one written placement; record its problems, one fix per kind. Costs grow with segments, not ranks."""
-    if not check_exist(text, segments, pool):
+def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
+    """Check that a text has no ranks after a colon, which a segment may have elsewhere. `error`: of bad-placement."""
+    at = text.text.find(":")
+    if at < 0:
+        return True
+    faults.append(Fault("bad-placement", text, error, (at, at + 1)))
+    return False
+
+
+def check_fit(
+    text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
+) -> bool:
+    """Check one written placement. Costs grow with segments, not ranks."""
+    if not check_exist(text, segments, pool, faults):
         return False
-    before = len(text.problems)
-    _check_even(text, segments, pool)
-    even = len(text.problems) == before
-    _check_duplicates(text, segments, pool)
-    _check_rank_order(text, segments)
+    before = len(faults)
+    _check_even(text, segments, pool, faults)
+    even = len(faults) == before
+    _check_duplicates(text, segments, pool, faults)
+    _check_rank_order(text, segments, faults)
     if even:
-        _check_cut(text, segments, pool)
-    return len(text.problems) == before
+        _check_cut(text, segments, pool, faults)
+    return len(faults) == before
 
 
-def check_exist(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
+def check_exist(
+    text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
+) -> bool:
     """Check that the pool has all these numbers."""
     code = "accelerator-out-of-range"
     if pool.noun == NODE:
         code = "node-out-of-range"
-    why = f"ranges include both ends, and {pool.describe()}"
-    fix = text.open_line()
-    if _ends_with_count(text, segments, pool):
-        fix = text.line(show_range(range(pool.count)))
     exist = True
     for segment in segments:
         numbers = segment.accelerators
         if numbers.stop <= pool.count:
             continue
         exist = False
-        span = _columns(text, segment, 0)
-        if numbers.start < pool.count:
-            # Only the last number of the range is wrong.
-            span = stripped(text.text, text.text.rindex("-", *span) + 1, span[1])
-        missing = range(max(numbers.start, pool.count), numbers.stop)
-        what = f"{named(pool.noun, missing, 'does', 'do')} not exist"
-        text.reject(code, what, why, fix, span=span)
+        facts = {"segment": segment, "segments": segments, "pool": pool}
+        faults.append(Fault(code, text, "in_text", segment.span, facts))
     return exist
 
 
-def _ends_with_count(text: Text, segments: Sequence[Segment], pool: Pool) -> bool:
-    """Whether the count was taken for the last number, as in `0-8` of eight.
-
-    Other numbers may be of a larger cluster, or counted from 1.
-    """
-    if len(segments) != 1 or ":" in text.text:
-        return False
-    return segments[0].accelerators == range(pool.count + 1)
-
-
-def _columns(text: Text, segment: Segment, index: int) -> tuple[int, int]:
-    """Return the columns before (0) or, where there is one, after (1) the colon of a segment."""
-    found = list(split_at(text.text, ":", *segment.span))
-    return stripped(text.text, *found[min(index, len(found) - 1)])
-
-
-def _check_even(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
-    """Reject numbers of ranks that are too large, or neither a multiple nor a divisor of the accelerators."""
-    # Segment -> the nearest numbers of ranks that divide evenly.
-    below: dict[Segment, int] = {}
-    above: dict[Segment, int] = {}
+def _check_even(
+    text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
+) -> None:
+    """Find numbers of ranks that are too large, or neither a multiple nor a divisor of the accelerators."""
+    uneven: list[Segment] = []
     for segment in segments:
         ranks = segment.ranks.stop - segment.ranks.start
         accelerators = len(segment.accelerators)
         if ranks > MOST_RANKS_EACH * accelerators:
-            what = f"{ranks:,} ranks on {counted(accelerators, pool.noun)}"
-            why = f"a rank is a process; more than {MOST_RANKS_EACH:,} on one {pool.noun} are a typing mistake"
-            fix = text.line(show_range(segment.accelerators))
-            span = _columns(text, segment, 1)
-            text.reject("too-many-ranks", what, why, fix, span=span)
-        elif ranks > accelerators and ranks % accelerators:
-            below[segment] = ranks // accelerators * accelerators
-            above[segment] = below[segment] + accelerators
-        elif accelerators % ranks and ranks < accelerators:
-            below[segment] = largest_divisor(accelerators, ranks)
-            above[segment] = _next_divisor(accelerators, ranks)
-
-    # One fix for all: fewer ranks, or more.
-    fewer = text.line(_renumbered(segments, below))
-    more = text.line(_renumbered(segments, above))
-    fix = one_of(dict.fromkeys((fewer, more)))
-    why = (
-        f"the number of ranks is a multiple or a divisor of the number of {pool.noun}s"
-    )
-    for segment in below:
-        accelerators = len(segment.accelerators)
-        what = (
-            f"{len(segment.ranks)} ranks do not divide over {accelerators} {pool.noun}s"
-        )
-        text.reject("uneven-ranks", what, why, fix, span=segment.span)
+            facts = {"segment": segment, "most": MOST_RANKS_EACH, "pool": pool}
+            fault = Fault("too-many-ranks", text, "in_text", segment.span, facts)
+            faults.append(fault)
+        elif _is_uneven(segment):
+            uneven.append(segment)
+    for segment in uneven:
+        facts = {
+            "segment": segment,
+            "segments": segments,
+            "uneven": uneven,
+            "pool": pool,
+        }
+        faults.append(Fault("uneven-ranks", text, "in_text", segment.span, facts))
 
 
-def _check_duplicates(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
-    """Reject numbers that are in two segments."""
+def _is_uneven(segment: Segment) -> bool:
+    """Whether the number of ranks is neither a multiple nor a divisor of the number of accelerators."""
+    ranks = len(segment.ranks)
+    accelerators = len(segment.accelerators)
+    return bool(ranks % accelerators) and bool(accelerators % ranks)
+
+
+def _check_duplicates(
+    text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
+) -> None:
+    """Find numbers that are in two segments."""
     # By their first numbers: a segment overlaps the one that reaches furthest, or none.
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
     for segment in ordered:
         twice = overlap(segment.accelerators, reach.accelerators)
         if twice:
-            what = f"{named(pool.noun, twice, 'is')} given twice"
-            why = f"several ranks share one {pool.noun} when they are written as one segment, accelerators:ranks"
-            once = Ranges.of(s.accelerators for s in segments)
-            fix = text.line(str(once))
-            if len(once.pieces) == 1:
-                last = 2 * len(once) - 1
-                fix += f"        (or two ranks on each: {once}:0-{last})"
             second = max(segment, reach, key=attrgetter("span"))
-            span = _columns(text, second, 0)
-            text.reject("duplicate-accelerator", what, why, fix, span=span)
+            facts = {"twice": twice, "segments": segments, "pool": pool}
+            fault = Fault("duplicate-accelerator", text, "in_text", second.span, facts)
+            faults.append(fault)
         reach = max(segment, reach, key=lambda s: s.accelerators.stop)
 
 
-def _check_rank_order(text: Text, segments: Sequence[Segment]) -> None:
-    """Reject the first ranks that are given twice or left out: all ranks after them are shifted."""
+def _check_rank_order(
+    text: Text, segments: Sequence[Segment], faults: list[Fault]
+) -> None:
+    """Find the first ranks that are given twice or left out: all ranks after them are shifted."""
     expected = 0
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         ranks = segment.ranks
         if ranks.start == expected:
             expected = ranks.stop
             continue
+        code = "duplicate-rank"
+        wrong = range(ranks.start, min(expected, ranks.stop))
+        error = ""
         if ranks.start > expected:
             code = "rank-gap"
-            left_out = range(expected, ranks.start)
-            what = f"{named('rank', left_out, 'is')} left out"
-        else:
-            code = "duplicate-rank"
-            twice = range(ranks.start, min(expected, ranks.stop))
-            what = f"{named('rank', twice, 'is')} given twice"
-        why = "the ranks of a component are 0, 1, 2, ..., each once"
-        fix = text.line(_renumbered(segments, {}))
-        text.reject(code, what, why, fix, span=_columns(text, segment, 1))
+            wrong = range(expected, ranks.start)
+            error = "left_out"
+        facts = {"wrong": wrong, "segments": segments}
+        faults.append(Fault(code, text, error, segment.span, facts))
         return
 
 
-def _check_cut(text: Text, segments: Sequence[Segment], pool: Pool) -> None:
-    """Reject a rank with parts on two nodes, or on accelerators of two products."""
-    # The interval begins within a rank
+def _check_cut(
+    text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
+) -> None:
+    """Find ranks with parts on two nodes, or on accelerators of two products."""
+    # A segment, and the interval that begins within one of its ranks
     cut: list[tuple[Segment, Interval]] = []
-    fewer: dict[Segment, int] = {}
-    counts: dict[Segment, int] = {}
     for segment in segments:
-        numbers = segment.accelerators
-        after = pool.cut(numbers, segment.accelerators_per_rank)
+        after = pool.cut(segment.accelerators, segment.accelerators_per_rank)
         if after is not None:
             cut.append((segment, after))
-            each = _fewer(numbers, segment.accelerators_per_rank, pool)
-            fewer[segment] = each
-            counts[segment] = len(numbers) // each
-
-    # One placement with fewer accelerators for each rank mends all segments.
-    placed = _renumbered(segments, counts)
     for segment, after in cut:
-        before_cut = after.first - segment.accelerators.start
-        rank = segment.ranks.start + before_cut // segment.accelerators_per_rank
-        held = show_range(segment.accelerators_of(rank))
-        code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
-        what = f"rank {rank} would hold {pool.noun}s {held}, {on}"
-        remark = f"{counted(fewer[segment], pool.noun)} for each rank"
-        text.reject(code, what, why, text.line(placed, remark), span=segment.span)
+        before = pool.interval_of(after.first - 1)
+        facts = {
+            "segment": segment,
+            "before": before,
+            "after": after,
+            "segments": segments,
+            "cut": [other for other, _ in cut],
+            "pool": pool,
+        }
+        code = crossing(before, after)
+        faults.append(Fault(code, text, "in_text", segment.span, facts))
 
 
-def _fewer(numbers: range, each: int, pool: Pool) -> int:
-    """Return the most accelerators a rank may have instead of `each`, so that none is cut."""
-    return _most_even([numbers], each, pool)
-
-
-def _most_even(pieces: Sequence[range], each: int, pool: Pool) -> int:
-    """Return the largest size below `each` in which ranks fill all pieces and none is cut; 1 always does."""
-    for size in range(each - 1, 1, -1):
-        if all(
-            len(piece) % size == 0 and pool.cut(piece, size) is None for piece in pieces
-        ):
-            return size
-    return 1
-
-
-def _next_divisor(number: int, least: int) -> int:
-    """Return the smallest divisor of `number` from `least` on."""
-    size = least
-    while number % size:
-        size += 1
-    return size
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of `number` that is not above `most`."""
-    size = min(number, most)
-    while number % size:
-        size -= 1
-    return size
-
-
-def cut_between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str, str]:
-    """Return (code, what, why) of a rank that lies on both intervals."""
+def crossing(before: Interval, after: Interval) -> str:
+    """Return the code of a rank that lies on both intervals."""
     if before.node == after.node:
-        why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
-        return "rank-spans-products", "of two products", why
-    if pool.noun == NODE:
-        why = "a process runs on one node"
-        return "rank-spans-nodes", "and a rank is one process", why
-    why = f"a rank is one process on one node, and node {after.node} starts at {pool.noun} {after.first}"
-    return "rank-spans-nodes", "on two nodes", why
-
-
-def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
-    """Write the placement with consecutive ranks. `counts`: segment -> its new number of ranks."""
-    renumbered: list[Segment] = []
-    following = 0
-    for segment in segments:
-        ranks = range(following, following + counts.get(segment, len(segment.ranks)))
-        renumbered.append(Segment(accelerators=segment.accelerators, ranks=ranks))
-        following = ranks.stop
-    return render_segments(renumbered)
+        return "rank-spans-products"
+    return "rank-spans-nodes"
 
 
 def respread(
-    text: Text, pieces: Iterable[range], pool: Pool, each: int, sharing: int
+    text: Text,
+    pieces: Iterable[range],
+    pool: Pool,
+    spread: Spread,
+    faults: list[Fault],
 ) -> tuple[Segment, ...]:
-    """Spread ranks of `each` numbers, or `sharing` ranks for each number, over `pieces`.
-
-    Return () where a rank would be cut or left over; the problem is recorded.
-    """
+    """Spread ranks over numbers of a pool; return () where a rank would be cut or left over."""
+    each = spread.each
     # Neighbouring pieces are one: a rank may lie across their border.
-    joined: list[range] = []
+    together: list[range] = []
     for piece in pieces:
-        if joined and joined[-1].stop == piece.start:
-            joined[-1] = range(joined[-1].start, piece.stop)
+        if together and together[-1].stop == piece.start:
+            together[-1] = range(together[-1].start, piece.stop)
         else:
-            joined.append(piece)
-    for piece in joined:
+            together.append(piece)
+    for piece in together:
         after = pool.cut(piece, each)
+        facts: dict[str, object] = {
+            "piece": piece,
+            "pieces": together,
+            "each": each,
+            "pool": pool,
+        }
+        code = "uneven-ranks"
         if after is not None:
-            code, on, why = cut_between(pool.interval_of(after.first - 1), after, pool)
-            what = f"a rank of {each} {pool.noun}s would lie on both sides of {pool.noun} {after.first}, {on}"
-        elif len(piece) % each:
-            code = "uneven-ranks"
-            why = f"a rank has {each} neighbours: accelerators_per_rank"
-            what = f"{len(piece)} neighbouring {pool.noun}s ({show_range(piece)}) do not divide into ranks of {each}"
-        else:
+            before = pool.interval_of(after.first - 1)
+            code = crossing(before, after)
+            facts["before"] = before
+            facts["after"] = after
+        elif len(piece) % each == 0:
             continue
-        size = _most_even(joined, each, pool)
-        text.reject(code, what, why, f"accelerators_per_rank: {size}")
+        faults.append(Fault(code, text, "spread", facts=facts))
         return ()
-    return spread(joined, each, sharing)
+    return spread.over(together)
 
 
 def check_parallel(
-    line: Text, name: str, parallel: Parallel, pool: Pool, segments: Sequence[Segment]
+    line: Text,
+    name: str,
+    parallel: Parallel,
+    pool: Pool,
+    segments: Sequence[Segment],
+    faults: list[Fault],
 ) -> bool:
     """Check that the parallel sizes of a line fit its segments: copies are whole, each on one node."""
     tensor = parallel.tensor_parallel_size
@@ -276,68 +208,50 @@ def check_parallel(
     data = parallel.data_parallel_size
     if parallel.ranks == 1 and data is None:
         return True
-    # The sizes as they stand in the line, for the problems.
-    tensor_text = line.child("tensor_parallel_size", tensor)
-    context_text = line.child("context_parallel_size", context)
-    data_text = line.child("data_parallel_size", data)
     total = sum(len(segment.accelerators) for segment in segments)
     sharing = max(segment.ranks_per_accelerator for segment in segments)
     uneven = _uneven_rank(segments, tensor)
 
+    # The first size that is wrong, if any.
+    largest = "data_parallel_size"
+    if tensor > 1:
+        largest = "tensor_parallel_size"
+    elif context > 1:
+        largest = "context_parallel_size"
+    code = "parallel-sizes"
+    facts: dict[str, object] = {"name": name, "total": total, "pool": pool}
     if not pool.holds_accelerators:
-        text = data_text
-        if tensor > 1:
-            text = tensor_text
-        elif context > 1:
-            text = context_text
-        what = f"there are only {pool.noun}s here"
-        why = f"a model is sliced over accelerators; {pool.describe()}"
-        fix = f"remove {text.leaf}"
+        key = largest
+        error = "no_accelerators"
     elif sharing > 1 and parallel.ranks > 1:
-        text = context_text
-        if tensor > 1:
-            text = tensor_text
-        what = f"{sharing} ranks share each accelerator"
-        why = "a sliced copy has each accelerator for itself"
-        fix = text.line(1, "or one rank per accelerator")
+        key = largest
+        error = "shared"
+        facts["sharing"] = sharing
     elif total % tensor:
-        text = tensor_text
-        what = f"{total} accelerators do not divide into copies of {tensor}"
-        why = f"{name} is on {total} accelerators; each copy takes {tensor} of them"
-        larger = total
-        if tensor < total:
-            larger = _next_divisor(total, tensor)
-        sizes = dict.fromkeys((largest_divisor(total, tensor), larger))
-        fix = one_of(text.line(size) for size in sizes)
+        key = "tensor_parallel_size"
+        error = "uneven_copies"
     elif total % parallel.ranks:
-        text = context_text
-        copies = total // tensor
-        what = f"{copies} copies do not divide into {context} for the same tokens"
-        why = f"{name} is on {total} accelerators, {tensor} for each copy; so many copies have the tokens between them"
-        fix = text.line(largest_divisor(copies, context))
+        key = "context_parallel_size"
+        error = "uneven_context"
     elif data is not None and data * parallel.ranks != total:
-        text = data_text
-        each = f"{tensor}"
-        if context > 1:
-            each = f"{tensor} x {context}"
-        asked = data * parallel.ranks
-        what = f"{data} copies x {each} = {asked} accelerators, placed on {total}"
-        why = (
-            f"the copies together use exactly the {total} accelerators that {name} has"
-        )
-        fix = text.line(total // parallel.ranks)
-        if total % data == 0 and context == 1:
-            fix = one_of([fix, f"tensor_parallel_size: {total // data}"])
+        key = "data_parallel_size"
+        error = "other_total"
     elif uneven is not None:
-        text = tensor_text
-        what = f"ranks of {uneven} accelerators do not divide into copies of {tensor}"
-        why = "a rank holds whole copies, or a copy is made of whole ranks"
-        fix = text.line(uneven)
+        key = "tensor_parallel_size"
+        error = "uneven_ranks"
+        facts["each"] = uneven
     elif parallel.across_nodes:
         return True
     else:
-        return _copies_on_one_node(tensor_text, tensor, pool, segments)
-    text.reject("parallel-sizes", what, why, fix)
+        crossed = _crossing_copy(tensor, pool, segments)
+        if crossed is None:
+            return True
+        key = "tensor_parallel_size"
+        code = "copy-spans-nodes"
+        error = ""
+        facts |= crossed
+    facts["sizes"] = parallel
+    faults.append(Fault(code, line.entries[key], error, facts=facts))
     return False
 
 
@@ -350,10 +264,10 @@ def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
     return None
 
 
-def _copies_on_one_node(
-    text: Text, tensor: int, pool: Pool, segments: Sequence[Segment]
-) -> bool:
-    """Check that no copy of a model lies on two nodes. `text`: of the tensor parallel size."""
+def _crossing_copy(
+    tensor: int, pool: Pool, segments: Sequence[Segment]
+) -> dict[str, object] | None:
+    """Return the facts of a copy of a model on two nodes; None where there is none."""
     pieces: list[tuple[Interval, range]] = []
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         pieces += parts(segment, pool)
@@ -363,14 +277,8 @@ def _copies_on_one_node(
     began = -1
     for interval, numbers in pieces:
         if filled and interval.node != began:
-            what = f"a copy of {tensor} would lie on nodes {began} and {interval.node}"
-            why = f"slices exchange data in every step; node {interval.node} starts at accelerator {interval.first}"
-            fewer = tensor - 1
-            while any(len(piece) % fewer for _, piece in pieces):
-                fewer -= 1
-            fix = text.line(fewer, "or accept it: tensor_parallel_across_nodes: true")
-            text.reject("copy-spans-nodes", what, why, fix)
-            return False
+            lengths = [len(piece) for _, piece in pieces]
+            return {"began": began, "interval": interval, "lengths": lengths}
         filled = (filled + len(numbers)) % tensor
         began = interval.node
-    return True
+    return None

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from rlplace.config.schema import ClusterConfig, Config
 from rlplace.errors import PlacementError, Problem, Source, did_you_mean
 from rlplace.placement.language.block import read_block
-from rlplace.placement.language.groups import NodeGroups, read_node_groups
+from rlplace.placement.language.group_blocks import read_node_groups
+from rlplace.placement.language.groups import NodeGroups
 from rlplace.placement.language.slots import (
     ComponentPlacementStrategy,
     HasTopology,

@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rlplace.errors import PlacementError, Problem
-from rlplace.placement.language.fit import cut_between
+from rlplace.placement.language.complaints.numbers import between
+from rlplace.placement.language.complaints.problems import problems_of
+from rlplace.placement.language.faults import Fault
+from rlplace.placement.language.fit import crossing
 from rlplace.placement.language.groups import NodeGroups, RuntimeEnv
+from rlplace.placement.language.lines import read_label
 from rlplace.placement.language.spec import ComponentSpec, process_name
-from rlplace.placement.language.text import Text
+from rlplace.placement.language.text import write
 from rlplace.placement.machines.pools import (
     NODE,
     WHOLE_CLUSTER,
@@ -213,16 +217,16 @@ def _groups_of(cluster: HasTopology) -> NodeGroups:
 def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
     """Return the pool of a node group, or of several joined by commas. Raises PlacementError."""
     argument = key.rpartition(".")[2]
-    text = Text.of(label, key, argument, {}, [])
-    pool = groups.pool_of(text)
-    if pool is None:
+    faults: list[Fault] = []
+    found = read_label(write(label, key, argument, {}), groups, faults)
+    if found is None:
         # The fix is an argument in Python here, not a line of YAML.
         problems = []
-        for problem in text.problems:
+        for problem in problems_of(faults):
             value = str(problem.fix).removeprefix(f"{argument}: ").strip('"')
             problems.append(dataclasses.replace(problem, fix=f'{argument}="{value}"'))
         raise PlacementError(problems)
-    return pool
+    return groups[found]
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
@@ -270,7 +274,8 @@ def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interva
         last = pool.interval_of(numbers[-1])
         locations.append(first)
         if first != last:
-            code, on, why = cut_between(first, last, pool)
+            code = crossing(first, last)
+            on, why = between(first, last, pool)
             ends = f"{numbers[0]} and {numbers[-1]}"
             what = f"rank {rank} would hold {pool.noun}s {ends}, {on}"
             fix = "let each rank's accelerators end where its node ends, or give each rank fewer"

@@ -61,6 +61,29 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How ranks are spread over numbers: several numbers for each rank, or several ranks on each number."""
+
+    each: int = 1  # accelerators_per_rank
+    sharing: int = 1  # ranks_per_accelerator; one of the two is 1
+
+    @property
+    def is_plain(self) -> bool:
+        """One rank on each number."""
+        return self.each == self.sharing == 1
+
+    def over(self, pieces: Iterable[range]) -> tuple[Segment, ...]:
+        """Spread consecutive ranks over pieces, whose lengths are multiples of `each`."""
+        segments: list[Segment] = []
+        rank = 0
+        for piece in pieces:
+            ranks = range(rank, rank + len(piece) // self.each * self.sharing)
+            segments.append(Segment(accelerators=piece, ranks=ranks))
+            rank = ranks.stop
+        return tuple(segments)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """How a component's accelerators work together; checked against its placement."""
 
@@ -235,22 +258,6 @@ def render_segments(segments: Iterable[Segment]) -> str:
         pieces.append(piece)
         following = max(following, ranks.stop)
     return ",".join(pieces)
-
-
-def spread(
-    pieces: Iterable[range], each: int = 1, sharing: int = 1
-) -> tuple[Segment, ...]:
-    """Spread consecutive ranks over `pieces`: `each` numbers for a rank, or `sharing` ranks on each number.
-
-    The length of every piece must be a multiple of `each`; one of the two must be 1.
-    """
-    segments: list[Segment] = []
-    rank = 0
-    for piece in pieces:
-        count = len(piece) // each * sharing
-        segments.append(Segment(accelerators=piece, ranks=range(rank, rank + count)))
-        rank += count
-    return tuple(segments)
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:

@@ -14,10 +14,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from rlplace.placement.language.groups import PATH, read_nodes
+from rlplace.placement.language.group_blocks import PATH, read_nodes
 from rlplace.placement.language.hybrid import HybridComponentPlacement
 from rlplace.placement.language.spec import ComponentSpec, Segment, parts
-from rlplace.placement.language.text import Text
+from rlplace.placement.language.text import write
 from rlplace.placement.machines.pools import WHOLE_CLUSTER
 from rlplace.placement.machines.topology import Ranges, Topology
 
@@ -174,8 +174,8 @@ def _renumber(
     block: dict[str, Any], key: str, topology: Topology, lost: Collection[int]
 ) -> bool:
     """Write the nodes of `block[key]` in their new numbers; False where none of them is left."""
-    written = Text.of(block[key], PATH, key, {}, [])
-    nodes = read_nodes(written, topology) or Ranges()
+    written = write(block[key], PATH, key, {})
+    nodes = read_nodes(written, topology, []) or Ranges()
     gone = Ranges.of(range(node, node + 1) for node in lost)
     left = [node - len(gone.within(range(node))) for node in nodes - gone]
     block[key] = str(Ranges.of(range(node, node + 1) for node in left))

@@ -17,7 +17,7 @@ from rlplace.placement import (
     PackedPlacementStrategy,
     Topology,
 )
-from rlplace.placement.language.groups import read_node_groups
+from rlplace.placement.language.group_blocks import read_node_groups
 from tests.unit.placement import placing
 
 FRANKA = {

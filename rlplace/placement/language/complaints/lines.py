@@ -1,0 +1,309 @@
+"""Words about the block, its keys and names, the options of a line, lines that depend on each other, presets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlplace.config.other_names import NO_SUCH, PLACEMENT_KEYS, SPLITS, meant_word
+from rlplace.config.yaml_text import quote
+from rlplace.errors import did_you_mean, one_of, suggestion
+from rlplace.placement.language.complaints.meant import meant_component
+from rlplace.placement.language.complaints.paste import line_of, open_line
+from rlplace.placement.language.complaints.writer import Facts, Writer
+from rlplace.placement.language.faults import Fault
+from rlplace.placement.language.grammar import BASE
+from rlplace.placement.language.presets import PRESETS, TOGETHER
+from rlplace.placement.language.text import PLACES, Text, entry_of, joined, one_line
+from rlplace.placement.machines.topology import Ranges
+
+# ── The block, its keys and names ───────────────────────────────────────────────────
+
+
+def _empty_block(fault: Fault) -> Facts:
+    """Show what a block looks like, by the components that are to be placed."""
+    shown = fault.facts["components"] or ("actor",)
+    lines = ", ".join(f"{component}: ..." for component in shown)
+    return {"lines": lines, "first": shown[0]}
+
+
+def _cut_key(fault: Fault) -> Facts:
+    """Write the key that YAML has cut, in quotes."""
+    keys = fault.facts["keys"]
+    last = fault.facts["last"]
+    return {
+        "got": f"{', '.join(keys)}: {last.text}",
+        "empty": ", ".join(keys[:-1]),
+        "line": f"{quote(','.join(keys))}: {quote(last.value)}",
+    }
+
+
+def _cut_value(fault: Fault) -> Facts:
+    """Write the block with its values as they were."""
+    return _cut(fault.text, _whole(fault.text))
+
+
+def _cut_lines(fault: Fault) -> Facts:
+    """Join keys without a value to the next one: {actor: null, env: 0-3} was {actor,env: 0-3}."""
+    found: dict[str, object] = {}
+    names: list[str] = []
+    for key, value in _whole(fault.text).items():
+        names.append(key)
+        if value is not None:
+            found[",".join(names)] = value
+            names = []
+    return _cut(fault.text, found | dict.fromkeys(names))
+
+
+def _whole(block: Text) -> dict[str, object]:
+    """Return a block with its values joined again."""
+    assert isinstance(block.value, Mapping)
+    keys = [str(key) for key in block.value if str(key) not in block.pieces]
+    return joined(block.value, keys)[0]
+
+
+def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
+    """Return the keys that are pieces, and the line with the block that is meant."""
+    assert isinstance(block.value, Mapping)
+    # A piece such as 4:7 has become the number 247.
+    remarks = []
+    for key in block.value:
+        if isinstance(key, int) and key >= BASE:
+            a, b = divmod(key, BASE)
+            remarks.append(f"or {a}:{b} instead of {key}: YAML takes it for base 60")
+    pieces = ", ".join(block.pieces)
+    return {"pieces": pieces, "line": line_of(block, meant, ", ".join(remarks))}
+
+
+def _whole_line(fault: Fault) -> Facts:
+    """Show the key beside the value."""
+    return {"got": f"{fault.text.leaf}: {fault.text.text}"}
+
+
+def _no_name(fault: Fault) -> Facts:
+    """Write the line without the gap between its names."""
+    others = ",".join(filter(None, fault.facts["names"])) or "actor"
+    return _whole_line(fault) | {"line": f"{others}: {quote(fault.text.value)}"}
+
+
+def _unknown_name(fault: Fault) -> Facts:
+    """Propose a component, where one is near and the line has no other names."""
+    name = fault.facts["name"]
+    components = fault.facts["components"]
+    meant = meant_component(name, fault.facts["free"])
+    known = ", ".join(components)
+    more = [role for role in fault.facts["optional"] if role not in components]
+    if more:
+        known += f"; it may have {', '.join(more)}"
+    fix = f"one of these names in place of {name}"
+    if meant and len(fault.facts["names"]) == 1:
+        fix = f"{meant}: {quote(fault.text.value)}"
+    facts = {"meant": suggestion(meant), "known": known, "line": fix}
+    return _whole_line(fault) | facts
+
+
+def _unknown_key(fault: Fault) -> Facts:
+    """Propose a key: that of another library, else a near one that is not given yet."""
+    key = fault.text.leaf
+    known = fault.facts["known"]
+    left = [name for name in known if name not in fault.facts["given"]]
+    meant: str | None = PLACEMENT_KEYS.get(key)
+    if meant not in left:
+        meant = did_you_mean(key, left)
+    value = one_line(fault.text.value)
+    why = f"known keys here: {', '.join(known)}"
+    if re.split("_", key)[0] in SPLITS:
+        why = f"{NO_SUCH}; {why}"
+    fix = f"one of the known keys in place of {key}"
+    if meant:
+        fix = f"{meant}: {value}"
+    return {
+        "got": f"{key}: {value}",
+        "span": (0, max(1, len(key))),
+        "meant": suggestion(meant),
+        "known": why,
+        "line": fix,
+    }
+
+
+# ── The options of a line ───────────────────────────────────────────────────────────
+
+
+def _two_places(fault: Fault) -> Facts:
+    assert isinstance(fault.text.value, Mapping)
+    places = fault.facts["places"]
+    # For each place a line without the others.
+    lines = []
+    for kept in places:
+        others = [key for key in places if key != kept]
+        left = {
+            key: value for key, value in fault.text.value.items() if key not in others
+        }
+        lines.append(line_of(fault.text, left))
+    facts = {"given": " and ".join(places), "lines": one_of(lines)}
+    return _known_places(fault) | facts
+
+
+def _known_places(fault: Fault) -> Facts:
+    return {"known": ", ".join(PLACES)}
+
+
+def _no_count(fault: Fault) -> Facts:
+    """Write the number that stands in a text, if there is one."""
+    value = fault.text.value
+    line = open_line(fault.text, "a number")
+    if isinstance(value, str) and re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", value):
+        line = line_of(fault.text, int(value))
+    return {"line": line}
+
+
+def _no_fraction(fault: Fault) -> Facts:
+    """Write the next whole number."""
+    count = max(1, fault.facts["count"])
+    line = line_of(fault.text, {"accelerators": count})
+    if fault.text.leaf == "accelerators":
+        line = line_of(fault.text, count)
+    return {"line": line}
+
+
+def _alone(fault: Fault) -> Facts:
+    """Offer the line of a component that can share the process."""
+    able = fault.facts["able"]
+    remark = ""
+    if able:
+        line = f"{able[0]}: {{same_as: {fault.facts['name']}, process: shared}}"
+        remark = f"        (or: {line})"
+    return {"remark": remark}
+
+
+# ── Lines that depend on each other ─────────────────────────────────────────────────
+
+
+def _circle(fault: Fault) -> Facts:
+    circle = " -> ".join(fault.facts["circle"])
+    return {"circle": circle, "line": line_of(fault.facts["line"].whole, "all")}
+
+
+def _unknown_target(fault: Fault) -> Facts:
+    """Propose the component that is meant by `same_as`."""
+    text = fault.text
+    names = fault.facts["line"].names
+    others = [name for name in fault.facts["placed"] if name not in names]
+    meant = meant_component(fault.facts["name"], others)
+    if meant:
+        line = line_of(text, meant)
+    elif others:
+        line = open_line(text, "one of these")
+    else:
+        line = open_line(text, "a component")
+    return {"meant": suggestion(meant), "line": line}
+
+
+def _nothing_left(fault: Fault) -> Facts:
+    return {"line": open_line(fault.facts["line"].whole)}
+
+
+def _no_units(fault: Fault) -> Facts:
+    """Propose the next multiple of a unit."""
+    unit = fault.facts["unit"]
+    return {"multiple": -(-fault.facts["count"] // unit) * unit}
+
+
+def _not_free(fault: Fault) -> Facts:
+    """Say how many are free, and offer the places of other components."""
+    free: Ranges = fault.facts["free"]
+    unit = fault.facts["unit"]
+    left = "none is free"
+    if free:
+        left = f"free are {free} ({len(free)})"
+    if unit > 1:
+        left += f", in units of {unit} on one node"
+    fix = open_line(fault.text, "a number")
+    whole = fault.facts["line"].whole
+    others = fault.facts["others"]
+    if others:
+        fix = one_of(line_of(whole, {"same_as": other}) for other in others)
+    return {"left": left, "line": fix}
+
+
+# ── Presets ─────────────────────────────────────────────────────────────────────────
+
+
+def _unknown_preset(fault: Fault) -> Facts:
+    """Propose a preset, in place of the part that is wrong."""
+    word = fault.facts["word"]
+    text = fault.text.text
+    meant = meant_word(word, (*PRESETS, *TOGETHER))
+    line = open_line(fault.text, "one of these")
+    at = text.find(word)
+    if meant and at >= 0:
+        line = f"preset: {text[:at]}{meant}{text[at + len(word) :]}"
+    known = ", ".join(PRESETS)
+    return {"meant": suggestion(meant), "known": known, "line": line}
+
+
+def _no_such_number(fault: Fault) -> Facts:
+    total = max(1, fault.facts["total"])
+    return _size(fault, "accelerators") | {"line": f"accelerators: {total}"}
+
+
+def _sizes_differ(fault: Fault) -> Facts:
+    """Propose the larger size for the smaller component."""
+    sized: Mapping[str, int] = fault.facts["sized"]
+    smallest = min(sized, key=lambda name: sized[name])
+    return _size(fault, smallest) | {
+        "given": " and ".join(f"{name}: {size}" for name, size in sized.items()),
+        "together": " and ".join(fault.facts["members"]),
+        "line": f"{smallest}: {max(sized.values())}",
+    }
+
+
+def _too_few(fault: Fault) -> Facts:
+    """Propose sizes that are equal, or as many accelerators as there are sets."""
+    sets = fault.facts["sets"]
+    sizes = fault.facts["sizes"]
+    sized = [name for members in sets for name in members if name in sizes]
+    more = ""
+    if fault.facts["unsized"]:
+        more = f", and {fault.facts['unsized']} more sets get some"
+    line = f"accelerators: {len(sets)}"
+    if sized:
+        even = max(1, fault.facts["room"] // len(sets))
+        line = "\n".join(f"{name}: {even}" for name in sized)
+    largest = max(sized, key=lambda name: sizes[name], default=sets[0][0])
+    facts = {"more": more, "num_sets": len(sets), "line": line}
+    return _size(fault, largest) | facts
+
+
+def _size(fault: Fault, key: str) -> Facts:
+    """Return the text of the size of a component, in place of the whole block."""
+    text = entry_of(fault.text, key, 0)
+    return {"at": text, "got": f"{key}: {text.text}"}
+
+
+WRITERS: Mapping[tuple[str, str], Writer] = {
+    ("empty-placement", "no_lines"): _empty_block,
+    ("empty-placement", "nothing"): _empty_block,
+    ("comma-in-braces", "in_key"): _cut_key,
+    ("comma-in-braces", "in_value"): _cut_value,
+    ("comma-in-braces", "in_lines"): _cut_lines,
+    ("component-placed-twice", ""): _whole_line,
+    ("unknown-component", "no_name"): _no_name,
+    ("unknown-component", "in_key"): _unknown_name,
+    ("unknown-key", "in_placement"): _unknown_key,
+    ("bad-placement", "nowhere"): _known_places,
+    ("bad-placement", "two_places"): _two_places,
+    ("bad-count", "no_number"): _no_count,
+    ("uneven-fraction", "no_whole_number"): _no_fraction,
+    ("process-alone", ""): _alone,
+    ("circular-placement", ""): _circle,
+    ("unknown-component", "same_as"): _unknown_target,
+    ("nothing-left", ""): _nothing_left,
+    ("uneven-ranks", "count"): _no_units,
+    ("not-enough-free", ""): _not_free,
+    ("unknown-preset", ""): _unknown_preset,
+    ("preset-sizes", "no_such_number"): _no_such_number,
+    ("preset-sizes", "differ"): _sizes_differ,
+    ("preset-sizes", "too_few"): _too_few,
+    ("empty-placement", "no_numbers"): _whole_line,
+}

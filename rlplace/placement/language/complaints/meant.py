@@ -1,0 +1,101 @@
+"""What a user probably meant: numbers in another notation, a component or a group by another name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fractions import Fraction
+
+from rlplace.config.other_names import COMPONENTS
+from rlplace.errors import did_you_mean
+from rlplace.placement.language.complaints.paste import LONGEST, line_of, open_line
+from rlplace.placement.language.grammar import DASHES, SEGMENTS
+from rlplace.placement.language.text import Text
+from rlplace.placement.machines.topology import show_range
+
+_OTHER_RANGES = re.compile(r"\s*(?:\.\.+|~|\bto\b|…)\s*")
+_DEVICE_NAMES = re.compile(
+    r"\b(?:cuda|gpus?|npus?|devices?|accelerators?)[\s:_]*(?=[0-9])", re.IGNORECASE
+)
+_PYTHON_RANGE = re.compile(
+    r"(?:list\()?range\(\s*(?:([0-9]{1,9})\s*,\s*)?([0-9]{1,9})\s*\)\)?"
+)
+
+
+def meant_component(name: str, components: Collection[str]) -> str | None:
+    """Return the component that an unknown name probably stands for."""
+    alias = COMPONENTS.get(name.lower(), name)
+    if alias in components:
+        return alias
+    return did_you_mean(alias, components)
+
+
+def meant_numbers(piece: str) -> str | None:
+    """Translate other forms of the same numbers: `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`, `range(0,8)`; else None."""
+    guess = DASHES.sub("-", piece.lower()).strip()
+    if guess in ("*", "everything", "all"):
+        return "all"
+    python_range = _PYTHON_RANGE.fullmatch(guess)
+    if python_range is not None:
+        start = int(python_range[1] or 0)
+        stop = int(python_range[2])
+        if start < stop:
+            return show_range(range(start, stop))
+        return None
+
+    # Without brackets and names of devices, with plain hyphens and commas.
+    guess = re.sub(r"^\[(.*)\]$|^\((.*)\)$|^\{(.*)\}$", r"\1\2\3", guess)
+    guess = _OTHER_RANGES.sub("-", _DEVICE_NAMES.sub("", guess))
+    guess = re.sub(r"\s*[;|]\s*|(?<=[0-9])\s+(?=[0-9])", ",", guess)
+    percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", guess)
+    if percent is not None:
+        share = Fraction(int(percent[1]), 100)
+        if 0 < share < 1:
+            return f"{share.numerator}/{share.denominator}"
+        if share == 1:
+            return "all"
+        return None
+    if SEGMENTS.fullmatch(guess):
+        return guess
+    return None
+
+
+def meant_line(text: Text) -> str | None:
+    """Write the line with every piece as the grammar has it.
+
+    None where the value is not one text, or a piece cannot be translated.
+    """
+    if not isinstance(text.value, str) or len(text.text) > LONGEST:
+        return None
+    meant = meant_numbers(text.text)
+    if meant is None:
+        pieces = []
+        for piece in re.split("[,;|]", text.text):
+            piece = piece.strip()
+            if not piece:
+                continue
+            if not SEGMENTS.fullmatch(piece):
+                translated = meant_numbers(piece)
+                if translated is None:
+                    return None
+                piece = translated
+            pieces.append(piece)
+        if not pieces:
+            return None
+        meant = ",".join(pieces)
+    return line_of(text, re.sub(r"([0-9]+)\s*-\s*([0-9]+)", _forwards, meant))
+
+
+def _forwards(match: re.Match[str]) -> str:
+    """Write a range with its smaller number first."""
+    first, last = sorted((int(match[1]), int(match[2])))
+    return f"{first}-{last}"
+
+
+def without_gaps(text: Text) -> str:
+    """Write the line without its empty pieces where the others are readable; else leave the numbers open."""
+    pieces = [piece.strip() for piece in text.text.split(",")]
+    rest = ",".join(filter(None, pieces))
+    if "" in pieces and SEGMENTS.fullmatch(rest):
+        return line_of(text, rest)
+    return open_line(text)

@@ -1,0 +1,418 @@
+"""Words about numbers that cannot be read, ranks that do not fit on them, and parallel sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rlplace.config.yaml_text import show
+from rlplace.errors import one_of
+from rlplace.placement.language.complaints.meant import (
+    meant_line,
+    meant_numbers,
+    without_gaps,
+)
+from rlplace.placement.language.complaints.paste import line_of, open_line, with_part
+from rlplace.placement.language.complaints.writer import Facts, Writer, span_of
+from rlplace.placement.language.faults import Fault
+from rlplace.placement.language.grammar import BASE, split_at, stripped
+from rlplace.placement.language.spec import Segment, render_segments
+from rlplace.placement.machines.pools import NODE, Interval, Pool
+from rlplace.placement.machines.topology import Ranges, named, show_range
+from rlplace.units import counted
+
+_LONGEST_PIECE = 40  # characters that an error repeats
+
+
+# ── Numbers ─────────────────────────────────────────────────────────────────────────
+
+
+def _other_type(fault: Fault) -> Facts:
+    """Name the type of an item that is no number and no text."""
+    item = fault.facts["item"]
+    kind = type(item).__name__
+    if isinstance(item, Mapping):
+        kind = "mapping"
+    elif isinstance(item, list | tuple):
+        kind = "list"
+    return {"kind": kind}
+
+
+def _other_number(fault: Fault) -> Facts:
+    """Write an item that is no number of what is counted."""
+    item = fault.facts["item"]
+    number = show(item)
+    if isinstance(item, float):
+        number = f"{item:g}"
+    article = "a"
+    if fault.facts["pool"].noun[:1] in "aeiou":
+        article = "an"
+    return {"number": number, "article": article}
+
+
+def _base_60(fault: Fault) -> Facts:
+    """The pair may be a rank on an accelerator, or a range."""
+    pool: Pool = fault.facts["pool"]
+    first, second = divmod(fault.facts["value"], BASE)
+    pair = f"{first}:{second}"
+    if first >= BASE:
+        pair = f"{first}:{second:02}"
+    if second == 0 and first < pool.count:
+        meant = f'"{first}:0"'
+        remark = f"rank 0 on that {pool.noun}"
+    elif first <= second < pool.count:
+        meant = f"{first}-{second}"
+        remark = f"{pool.noun}s {first} to {second}"
+    else:
+        meant = "all"
+        remark = f"every {pool.noun}"
+    start, stop = span_of(fault)
+    text = fault.text.text
+    line = f"{text[:start]}{meant}{text[stop:]}        ({remark})"
+    return {"pair": pair, "first": first, "second": second, "line": line}
+
+
+def _reversed(fault: Fault) -> Facts:
+    """Write the range forwards."""
+    forwards = f"{fault.facts['last']}-{fault.facts['first']}"
+    line = meant_line(fault.text)
+    return {"line": line or with_part(fault.text, span_of(fault), forwards)}
+
+
+def _no_part(fault: Fault) -> Facts:
+    """Propose the part that is meant: `part 2/1` for `part 1/2`."""
+    number = fault.facts["number"]
+    parts = fault.facts["parts"]
+    if not parts or not fault.facts["count"]:
+        meant = "all"
+    elif number:
+        meant = f"part {parts}/{number}"
+    else:
+        meant = f"part 1/{parts}"
+    return {"line": with_part(fault.text, span_of(fault), meant)}
+
+
+def _slice(fault: Fault) -> Facts:
+    """Propose the range that Python reads in `0:8`."""
+    start = fault.facts["start"]
+    stop = fault.facts["stop"]
+    pool: Pool = fault.facts["pool"]
+    line = line_of(fault.text, f"{start}:0")
+    if stop <= pool.count:
+        remark = f"or rank 0 on {pool.noun} {start}: {line}"
+        line = line_of(fault.text, show_range(range(start, stop)), remark)
+    return {"line": line}
+
+
+def _gaps(fault: Fault) -> Facts:
+    """Write the line without gaps."""
+    return {"line": without_gaps(fault.text)}
+
+
+def _all_ranks(fault: Fault) -> Facts:
+    """Write the ranks that follow from the accelerators."""
+    ranks = show_range(fault.facts["ranks"])
+    return {"line": with_part(fault.text, span_of(fault), ranks)}
+
+
+def _dash(fault: Fault) -> Facts:
+    """Write the piece with hyphens."""
+    hyphenated = fault.facts["hyphenated"]
+    # The first letter that is another one.
+    pairs = zip(fault.facts["piece"], hyphenated, strict=True)
+    sign = next(old for old, new in pairs if old != new)
+    line = with_part(fault.text, span_of(fault), hyphenated)
+    return {"sign": sign, "number": ord(sign), "line": line}
+
+
+def _unreadable(fault: Fault) -> Facts:
+    """Translate the piece, if it has another notation."""
+    span = span_of(fault)
+    piece = fault.text.text[slice(*span)]
+    what = "this"
+    if len(piece) <= _LONGEST_PIECE:
+        what = repr(piece)
+    line = without_gaps(fault.text)
+    meant = meant_numbers(piece)
+    if meant:
+        line = with_part(fault.text, span, meant)
+    return {"piece": what, "line": line}
+
+
+def _without_ranks(fault: Fault) -> Facts:
+    """Write the line without ranks."""
+    unquoted = re.sub(r'[\[\]"]', "", fault.text.text)
+    return {"line": line_of(fault.text, re.sub(r":[^,]*", "", unquoted))}
+
+
+# ── Ranks that do not fit ───────────────────────────────────────────────────────────
+
+
+def _missing(fault: Fault) -> Facts:
+    """Mark the numbers that do not exist."""
+    pool: Pool = fault.facts["pool"]
+    segments: Sequence[Segment] = fault.facts["segments"]
+    numbers = fault.facts["segment"].accelerators
+    text = fault.text.text
+    span = _numbers_span(fault)
+    if numbers.start < pool.count:
+        # Only the last number of the range is wrong.
+        span = stripped(text, text.rindex("-", *span) + 1, span[1])
+    line = open_line(fault.text)
+    # The count was taken for the last number, as in `0-8` of eight. Others may be of a larger
+    # cluster, or counted from 1.
+    is_alone = len(segments) == 1 and ":" not in fault.text.text
+    if is_alone and segments[0].accelerators == range(pool.count + 1):
+        line = line_of(fault.text, show_range(range(pool.count)))
+    missing = range(max(numbers.start, pool.count), numbers.stop)
+    words = named(pool.noun, missing, "does", "do")
+    return {"missing": words, "line": line, "span": span}
+
+
+def _numbers_span(fault: Fault) -> tuple[int, int]:
+    """Return the columns before the colon of a segment."""
+    first, *_ = split_at(fault.text.text, ":", *span_of(fault))
+    return stripped(fault.text.text, *first)
+
+
+def _ranks_span(fault: Fault) -> tuple[int, int]:
+    """Return the columns after the colon of a segment; all where it has none."""
+    *_, last = split_at(fault.text.text, ":", *span_of(fault))
+    return stripped(fault.text.text, *last)
+
+
+def _too_many(fault: Fault) -> Facts:
+    """Propose one rank on each accelerator."""
+    segment: Segment = fault.facts["segment"]
+    on = counted(len(segment.accelerators), fault.facts["pool"].noun)
+    ranks = segment.ranks.stop - segment.ranks.start
+    line = line_of(fault.text, show_range(segment.accelerators))
+    return {"ranks": ranks, "on": on, "line": line, "span": _ranks_span(fault)}
+
+
+def _uneven(fault: Fault) -> Facts:
+    """One line for all segments that are uneven: fewer ranks, or more."""
+    segments: Sequence[Segment] = fault.facts["segments"]
+    segment: Segment = fault.facts["segment"]
+    fewer: dict[Segment, int] = {}
+    more: dict[Segment, int] = {}
+    for uneven in fault.facts["uneven"]:
+        ranks = len(uneven.ranks)
+        accelerators = len(uneven.accelerators)
+        if ranks > accelerators:
+            fewer[uneven] = ranks // accelerators * accelerators
+            more[uneven] = fewer[uneven] + accelerators
+        else:
+            fewer[uneven] = _largest_divisor(accelerators, ranks)
+            more[uneven] = _next_divisor(accelerators, ranks)
+    lines = []
+    for counts in (fewer, more):
+        lines.append(line_of(fault.text, _renumbered(segments, counts)))
+    return {
+        "ranks": len(segment.ranks),
+        "count": len(segment.accelerators),
+        "lines": one_of(dict.fromkeys(lines)),
+    }
+
+
+def _twice(fault: Fault) -> Facts:
+    """Write each accelerator once."""
+    segments: Sequence[Segment] = fault.facts["segments"]
+    once = Ranges.of(segment.accelerators for segment in segments)
+    line = line_of(fault.text, str(once))
+    if len(once.pieces) == 1:
+        last = 2 * len(once) - 1
+        line += f"        (or two ranks on each: {once}:0-{last})"
+    numbers = named(fault.facts["pool"].noun, fault.facts["twice"], "is")
+    return {"numbers": numbers, "line": line, "span": _numbers_span(fault)}
+
+
+def _rank_order(fault: Fault) -> Facts:
+    """Write the ranks in order."""
+    ranks = named("rank", fault.facts["wrong"], "is")
+    line = line_of(fault.text, _renumbered(fault.facts["segments"], {}))
+    return {"ranks": ranks, "line": line, "span": _ranks_span(fault)}
+
+
+def _cut_rank(fault: Fault) -> Facts:
+    """One placement with fewer accelerators for each rank mends all segments."""
+    pool: Pool = fault.facts["pool"]
+    segment: Segment = fault.facts["segment"]
+    before: Interval = fault.facts["before"]
+    after: Interval = fault.facts["after"]
+    counts: dict[Segment, int] = {}
+    for cut in fault.facts["cut"]:
+        each = _most_even([cut.accelerators], cut.accelerators_per_rank, pool)
+        counts[cut] = len(cut.accelerators) // each
+    fewer = len(segment.accelerators) // counts[segment]
+    remark = f"{counted(fewer, pool.noun)} for each rank"
+    at = after.first - segment.accelerators.start
+    rank = segment.ranks.start + at // segment.accelerators_per_rank
+    on, why = between(before, after, pool)
+    return {
+        "rank": rank,
+        "held": show_range(segment.accelerators_of(rank)),
+        "on": on,
+        "rule": why,
+        "line": line_of(
+            fault.text, _renumbered(fault.facts["segments"], counts), remark
+        ),
+    }
+
+
+def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
+    """Return (what, why) of a rank that lies on both intervals."""
+    if before.node == after.node:
+        why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
+        return "of two products", why
+    if pool.noun == NODE:
+        return "and a rank is one process", "a process runs on one node"
+    why = f"a rank is one process on one node, and node {after.node} starts at {pool.noun} {after.first}"
+    return "on two nodes", why
+
+
+def _spread(fault: Fault) -> Facts:
+    """Propose the largest size of a rank that fits everywhere."""
+    pool: Pool = fault.facts["pool"]
+    piece: range = fault.facts["piece"]
+    facts: Facts = {
+        "count": len(piece),
+        "numbers": show_range(piece),
+        "size": _most_even(fault.facts["pieces"], fault.facts["each"], pool),
+    }
+    if "after" in fault.facts:
+        after: Interval = fault.facts["after"]
+        on, why = between(fault.facts["before"], after, pool)
+        facts |= {"first": after.first, "on": on, "rule": why}
+    return facts
+
+
+def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
+    """Write the placement with consecutive ranks. `counts`: segment -> its new number of ranks."""
+    renumbered: list[Segment] = []
+    following = 0
+    for segment in segments:
+        ranks = range(following, following + counts.get(segment, len(segment.ranks)))
+        renumbered.append(Segment(accelerators=segment.accelerators, ranks=ranks))
+        following = ranks.stop
+    return render_segments(renumbered)
+
+
+def _most_even(pieces: Sequence[range], each: int, pool: Pool) -> int:
+    """Return the largest size below `each` in which ranks fill all pieces and none is cut; 1 always does."""
+    for size in range(each - 1, 1, -1):
+        if all(
+            len(piece) % size == 0 and pool.cut(piece, size) is None for piece in pieces
+        ):
+            return size
+    return 1
+
+
+def _next_divisor(number: int, least: int) -> int:
+    """Return the smallest divisor of `number` from `least` on."""
+    size = least
+    while number % size:
+        size += 1
+    return size
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of `number` that is not above `most`."""
+    size = min(number, most)
+    while number % size:
+        size -= 1
+    return size
+
+
+# ── Parallel sizes ──────────────────────────────────────────────────────────────────
+
+
+def _uneven_copies(fault: Fault) -> Facts:
+    """Propose the nearest sizes that divide the accelerators."""
+    total = fault.facts["total"]
+    tensor = fault.facts["sizes"].tensor_parallel_size
+    larger = total
+    if tensor < total:
+        larger = _next_divisor(total, tensor)
+    sizes = dict.fromkeys((_largest_divisor(total, tensor), larger))
+    return {"lines": one_of(line_of(fault.text, size) for size in sizes)}
+
+
+def _uneven_context(fault: Fault) -> Facts:
+    """Propose the largest size below that divides the copies."""
+    sizes = fault.facts["sizes"]
+    copies = fault.facts["total"] // sizes.tensor_parallel_size
+    size = _largest_divisor(copies, sizes.context_parallel_size)
+    return {"copies": copies, "size": size}
+
+
+def _other_total(fault: Fault) -> Facts:
+    """Propose the number of copies, or the size of a copy, that uses all."""
+    total = fault.facts["total"]
+    sizes = fault.facts["sizes"]
+    data = sizes.data_parallel_size
+    each = f"{sizes.tensor_parallel_size}"
+    if sizes.context_parallel_size > 1:
+        each = f"{sizes.tensor_parallel_size} x {sizes.context_parallel_size}"
+    fix = line_of(fault.text, total // sizes.ranks)
+    if total % data == 0 and sizes.context_parallel_size == 1:
+        fix = one_of([fix, f"tensor_parallel_size: {total // data}"])
+    return {"each": each, "product": data * sizes.ranks, "line": fix}
+
+
+def _copy_on_two_nodes(fault: Fault) -> Facts:
+    """Propose the largest size at which no copy lies on two nodes."""
+    lengths = fault.facts["lengths"]
+    fewer = fault.facts["sizes"].tensor_parallel_size - 1
+    while any(length % fewer for length in lengths):
+        fewer -= 1
+    return {"fewer": fewer}
+
+
+WRITERS: Mapping[tuple[str, str], Writer] = {
+    ("bad-placement", "other_type"): _other_type,
+    ("bad-placement", "other_number"): _other_number,
+    ("base-60-integer", ""): _base_60,
+    ("reversed-range", ""): _reversed,
+    ("bad-placement", "no_such_part"): _no_part,
+    ("bad-placement", "part_of_none"): _no_part,
+    ("rank-gap", "python_slice"): _slice,
+    ("bad-placement", "colons"): _gaps,
+    ("bad-placement", "no_number"): _gaps,
+    ("bad-placement", "all_ranks"): _all_ranks,
+    ("not-a-hyphen", ""): _dash,
+    ("bad-placement", "unreadable"): _unreadable,
+    ("bad-placement", "spread_already"): _without_ranks,
+    ("bad-placement", "only_nodes"): _without_ranks,
+    ("accelerator-out-of-range", "in_text"): _missing,
+    ("node-out-of-range", "in_text"): _missing,
+    ("too-many-ranks", "in_text"): _too_many,
+    ("uneven-ranks", "in_text"): _uneven,
+    ("duplicate-accelerator", "in_text"): _twice,
+    ("rank-gap", "left_out"): _rank_order,
+    ("duplicate-rank", ""): _rank_order,
+    ("rank-spans-products", "in_text"): _cut_rank,
+    ("rank-spans-nodes", "in_text"): _cut_rank,
+    ("rank-spans-products", "spread"): _spread,
+    ("rank-spans-nodes", "spread"): _spread,
+    ("uneven-ranks", "spread"): _spread,
+    ("parallel-sizes", "uneven_copies"): _uneven_copies,
+    ("parallel-sizes", "uneven_context"): _uneven_context,
+    ("parallel-sizes", "other_total"): _other_total,
+    ("copy-spans-nodes", ""): _copy_on_two_nodes,
+}
+# Faults that one line mends, where every piece of the text can be translated.
+IN_NUMBERS = {
+    ("bad-placement", "other_type"),
+    ("bad-placement", "other_number"),
+    ("base-60-integer", ""),
+    ("reversed-range", ""),
+    ("bad-placement", "no_such_part"),
+    ("bad-placement", "part_of_none"),
+    ("rank-gap", "python_slice"),
+    ("bad-placement", "colons"),
+    ("bad-placement", "no_number"),
+    ("bad-placement", "all_ranks"),
+    ("not-a-hyphen", ""),
+    ("bad-placement", "unreadable"),
+}

@@ -1,0 +1,84 @@
+"""Faults of placement texts -> the problems that a user reads: columns to mark, and a line to paste.
+
+The words are templates of `rlplace/codes`. A template has the facts of its fault and of its writer; of every fault also
+`lead`, `leaf` and `text` of what was written, and where there is a pool its `noun` and `inventory`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+
+from rlplace.codes import problem
+from rlplace.errors import Problem
+from rlplace.placement.language.complaints import groups, lines, numbers
+from rlplace.placement.language.complaints.meant import meant_component, meant_line
+from rlplace.placement.language.complaints.paste import lead_of, near
+from rlplace.placement.language.complaints.writer import Facts
+from rlplace.placement.language.faults import Fault
+from rlplace.placement.language.grammar import SEGMENTS
+from rlplace.placement.language.text import Text
+
+MOST_MISTAKES = 8  # told of one value; further ones usually repeat the first
+# Code and name of an error -> the writer of its words, where the facts of the fault are not enough.
+WRITERS = {**lines.WRITERS, **numbers.WRITERS, **groups.WRITERS}
+
+
+def problems_of(faults: Iterable[Fault]) -> list[Problem]:
+    """Return the problems of faults, in their order."""
+    problems: list[Problem] = []
+    told = Counter[str]()
+    for fault in faults:
+        if fault.code == "unplaced-component" and _is_misspelt(fault):
+            continue
+        found = _problem(fault)
+        told[found.key] += 1
+        if told[found.key] <= MOST_MISTAKES:
+            problems.append(found)
+    return problems
+
+
+def _is_misspelt(fault: Fault) -> bool:
+    """Whether a component is not placed because its name is misspelt, which is a fault of its own."""
+    components = fault.facts["components"]
+    wrong = [name for name in fault.facts["named"] if name not in components]
+    return fault.facts["name"] in {meant_component(name, components) for name in wrong}
+
+
+def _problem(fault: Fault) -> Problem:
+    """Return the problem of one fault."""
+    kind = (fault.code, fault.error)
+    facts: Facts = {name: _shown(fact) for name, fact in fault.facts.items()}
+    if kind in WRITERS:
+        facts |= WRITERS[kind](fault)
+    text: Text = facts.pop("at", fault.text)
+    got: str = facts.pop("got", text.text)
+    marked: tuple[int, int] = facts.pop("span", fault.span or (0, len(got)))
+    shown, span = near(got, marked)
+    facts |= {"lead": lead_of(text), "leaf": text.leaf, "text": text.text}
+    pool = fault.facts.get("pool")
+    if pool is not None:
+        facts |= {"noun": pool.noun, "inventory": pool.describe()}
+    found = problem(
+        fault.code,
+        text.key,
+        shown,
+        error=fault.error,
+        span=span,
+        source=text.source,
+        **facts,
+    )
+    # One line for all mistakes in the numbers of one text.
+    if kind in numbers.IN_NUMBERS and not SEGMENTS.fullmatch(text.text):
+        whole = meant_line(text)
+        if whole is not None:
+            return dataclasses.replace(found, fix=whole)
+    return found
+
+
+def _shown(fact: object) -> object:
+    """Write names with commas between them; all else is for the template or the writer."""
+    if isinstance(fact, list | tuple) and all(isinstance(name, str) for name in fact):
+        return ", ".join(fact)
+    return fact

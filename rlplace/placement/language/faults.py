@@ -1,0 +1,22 @@
+"""A fault: what is wrong with a text, as a value. `complaints` makes the problem that a user reads of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rlplace.placement.language.text import Text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: an error code, the text, and the facts that `rlplace/codes` has the words for."""
+
+    code: str
+    text: Text
+    # Name of the error, for a code that has several.
+    error: str = ""
+    # Columns of the text; None: the whole text is wrong.
+    span: tuple[int, int] | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplace.codes import problem
+from rlplace.codes import config_error, problem
 from rlplace.config.engines import TextRolloutConfig
 from rlplace.errors import ConfigError, Problem, WorkerMisuse
 from rlplace.placement.schedule import Residency
@@ -194,13 +194,8 @@ def _settings_of(
     from rlplace.workers.engines.contract import engine_args_problems
 
     if not folder.is_dir():
-        raise ConfigError.of(
-            "no-model-folder",
-            _NAME,
-            "there is no folder with its model",
-            str(folder),
-            "the engine reads the model's config, tokenizer and names of weights there",
-            f'{_NAME}(self, "<a Hugging Face folder>", ...)',
+        raise config_error(
+            "no-model-folder", _NAME, str(folder), error="generation-engine", name=_NAME
         )
     rollout, problems = read_block(TextRolloutConfig, dict(options))
     if rollout is not None and rollout.engine == "vllm":

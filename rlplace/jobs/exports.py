@@ -40,7 +40,7 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
         "bad-option",
         "--component",
         component,
-        error="no-weights",
+        error="without-weights",
         there=", ".join(there),
         near=near or _TRAINED[0],
     )

@@ -178,7 +178,7 @@ def _no_weights(case: ModelFolder) -> Iterator[Found]:
     if _has_weights(case):
         return
     download = to_get(case.folder)
-    error = "no-weights"
+    error = "without-weights"
     if download != GET:
         error = "interrupted"
     yield Found(

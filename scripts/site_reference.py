@@ -328,8 +328,10 @@ def errors_page() -> str:
     for when, found in itertools.groupby(codes().values(), lambda code: code.when):
         text += f"\n## {when[0].upper()}{when[1:]}\n"
         for code in found:
-            text += f"\n### {code.name}\n\n{code.means[0].upper()}{code.means[1:]}.\n\n"
-            text += f"- Example: `{code.example}`\n- Fix: {_plain(code.advice)}\n"
+            text += f"\n### {code.name}\n"
+            for each in filter(None, (code.earlier, code)):
+                text += f"\n{each.means[0].upper()}{each.means[1:]}.\n\n"
+                text += f"- Example: `{each.example}`\n- Fix: {_plain(each.advice)}\n"
     return text
 
 

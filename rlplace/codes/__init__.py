@@ -14,7 +14,7 @@ A file `<when>.toml` has the codes that occur at one time. A code has a table:
 
 `what`, `why` and `fix` are templates of the error form. The check that finds the error gives the values of the names in
 braces. A code with several errors has a table for each: `[uneven-envs.<name>]`. A code that occurs at two times has a
-table in two files: the last one explains it, and the texts of both are known. Errors that several codes have are in a
+table in two files, whose explanations are shown one after the other. Errors that several codes have are in a
 table `[shared.<group>.<name>]`, and each of these codes has `groups = ["<group>"]`.
 
 `why` may be a table of reasons, by name. The check says which of them hold; each is a line of the error. A reason that
@@ -74,18 +74,23 @@ class Code:
     advice: str
     # Name of an error -> its templates. A code with one error has it under "".
     texts: Mapping[str, Texts]
+    # What the code means at an earlier time, if it occurs at two
+    earlier: Code | None = None
 
     def render(self) -> str:
-        """Return the explanation as text of five lines."""
-        rows = (
-            ("means", self.means),
-            ("example", self.example),
-            ("fix", self.advice),
-            ("met", self.when),
-        )
+        """Return the explanation: the name, and four lines for each time at which the code occurs."""
         lines = [self.name]
-        for label, text in rows:
-            lines.append(f"    {label + ':':<9} {text}")
+        for code in (self.earlier, self):
+            if code is None:
+                continue
+            rows = (
+                ("means", code.means),
+                ("example", code.example),
+                ("fix", code.advice),
+                ("met", code.when),
+            )
+            for label, text in rows:
+                lines.append(f"    {label + ':':<9} {text}")
         return "\n".join(lines)
 
 
@@ -107,7 +112,7 @@ def codes() -> Mapping[str, Code]:
             earlier = found.get(name)
             if earlier is not None:
                 texts = {**earlier.texts, **code.texts}
-                code = dataclasses.replace(code, texts=texts)
+                code = dataclasses.replace(code, texts=texts, earlier=earlier)
             found[name] = code
     return found
 

@@ -103,12 +103,15 @@ def test_every_entry_has_a_meaning_an_example_and_a_fix() -> None:
         ), name
         lines = code.render().splitlines()
         assert lines[0] == name
-        assert [line.split(":")[0].strip() for line in lines[1:]] == [
-            "means",
-            "example",
-            "fix",
-            "met",
-        ]
+        times = 1 if code.earlier is None else 2
+        labels = [line.split(":")[0].strip() for line in lines[1:]]
+        assert labels == ["means", "example", "fix", "met"] * times
+
+
+def test_a_code_of_two_times_has_both_explanations() -> None:
+    shown = codes()["nothing-left"].render()
+    assert "rest, where the others use everything" in shown
+    assert "the run that is resumed has done all its iterations" in shown
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -205,7 +205,7 @@ def _read(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise codes.config_error(
-            "import-source", "import", str(path), error="no-text", reason=str(error)
+            "import-source", "import", str(path), error="binary", reason=str(error)
         ) from error
 
 

@@ -291,6 +291,17 @@ def sources() -> Iterator[tuple[str, str]]:
         yield str(file.relative_to(PACKAGE)), file.read_text(encoding="utf-8")
 
 
+def test_no_error_of_a_code_is_called_like_a_code() -> None:
+    """The tests tell both by their literals in the source."""
+    alike = [
+        f"[{code.name}.{error}]"
+        for code in codes().values()
+        for error in code.texts
+        if error in codes()
+    ]
+    assert alike == []
+
+
 def test_every_error_has_its_texts_and_every_text_its_facts() -> None:
     found = [f"{name}: {place}" for name, text in sources() for place in untold(text)]
     assert found == []

@@ -565,7 +565,7 @@ class PartTaker:
         lacking = self._member.lacking(sync)
         return failed_sync(
             "incomplete-weights",
-            "not-loaded",
+            "load-failed",
             self._member.name,
             reason=f"{type(error).__name__}: {error}",
             version=version,

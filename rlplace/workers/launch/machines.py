@@ -100,7 +100,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
                 "too-few-accelerators",
                 key,
                 "cuda",
-                error="no-gpu",
+                error="without-gpu",
                 address=config.ray.address,
                 count=len(machines),
             )

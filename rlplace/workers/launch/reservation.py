@@ -153,7 +153,7 @@ def check_size(
         if lack is not None:
             accelerators = ",".join(map(str, use.accelerators))
             gpus = int(machines[node].total.get("GPU", 0))
-            error = "no-gpu"
+            error = "without-gpu"
             if gpus:
                 error = "node"
             small = problem(

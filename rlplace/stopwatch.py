@@ -65,7 +65,7 @@ class Spans:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """What one call of a worker's method took on its rank."""
+    """The seconds that one call of a worker's method took on one rank: elapsed, of processors, and of its parts."""
 
     method: str
     began_s: float  # since the epoch

@@ -37,7 +37,10 @@ class Branch(NamedTuple):
 
 
 class SpreadChannel(Channel):
-    """A Channel over several branches. Order and waiting lines are per key, so they are the same as in one queue."""
+    """A Channel whose keys are divided among several channels, the branches.
+
+    All items of a key are in one branch. Order and waiting are per key, so they are the same as in a single channel.
+    """
 
     def __init__(self, spec: ChannelSpec, branches: Sequence[Branch]) -> None:
         """`branches`: no two of them have a key in common."""

@@ -41,7 +41,10 @@ _SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
 
 
 def this_process() -> int:
-    """Return the word of this process; positive, below 2**63. A forked child has a word of its own."""
+    """Return the number that identifies this process on its node: positive, below 2**63.
+
+    It is made of pid and start time, so a forked child has a number of its own.
+    """
     return _word_of(os.getpid())
 
 

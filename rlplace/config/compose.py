@@ -470,7 +470,10 @@ def _job_of(
     name: str,
     overrides: list[str],
 ) -> tuple[DictConfig, list[Path], list[str]]:
-    """Compose a config without Hydra's own block; return it with the folders that it came from, and its overrides."""
+    """Compose the config `name` with `overrides`, and return the config, the folders of its files, and its overrides.
+
+    Hydra's own block is removed from the config. The overrides are returned as they were written.
+    """
     config = compose(name, overrides, return_hydra_config=True)
     # For ${hydra:...}
     HydraConfig.instance().set_config(config)
@@ -527,7 +530,8 @@ def _with_parents(
 ) -> list[Path]:
     """Return the files of config `name` and of the configs in its `defaults`: parents first, its own file last.
 
-    `below`: the configs that led here. A circle gives no files, since Hydra reports it.
+    `places`: the folders in which configs are looked for. `below`: names of the configs whose `defaults` led to `name`.
+    A config that is among its own parents adds no file; Hydra reports this as an error.
     """
     files = [place / f"{name}.yaml" for place in places]
     file = next((file for file in files if file.is_file()), None)

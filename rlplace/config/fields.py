@@ -105,7 +105,11 @@ def tag_of(block: type) -> str:
 
 
 def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
-    """Return the block at a path of keys. After a key with several alternatives, "<kind>" selects one."""
+    """Return the dataclass of the config block at `path`, a path of keys that begins in `block`.
+
+    `job`: the job whose fields count. If a key has several alternative blocks, the next step of the path may be
+    "<kind>", which selects one of them; otherwise it is the first.
+    """
     others: tuple[type, ...] = ()
     for step in path:
         if str(step).startswith("<"):

@@ -148,9 +148,10 @@ SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 
 def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
-    """Return (what, why, fix) of the error of an unknown algorithm for simulators.
+    """Return what is wrong, why, and how to fix it, for a simulator job whose algorithm `name` is unknown.
 
-    `typed`: whether the name came from the command line. None if nothing is known about the name.
+    None if `name` is not an algorithm of other libraries that this function knows. `typed`: whether the name came from
+    the command line; the fix is then written as overrides, else as YAML.
     """
     if str(name).lower() in _OFF_POLICY:
         return (

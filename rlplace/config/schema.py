@@ -829,7 +829,7 @@ class Config:
 
     @property
     def job(self) -> JobName:
-        """Return the name of the job that the blocks are of."""
+        """Return the name of the job that this config is for: "simulator" or "language_model"."""
         if isinstance(self.actor.model, PolicyConfig):
             return "simulator"
         return "language_model"

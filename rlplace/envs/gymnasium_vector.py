@@ -60,7 +60,7 @@ class GymnasiumVector:
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin other episodes in these rows."""
+        """Begin a new episode in each environment of `rows`; return the first observations in that order."""
         for row in rows:
             self._returns[row] = 0.0
             self._lengths[row] = 0

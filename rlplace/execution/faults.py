@@ -433,7 +433,11 @@ def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
 
 
 def _place(error: WorkerError | WorkerTimeout) -> str:
-    """Return the place of an error: its accelerators, which ranks may share; else the rank; else the late call."""
+    """Return where an error happened, as text.
+
+    The text names the accelerators of the failed rank, or the rank itself if it has none. For a timeout, it names the
+    call that was late.
+    """
     if isinstance(error, WorkerTimeout):
         return error.problem.key
     if error.accelerators:

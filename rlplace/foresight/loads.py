@@ -104,7 +104,11 @@ class Stages(abc.ABC):
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Yield loads for combinations of the given sizes, or loads that are below all of them."""
+        """Yield loads of a stage that together are a lower bound for every combination of the given sizes.
+
+        `mode`: settings that hold for all components. `sizes`: the sizes that each component may have. A job may yield
+        the loads of each combination, or fewer loads, each of them below those of several combinations.
+        """
 
     def move(self, move: Move, size: Size, *, joins: bool) -> Load:
         """Return the load of a move between residencies. `joins`: it shares a message with other calls."""

@@ -126,7 +126,10 @@ def placed(
 
 
 def _finding_modules() -> dict[str, str]:
-    """Return the environment of a run that finds the modules that this process finds, such as those beside a config."""
+    """Return environment variables for a child process, with a PYTHONPATH by which it can import what this process can.
+
+    This includes modules in the folder of a config.
+    """
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     found = [folder for folder in sys.path if not folder.startswith(sys.prefix)]
     folders = dict.fromkeys(folder for folder in (*known, *found) if folder)

@@ -78,9 +78,11 @@ def open_loop(
 def predict(
     config: Any, plan: Plan, case: MemoryCase, profile: Profile, *, ranged: bool = False
 ) -> Prediction:
-    """Run iterations of the plan on a logical clock, timed by the profile.
+    """Predict the seconds of an iteration: run iterations of the plan on a logical clock, with the costs of `profile`.
 
-    `ranged`: whether to predict the ends of what is assumed of scaling, too.
+    `case`: the input of the memory ledger. `ranged`: whether to predict the least and the most seconds as well. They
+    differ from the seconds if the profile lacks costs of a number of ranks, so that their scaling with ranks is
+    assumed.
     """
     model = model_of(config)
     found = _predict(config, plan, case, model.costs(config, profile))

@@ -262,7 +262,10 @@ def _set_dtype(draft: Draft) -> None:
 
 
 def _set_lengths(draft: Draft) -> None:
-    """Of prompt and answer: together in the newer spelling, one flag for each in the older."""
+    """Set the lengths of prompt and answer in the draft.
+
+    Newer versions of OpenRLHF have one flag for both together, older versions one flag for each.
+    """
     if draft.value("data.max_len") is None:
         for part, ours in (
             ("prompt_max_len", "max_prompt_length"),

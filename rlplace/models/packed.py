@@ -182,9 +182,9 @@ class Packed:
         return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
     def padded(self, multiple: int) -> Packed:
-        """Return the same with a last sequence that makes T a multiple of `multiple`.
+        """Return these sequences and one more, of filler tokens, which makes the token count a multiple of `multiple`.
 
-        None of its tokens is scored.
+        No filler token is scored. If the count is such a multiple already, no sequence is added.
         """
         more = -len(self.tokens) % multiple
         if not more:

@@ -325,7 +325,10 @@ def _uses(run: RunRecord) -> Rows:
 
 
 def _accelerators(run: RunRecord) -> list[str]:
-    """Write the stages of each accelerator; those with the same components are one."""
+    """Return the HTML of the section on accelerators: how busy they were in each stage.
+
+    Accelerators that the same components use share their rows, which show averages.
+    """
     by_number = run.summary.get("utilisation", {}).get("by_accelerator", {})
     users = defaultdict[int, list[str]](list)
     for component, row in run.plan["components"].items():

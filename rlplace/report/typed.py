@@ -61,9 +61,10 @@ class Typed:
             self._shown = []
 
     def into(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Add the command, with `facts` of this machine, to those in a run's folder, and its output to the file there.
+        """Add this command to the record of commands in a run's folder, and copy its output to a file in that folder.
 
-        A second call for the same folder does nothing. Raises OSError.
+        The output so far is written at once, later output as it comes. `facts`: facts of this machine, which are
+        written beside the command. A second call for the same folder does nothing. Raises OSError.
         """
         if folder == self._folder:
             return

@@ -34,7 +34,7 @@ REFERENCE_WEIGHTS = "weights.reference"  # the reference rank
 
 
 def samples_for(component: str) -> str:
-    """Name the channel of the same groups as `samples`, for a component that scores them."""
+    """Return the name of the channel by which a scoring component gets the groups that the actor gets by `samples`."""
     return f"{SAMPLES}.{component}"
 
 

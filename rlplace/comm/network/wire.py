@@ -61,7 +61,7 @@ class Reply(NamedTuple):
 
 
 def pack(message: Request | Reply) -> bytes:
-    """Return the envelope of a message."""
+    """Return a message as bytes, for the first frame. Large buffers of items are not in it; they follow as frames."""
     return pickle.dumps(tuple(message), 5)
 
 

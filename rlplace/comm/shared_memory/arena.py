@@ -185,8 +185,9 @@ class Arena:
         self._words[(address & -2) // 8 + HOLDER] = -channel or self._me
 
     def copy(self, address: int, own: Callable[[int], Bytes]) -> list[Any]:
-        """Return the pieces in memory of the caller, and free the segment. `own`: allocates memory for a large
-        piece.
+        """Return copies of the pieces of the segment at `address`, in memory of this process, and free the segment.
+
+        `own`: allocates memory of the given number of bytes; it is called for large pieces.
         """
         segment = address & -2
         try:

@@ -265,7 +265,11 @@ class SharedChannel(QueueEnd):
         version: int | None,
         patience_s: float | None,
     ) -> Put:
-        """Put an item, or, for None, get credit for an item that is still on its way: `fill` it or `give_back`."""
+        """Put an item and return the put. Waits for room up to `patience_s`; None: not at all.
+
+        `packed` None: only reserve room, for an item that has not arrived yet. The caller then calls `fill` with the
+        item, or `give_back`. `weight` and `version`: of the item, as for `Channel.put`.
+        """
         attachment = self._attachment
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
         await attachment.attempt_async(attachment.queue.put, put, patience_s)

@@ -158,9 +158,10 @@ class Member:
             self._formed = str(sync.round)
 
     def broadcast(self, bucket: Tensor, owner: int, deadline_s: float) -> None:
-        """Send the bucket of source rank `owner` into all others', in place; there are none where it is alone.
+        """Copy the bucket of source rank `owner` to all other members of the group, in place.
 
-        The bucket is whole afterwards, for whoever is lent its memory. RuntimeError where it is not at the deadline.
+        Waits until the copy is complete, since other processes may read the bucket's memory. Without other members, it
+        only waits for work on the device. Raises RuntimeError if this is not done at the deadline.
         """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()

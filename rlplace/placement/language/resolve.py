@@ -31,7 +31,10 @@ def resolve(
     unplaced = {name for name in named if name not in line_of}
 
     def follow(i: int, chain: Sequence[int]) -> Placed | None:
-        """Place line `i` after the line whose place it takes; the lines of `chain` wait for it."""
+        """Place line `i`, which asks for the accelerators of another line, after that line; return its place.
+
+        Returns None if the line cannot be placed. `chain`: the lines that wait for the place of line `i`.
+        """
         line = lines[i]
         target = line.asked
         if i in placed or not isinstance(target, str):

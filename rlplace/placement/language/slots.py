@@ -159,7 +159,10 @@ class FlexiblePlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlacementStrategy:
-    """One process per entry on that node, holding no accelerator. With a group, its nodes are numbered from 0."""
+    """Place one process for each entry of `node_ranks`, on the node with that number; processes hold no accelerators.
+
+    With `node_group_label`, the numbers count the nodes of that group, from 0.
+    """
 
     node_ranks: Sequence[int]
     node_group_label: str | None = None

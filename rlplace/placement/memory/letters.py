@@ -52,9 +52,9 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 class Letters:
-    """The letters of one description, read from one config.json.
+    """The values of the letters (variables) of one model description, computed from one config.json.
 
-    Problems are collected; a number that is missing or wrong counts as 1.
+    Problems are collected, not raised; a number that is missing or wrong counts as 1.
     """
 
     def __init__(

@@ -334,7 +334,7 @@ def _turned_height(view: PlanView, row: Row, width: float) -> float:
 
 
 def _held(size: int) -> str:
-    """Write bytes, or nothing where the size is not known."""
+    """Return a number of bytes as text, such as "4.2 GiB"; an empty text if `size` is 0, which means unknown."""
     if size:
         return show_bytes(size)
     return ""
@@ -354,7 +354,7 @@ def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
 
 
 def _left(rows: Sequence[Row]) -> int:
-    """Return the width of the labels of nodes and of the numbers below or beside them."""
+    """Return the width of the left margin in pixels: it has room for the longest label of the rows."""
     widest = 0.0
     for row in rows:
         # Beside the label of the nodes

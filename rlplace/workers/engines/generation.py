@@ -90,7 +90,10 @@ class GenerationEngine:
     # ── memory and weights ───────────────────────────────────────────────────────────────────────────────────────────
 
     def move(self, to: Residency) -> int:
-        """Take or give back accelerator memory; called by the worker's own `move`. Raises AcceleratorOutOfMemory."""
+        """Move the engine to the residency `to`, and return the bytes that it then holds on the accelerators.
+
+        The worker's own `move` calls this. Raises AcceleratorOutOfMemory.
+        """
         self.accelerator_bytes = self._engine.move(to)
         if self._frozen and to > Residency.OFF and self._engine.version is None:
             self._engine.load(self._weights_of_folder(), _FROZEN_VERSION)
@@ -138,10 +141,12 @@ class GenerationEngine:
     ) -> list[list[Completion]]:
         """Return `samples` answers to each prompt, in the order of the prompts.
 
-        An answer has `tokens`, `logprobs` of the distribution that each was drawn from, `versions` of the weights that
-        drew it, and `finish`, "stop" or "length". `max_new_tokens` None: to the end of the context. With the option
-        `seed`, draws follow from it, the iteration (None: the number of the call), rank, prompt and sample.
-        Raises ConfigError for a prompt that leaves no room; NotResident below FULL, or without weights.
+        An answer has `tokens`; `logprobs` of the tokens, from the distribution that they were drawn from; `versions` of
+        the weights that drew each token; and `finish`, which is "stop" or "length". `max_new_tokens` None: an answer
+        may fill the context. With the option `seed`, what is drawn depends only on the seed, the iteration (None: the
+        number of this call), the rank, the prompt and the sample.
+        Raises ConfigError if a prompt leaves no room for an answer; NotResident if the engine is not at residency FULL,
+        or has no weights.
         """
         context = self._worker.context
         if iteration is None:

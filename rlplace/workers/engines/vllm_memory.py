@@ -270,8 +270,11 @@ def _make_room_for_weights(worker: Any) -> None:
 
 
 def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
-    """Measure one worker. Each weight counts once: packed ones at their size in a checkpoint, the packed head not at
-    all.
+    """Return the bytes of weights and cache that one worker of vLLM holds on CPU.
+
+    `weights_asleep`: whether the weights count as host memory; else they count as accelerator memory. Each weight
+    counts once. A packed weight counts with its size in a checkpoint; the packed copy of the output head does not
+    count.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 

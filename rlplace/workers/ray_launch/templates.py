@@ -39,9 +39,10 @@ class Templates:
         modules: Iterable[str],
         timeout_s: float,
     ) -> None:
-        """Start a template on each node that was not tried yet. `nodes`: actor options by node.
+        """Start a template process on each node where no start was tried yet; wait up to `timeout_s` for all of them.
 
-        If that fails, the node has no template.
+        `nodes`: the options of the template's Ray actor, by node. `modules`: names of the modules that a template
+        imports. A node whose template does not start in time, or fails, stays without one.
         """
         if self._here is not None:
             return

@@ -106,9 +106,9 @@ class JoinedWorker(RoleWorker):
 
     @contextmanager
     def _working(self, stage: str) -> Iterator[None]:
-        """Account what the plan has a stage hold beside the resident state, until the end of the block.
+        """Account, during the block, for the working memory that the plan gives to a stage beside the resident state.
 
-        Raises AcceleratorOutOfMemory before the work begins.
+        Raises AcceleratorOutOfMemory before the block begins.
         """
         device = self.context.device
         planned = self.config.working

@@ -152,7 +152,11 @@ class Generation(StageBound):
         return self._alone(config, plan, moved)
 
     def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
-        """Run the iterations with env and engines alone; return the seconds."""
+        """Return the mean seconds of a rollout stage that is simulated with only env and rollout at work.
+
+        `moved`: components that move onto their accelerators in the stage. Returns 0.0, a bound that always holds, if a
+        group of samples could be finished before all ranks have received their calls.
+        """
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
         site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
         sinks = {

@@ -119,7 +119,11 @@ class JoinedRank(TextRank):
     def score(
         self, method: str, packed: Packing, sizes: SampleSizes, watch: Stopwatch
     ) -> Body:
-        """Run a forward pass over all samples."""
+        """Simulate this rank while it scores: one forward pass for each micro-batch, then an exchange of all ranks.
+
+        `method`: the worker's method whose costs apply. `packed`: the micro-batches of all ranks. `watch`: records the
+        seconds.
+        """
         for picks in packed.ranks[self.slot.rank // self.together]:
             yield from self.forward(watch, "score", sizes.size(picks), method, "infer")
         yield from self.exchange(method, watch)

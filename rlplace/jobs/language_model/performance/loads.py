@@ -330,7 +330,10 @@ class TextStages(Stages):
         return min(taken, self._config.text_rollout.step_sequences)
 
     def _decode(self, at_once: int) -> Cost:
-        """Return the least cost of a decoding step. With vLLM, a step that processes prompts also decodes."""
+        """Return the least cost of a decoding step, with any number of answers from 1 to `at_once` in flight.
+
+        With vLLM, a step that processes prompts also decodes, so the cost of such a step counts as well.
+        """
         decode = self._least("rollout.generate/decode", 1, at_once)
         if self._config.text_rollout.engine != "vllm":
             return decode

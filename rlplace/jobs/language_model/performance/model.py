@@ -182,7 +182,10 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
 
 
 def _shares_out(config: Config, component: str) -> bool:
-    """Return whether each rank scores the groups that it takes by itself."""
+    """Return whether a component scores groups, and each of its ranks scores its own groups without the other ranks.
+
+    This is so for a reference or reward whose model is not sharded, and for rewards without a model.
+    """
     if role_of(component) not in ("reference", "reward"):
         return False
     block = config.block_of(component)

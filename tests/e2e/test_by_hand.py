@@ -204,7 +204,7 @@ def test_a_call_that_would_wait_for_a_group_that_is_not_launched() -> None:
             actor.learn().wait()
         assert isinstance(late.value.cause, ChannelTimeout)
         assert "it waited for env, and none of its ranks" in str(late.value)
-        assert "fix: launch env" in str(late.value)
+        assert "launch env first" in str(late.value)
 
 
 def test_a_strategy_that_places_elsewhere() -> None:

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 
 from rlplace.cli import export
 from rlplace.cli.train import main
-from rlplace.runtime.resume import _safe, _shapes
+from rlplace.runtime.resume import _rules, _safe, _shapes
 from tests.e2e.training import (
     INLINE,
     SMALL,
@@ -255,7 +255,9 @@ def test_after_a_run_of_another_task_a_run_of_this_one_is_proposed(
 def test_keys_that_change_no_numbers_and_keys_that_shape_the_state(
     key: str, old: object, new: object, safe: bool, shapes: bool
 ) -> None:
-    assert (_safe(key, old, new), _shapes(key, old, new)) == (safe, shapes)
+    rules = _rules(None)
+    found = (_safe(rules, key, old, new), _shapes(rules, key, old, new))
+    assert found == (safe, shapes)
 
 
 @pytest.mark.parametrize("named", [(), ("--config-name", "hybrid_ppo")])

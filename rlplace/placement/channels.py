@@ -43,7 +43,7 @@ LEAST_PARTICIPANTS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLocation:
-    """The keys of a channel that live in one place: the shared memory of a node, or one process."""
+    """The keys of a channel that live in one place, which is the shared memory of a node or one process."""
 
     node: int
     process: str  # `Slot.process` of all its users; "": several processes, in the node's shared memory
@@ -54,7 +54,7 @@ class ChannelLocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPlan:
-    """One channel of the run. Its capacity is large enough that no stage waits for room forever."""
+    """One channel of the run. Its capacity is so large that no stage waits forever for room."""
 
     name: str
     source: str
@@ -72,7 +72,7 @@ class ChannelPlan:
 
     @property
     def capacity_items(self) -> int:
-        """Most items that the channel holds over all its locations."""
+        """The largest number of items that all locations of the channel hold together."""
         return self.depth * sum(self.waiting)
 
     def locations(self) -> tuple[ChannelLocation, ...]:
@@ -109,7 +109,7 @@ def plan_channels(
 ) -> tuple[ChannelPlan, ...]:
     """Return the channels of a run, each large enough for all items that can be under way at once.
 
-    `routes`: the routes of a job with simulators; None for a job with text.
+    `routes`: the routes of rows in a job with simulators; None for a job on language models.
     """
     if routes is not None:
         return tuple(
@@ -121,7 +121,10 @@ def plan_channels(
 
 
 def asked_at_once(prompts: int, short_rounds: int) -> int:
-    """Return the most prompts under way at once: `prompts`, and one short round more where short rounds start early."""
+    """Return the most prompts under way at once: `prompts`, plus those of one short round if there are short rounds.
+
+    `prompts`: prompts of an iteration. `short_rounds`: as in the config (`algorithm.short_rounds`); 0 for none.
+    """
     return prompts + (-(-prompts // short_rounds) if short_rounds else 0)
 
 
@@ -130,9 +133,9 @@ def _simulator_channels(
 ) -> Iterator[ChannelPlan]:
     """Yield the channels of a job with simulators.
 
-    An env rank has at most one unanswered step per stage group. So the channels of observations and actions hold stage
-    groups x shares. Trajectories are put in the rollout stage and taken in learn, so a whole iteration must fit.
-    Weights are taken while they are put.
+    `stage_groups`: stage groups of each env rank. An env rank has at most one unanswered step per stage group. So the
+    channels of observations and of actions hold stage groups x shares. Trajectories are put in the rollout stage and
+    taken in learn, so a whole iteration must fit. Weights are taken while they are put.
     """
     observed = routes.observations
     gathered = routes.trajectories
@@ -188,7 +191,10 @@ def _simulator_channels(
 def _text_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job with text. Each holds a whole iteration or evaluation, so no rank waits for room."""
+    """Yield the channels of a job on language models, without those of scorers.
+
+    Each channel but that of weights holds a whole iteration or evaluation, so that no rank waits for room.
+    """
     algorithm, runner, each = (
         config.algorithm,
         config.runner,
@@ -242,7 +248,7 @@ def _text_channels(
 def _scorer_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels of samples to scorers and of scores from scorers; each holds whole iterations."""
+    """Yield the channels to scorers and from scorers. Each channel but that of weights holds whole iterations."""
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
@@ -271,7 +277,7 @@ def _scorer_channels(
 
 
 def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
-    """The components that score each sample beside the actor."""
+    """Return those of `components` that score each sample beside the actor: critic, reference and reward roles."""
     return tuple(
         c for c in components if role_of(c) in ("critic", "reference", "reward")
     )
@@ -289,10 +295,12 @@ def channel_plan(
     groups: int = 0,
     depth: int = 1,
 ) -> ChannelPlan:
-    """Return a channel plan; `waiting` is the most items under way, per target rank.
+    """Return the plan of one channel from component `source` to component `target`.
 
-    Each target rank has one key, or one key per stage group if `groups` is given. If `waiting` is a single number, the
-    channel has one key, at target rank 0.
+    `waiting`: the most items under way to each target rank, by rank; a single number stands for a channel with one key,
+    at target rank 0. `why`: the reason for the capacity, in words. `inside`: by target rank, 1 if all its producers are
+    in its own process; None: 0 for all ranks. `groups`: keys of each target rank, one for each stage group; 0: one key.
+    `depth`: capacity for each item under way.
     """
     at = placement.locations(target)
     if isinstance(waiting, int):
@@ -320,7 +328,7 @@ def channel_plan(
 def plan_weights(
     placement: HybridComponentPlacement, name: str, source: str, target: str
 ) -> ChannelPlan:
-    """Return the channel that carries weights to ranks that cannot read them from shared memory or a GPU."""
+    """Return the channel of weights to target ranks that cannot read weights from shared memory or from a GPU."""
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
     return channel_plan(
@@ -329,13 +337,16 @@ def plan_weights(
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
-    """Return an upper bound on the participants of one location of a channel, and on the requests that wait there."""
+    """Return an upper bound on the ranks and tools that use one location of a channel.
+
+    It also bounds the requests that wait at that location.
+    """
     users = (channel.source, channel.target)
     return participants_for(sum(map(placement.world_size, users)))
 
 
 def participants_for(ranks: int) -> int:
-    """Return the same bound for a channel that `ranks` ranks use."""
+    """Return an upper bound on the participants of a channel that `ranks` ranks use."""
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
@@ -345,9 +356,9 @@ def _inside(
     sources: RankLocations,
     targets: RankLocations,
 ) -> bytearray:
-    """Return, by target rank, 1 if all its items come from its own process, else 0.
+    """Return by target rank 1 if all items for it come from its own process, else 0.
 
-    `givers` and `takers` are source and target ranks, in pairs.
+    `givers`, `takers`: source ranks and target ranks, in pairs. `sources`, `targets`: locations of the ranks.
     """
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)

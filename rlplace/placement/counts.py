@@ -35,7 +35,7 @@ _SHARED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Count:
-    """One number of a plan, about a component or an iteration, and the reason for it."""
+    """One number of a plan as text, what it counts, and the reason for it."""
 
     subject: str
     count: str
@@ -45,7 +45,11 @@ class Count:
 def explain_counts(
     config: Config, placement: HybridComponentPlacement
 ) -> tuple[Count, ...]:
-    """Return the numbers of a job on language models, in the order in which they follow from each other."""
+    """Return the numbers of a job on language models with their reasons.
+
+    They come in the order in which one follows from the other: engines, ranks, ratio of accelerators, samples and
+    steps.
+    """
     return (
         *_engines(placement),
         *_ranks(config, placement),
@@ -76,7 +80,7 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
 
 
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
-    """Yield the share of its state that each rank holds when all ranks of a component shard it."""
+    """Yield for each sharded component its number of ranks, and the share of its state that each rank holds."""
     for component in placement.components:
         spec = placement.spec(component)
         # Tensor-parallel ranks split one copy of the model.
@@ -143,7 +147,7 @@ def _each(items: int, takers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """Accelerators saved, compared with dedicated accelerators of the same number for every component."""
+    """How many accelerators a placement uses, compared with accelerators of its own for every component."""
 
     by_component: Mapping[str, int]  # component -> accelerators that it uses
     used: int
@@ -174,7 +178,7 @@ class Savings:
 
 
 def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str, int]:
-    """Return stage -> number of accelerators that hold a component needed in that stage."""
+    """Return stage -> number of accelerators whose components include one that is needed in that stage."""
     at_work = {}
     for stage in needs.stages:
         needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]
@@ -187,10 +191,11 @@ def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str,
 
 
 def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:
-    """Return a placement with the same ranks and accelerators per component, but none of them shared.
+    """Return a placement with the same ranks and accelerators for each component, but with no accelerator shared.
 
-    Components without accelerators are left out. The result is None if no component has any. Segments of a component
-    are placed next to each other, node after node, so that each rank stays on one node.
+    Components without accelerators are left out. Return None if no component has any. The segments of a component are
+    placed next to each other, node after node, so that each rank stays on one node. The new placement has as many nodes
+    as that takes.
     """
     here = placement.topology
     nodes: list[Node] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(enum.StrEnum):
-    """The distance between two ranks, which decides how items and tensors are carried."""
+    """How items and tensors travel between two ranks: it depends on how far apart the two ranks are."""
 
     SAME_PROCESS = "same_process"
     SAME_ACCELERATOR = "same_accelerator"
@@ -29,7 +29,7 @@ class Transport(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Rows start..stop-1 of a batch, from one source rank to one target rank."""
+    """The rows start..stop-1 of a batch, which one source rank sends to one target rank."""
 
     source: int
     target: int
@@ -40,11 +40,11 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Every row of a batch exactly once, from source ranks to target ranks.
+    """How the rows of a batch are divided: each row goes from exactly one source rank to exactly one target rank.
 
-    Both sides hold contiguous blocks of rows, in rank order. Blocks of the source are equal. Blocks of the target
-    differ by at most one row. Shares are stored as numbers, in row order: share i is rows edges[i]..edges[i+1]-1, from
-    sources[i] to targets[i].
+    Source ranks and target ranks hold contiguous blocks of rows, in rank order. All source blocks have the same number
+    of rows. The sizes of two target blocks differ by at most one row. Shares are stored as numbers, in row order: share
+    i is the rows edges[i]..edges[i+1]-1, from rank sources[i] to rank targets[i].
     """
 
     name: str = ""  # name of the data
@@ -62,7 +62,7 @@ class Route:
 
     @property
     def most_rows(self) -> int:
-        """The number of rows of the largest share."""
+        """The number of rows in the largest share."""
         return max(stop - start for start, stop in pairwise(self.edges))
 
     @property
@@ -92,7 +92,7 @@ class Route:
         return tuple(share for share in self.shares if share.target == rank)
 
     def transports(self) -> dict[Transport, int]:
-        """Return transport -> number of shares, nearest transport first, without transports that carry nothing."""
+        """Return transport -> number of shares, nearest transport first; a transport without shares has no entry."""
         counts = Counter(self._transports())
         return {
             transport: counts[transport] for transport in Transport if counts[transport]
@@ -111,16 +111,17 @@ class Routes(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether every env rank gets all its actions from the rollout rank in its own process."""
+        """Whether every env rank and the rollout rank that answers it are in one process."""
         return {*self.observations.transports()} == {Transport.SAME_PROCESS}
 
 
 def derive_routes(
     placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int
 ) -> Routes:
-    """Return the routes between env, rollout and actor, for any world sizes.
+    """Return the routes between env, rollout and actor; their world sizes may differ.
 
-    `total_num_envs` must be a multiple of stage groups x env ranks, with a row for every rank (see `checks`).
+    `total_num_envs`: number of environments over all env ranks, a multiple of stage_groups x env ranks (`checks`
+    requires that). `stage_groups`: stage groups of each env rank.
     """
     return Routes(
         observations=scatter_rows(
@@ -133,9 +134,9 @@ def derive_routes(
 
 
 def block_edges(rows: int, ranks: int) -> list[int]:
-    """Return edges of contiguous blocks: rank r holds rows edges[r]..edges[r+1]-1.
+    """Return the edges of the contiguous blocks of `rows` rows on `ranks` ranks: rank r holds edges[r]..edges[r+1]-1.
 
-    The first `rows % ranks` ranks hold one row more than the others.
+    The list has ranks + 1 entries. The first `rows % ranks` ranks hold one row more than the others.
     """
     least, more = divmod(rows, ranks)
     return [rank * least + min(rank, more) for rank in range(ranks + 1)]
@@ -144,7 +145,10 @@ def block_edges(rows: int, ranks: int) -> list[int]:
 def transport_between(
     sources: RankLocations, source: int, targets: RankLocations, target: int
 ) -> Transport:
-    """Return the transport between two ranks of different components."""
+    """Return the transport from rank `source` to rank `target` of another component.
+
+    `sources`, `targets`: locations of all ranks of the two components.
+    """
     if source == target and sources.process and sources.process == targets.process:
         return Transport.SAME_PROCESS
     if sources.node[source] != targets.node[target]:
@@ -165,9 +169,10 @@ def scatter_rows(
     rows: int,
     name: str = "",
 ) -> Route:
-    """Return the route of `rows` rows; both sides hold contiguous blocks.
+    """Return the route of `rows` rows from component `source` to component `target`.
 
-    Each overlap of a source block and a target block is one share.
+    The ranks of each component hold contiguous blocks of rows. Each overlap of a source block and a target block is one
+    share. `name`: name of the data.
     """
     blocks = [
         block_edges(rows, placement.world_size(component))
@@ -193,16 +198,19 @@ def scatter_rows(
 def copy_nearest(
     placement: HybridComponentPlacement, source: str, target: str
 ) -> Route:
-    """Return a route with one row to each target rank, from the nearest source rank.
+    """Return a route of weights: each target rank gets one row, which stands for a copy, from the nearest source rank.
 
-    Nearest means on the same accelerator, else on the same node, else anywhere. Sources that are equally near take
+    Nearest means on the same accelerator, else on the same node, else anywhere. Source ranks that are equally near take
     turns.
     """
     givers = placement.locations(source)
     takers = placement.locations(target)
 
     def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
-        """Return the places that one rank is at, from the nearest to the farthest."""
+        """Return the places of a rank, from the smallest to the largest: its accelerators, its node, the cluster.
+
+        `node`: node of the rank. `first`, `count`: its first accelerator, and how many it has.
+        """
         return (
             *(("accelerator", a) for a in range(first, first + count)),
             ("node", node),
@@ -249,9 +257,10 @@ DEVICE_BUCKET_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One copy of the weights of component `source`, assembled once and read by all `readers`.
+    """One copy of the weights of component `source`; it is assembled once, and all ranks in `readers` read it.
 
-    Source ranks in `near` write into the copy directly. The first reader writes what the other source ranks send.
+    The source ranks in `near` write their parts into the copy. The first reader writes the parts that the other source
+    ranks send.
     """
 
     readers: tuple[int, ...]  # target ranks, ascending, at least one
@@ -285,7 +294,7 @@ def deliver_by_node(
 
 
 class DeviceMember(NamedTuple):
-    """A member of a weight sync between accelerators: a rank, or one process of an engine with several GPUs."""
+    """A member of a weight sync between accelerators: a rank, or one process of an engine that has several GPUs."""
 
     component: str
     rank: int
@@ -294,7 +303,7 @@ class DeviceMember(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in messages, such as "rollout rank 0 part 1"."""
+        """The name of this member in messages, such as "rollout rank 0 part 1"."""
         return owner_of(self.component, self.rank) + (
             "" if self.part is None else f" part {self.part}"
         )
@@ -302,11 +311,12 @@ class DeviceMember(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDelivery(Delivery):
-    """Weights on each accelerator of the readers: by CUDA IPC if an actor rank shares it, else by NCCL.
+    """Weights sent to each accelerator of the readers: by CUDA IPC if an actor rank is on it too, else by NCCL.
 
-    A reader with one accelerator gets a copy there. A reader with several is an engine with tensor parallelism: each of
-    its processes sees all weights and keeps its own part. All actor ranks and all takers without an owner form one NCCL
-    group, since NCCL refuses two ranks on one accelerator.
+    A reader with one accelerator gets a whole copy. A reader with several accelerators is an engine with tensor
+    parallelism: each of its processes sees all weights and keeps its own part. A taker is a reader, or a process of
+    such an engine. The owner of a taker is the actor rank on the same accelerator. All actor ranks and all takers
+    without an owner form one NCCL group, since NCCL refuses two ranks on one accelerator.
     """
 
     # By taker: the actor rank on the same accelerator, which shares its memory with the taker; else None.
@@ -316,12 +326,12 @@ class DeviceDelivery(Delivery):
 
     @property
     def cut(self) -> bool:
-        """Whether a reader splits weights over several GPUs; it then receives whole weights one after the other."""
+        """Whether a reader is an engine that splits weights over several GPUs; it gets whole weights one by one."""
         return any(parts > 1 for parts in self.parts)
 
     @property
     def takers(self) -> tuple[DeviceMember, ...]:
-        """One member for each accelerator of the readers, in order."""
+        """One member for each accelerator of the readers, in the order of readers and accelerators."""
         found: list[DeviceMember] = []
         for reader, parts in zip(
             self.readers, self.parts or (1,) * len(self.readers), strict=True
@@ -342,7 +352,7 @@ class DeviceDelivery(Delivery):
         return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
 
     def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
-        """Return the takers on the accelerator of actor rank `actor`."""
+        """Return the takers that are on the accelerator of actor rank `actor`."""
         return tuple(
             taker
             for taker, owner in zip(self.takers, self.owners, strict=True)
@@ -356,11 +366,11 @@ class DeviceDelivery(Delivery):
 def deliver(
     placement: HybridComponentPlacement, *, cut: bool = False
 ) -> tuple[Delivery, ...]:
-    """Return GPU deliveries where possible, and one copy per node for the other rollout ranks.
+    """Return how weights reach the rollout ranks: by GPU where that is possible, else one copy on each node.
 
-    A GPU delivery needs actor ranks with one GPU each, and a rollout rank that is the first on its GPUs. `cut`: rollout
-    ranks with several GPUs are engines that split their weights; without it, such ranks get their weights through the
-    host.
+    A GPU delivery needs actor ranks with one GPU each, no two on the same GPU. A rollout rank is part of it if its GPUs
+    are not used by a rollout rank before it. `cut`: whether rollout ranks with several GPUs are engines that split
+    their weights; if not, such ranks get their weights from the copy on their node.
     """
     actors = placement.locations("actor")
     rollouts = placement.locations("rollout")
@@ -402,7 +412,7 @@ def deliver(
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Return the deliveries that pass through host memory."""
+    """Return those of `deliveries` whose weights pass through host memory."""
     return [
         delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)
     ]
@@ -411,7 +421,7 @@ def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
 def deliver_by_rank(
     ranks: int, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
-    """Return one delivery per target rank, for ranks that share no memory."""
+    """Return one delivery for each of the target ranks 0..ranks-1, for ranks that share no memory."""
     return tuple(
         Delivery(readers=(rank,), source=source, target=target) for rank in range(ranks)
     )

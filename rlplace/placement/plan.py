@@ -35,7 +35,7 @@ from rlplace.placement.schedule import (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The immutable plan: where each component runs, what is resident when, and what is sent between components."""
+    """The immutable plan of a job: places of ranks, residency in each stage, and what components send to each other."""
 
     topology: Topology
     placement: HybridComponentPlacement
@@ -54,13 +54,13 @@ class Plan:
 
     @property
     def row_routes(self) -> Routes:
-        """The routes of a job with simulators, which its workers follow."""
+        """The routes of rows in a job with simulators; an AssertionError in other jobs."""
         assert isinstance(self.routes, Routes), "of simulators only"
         return self.routes
 
     @property
     def savings(self) -> Savings:
-        """Accelerators saved by sharing."""
+        """How many accelerators sharing saves."""
         sizes = {
             c: len(self.placement.accelerators(c)) for c in self.placement.components
         }
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def stage_groups(self) -> int:
-        """The number of stage groups of a job with simulators."""
+        """The number of stage groups of each env rank, in a job with simulators."""
         return self.row_routes.trajectories.rows // self.row_routes.observations.rows
 
 
@@ -78,7 +78,7 @@ def _no_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A cluster block whose placement was read: what rules look at before there is a plan."""
+    """The placement of a cluster block as it was read: what the rules of a job check before there is a plan."""
 
     cluster: ClusterConfig
     # Components of the algorithm, placed or not
@@ -94,7 +94,7 @@ def _nothing(placed: Placed) -> Iterable[Problem]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a job adds to the planning of its cluster block. By default nothing is checked further."""
+    """The rules and names that a job adds to the planning of its cluster block. The default adds no check."""
 
     # Components that may be placed, besides those that the stages name.
     optional: tuple[str, ...] = OPTIONAL
@@ -116,10 +116,11 @@ def plan_components(
     sources: Mapping[str, Source] | None = None,
     rules: Rules | None = None,
 ) -> Plan:
-    """Return the plan of a cluster block, without channels. Raises PlacementError with every problem at once.
+    """Return the plan of a cluster block, without channels. Raise PlacementError with every problem at once.
 
-    `needs`: None derives them from the placed components (`text_needs`). `offload`: the components with enable_offload.
-    `rules`: the rules of the job that the block belongs to.
+    `needs`: what each stage needs; None derives it from the placed components (`text_needs`). `offload`: the components
+    with `enable_offload`. `sources`: key path -> the place in the config where it was written. `rules`: the rules of
+    the job; None: no further rules.
     """
     if rules is None:
         rules = Rules()
@@ -159,12 +160,12 @@ def plan_components(
 
 
 def _written(problem: Problem, sources: Mapping[str, Source]) -> Problem:
-    """Return the problem with the source location where its key was written."""
+    """Return the problem with the place where its key was written."""
     return dataclasses.replace(problem, source=source_of(problem.key, sources))
 
 
 def weight_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the route of the actor's weights to the engines, for a plan-only job."""
+    """Return the route of weights from the actor to the engines, for a plan-only job; () if either is not placed."""
     if {"actor", "rollout"} <= {*placement.components}:
         return (copy_nearest(placement, "actor", "rollout"),)
     return ()

@@ -35,20 +35,20 @@ from rlplace.units import counted
 
 
 class Sharing(Protocol):
-    """The part of a placement that a schedule depends on: which components share accelerators."""
+    """The part of a placement that a schedule depends on: the components, and which of them share accelerators."""
 
     @property
     def components(self) -> tuple[str, ...]: ...
 
     def shared(self, a: str, b: str) -> object:
-        """Return the accelerators that both components use; a false value if there are none."""
+        """Return the accelerators that components `a` and `b` both use; a false value if there are none."""
 
     def sharers(self, component: str) -> list[str]:
-        """Return the other components that use any accelerator of `component`."""
+        """Return the other components that use at least one accelerator of `component`."""
 
 
 class Residency(enum.IntEnum):
-    """How much of a component is on its accelerators, from least to most."""
+    """How much of a component is on its accelerators: nothing, its weights, or all of its state."""
 
     OFF = 0
     WEIGHTS = 1
@@ -61,9 +61,9 @@ class Residency(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The least residency of each component in each stage, in order of stages.
+    """The least residency of each component in each stage, as the algorithm requires it.
 
-    A component is active in the stages that name it.
+    Stages are in the order in which they run. A component is active in the stages that name it.
     """
 
     stages: tuple[str, ...]
@@ -78,25 +78,29 @@ class Needs:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Every component the algorithm has, in the order they first appear."""
+        """All components of the algorithm, in the order in which the stages first name them."""
         return tuple(
             dict.fromkeys(c for stage in self.stages for c in self.residency[stage])
         )
 
     def of(self, stage: str, component: str) -> Residency:
-        """Return the residency that a component needs in a stage."""
+        """Return the least residency of a component in a stage; OFF if the stage does not need the component."""
         found = (
             self.residency[s][component] for s in self.active_stages(stage, component)
         )
         return max(found, default=Residency.OFF)
 
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
-        """Return the stages that a component works for during `stage`: that one, and an asynchronous rollout."""
+        """Return the stages whose work a component does while `stage` runs.
+
+        This is `stage` itself if it names the component. If rollout runs ahead (`ahead` above 0), "rollout" comes
+        before it.
+        """
         at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
         return tuple(s for s in at_once if component in self.residency[s])
 
     def peak(self, component: str) -> Residency:
-        """Return the highest residency that any stage needs of the component."""
+        """Return the highest residency that a component needs in any stage."""
         return max(self.of(stage, component) for stage in self.stages)
 
 
@@ -148,11 +152,12 @@ def text_needs(
     refreshed: bool = False,
     accumulates: bool = False,
 ) -> Needs:
-    """Return the needs of a job with these components; actor and rollout are always included.
+    """Return the needs of a job on language models with the components `names`; actor and rollout are always included.
 
-    `actor_infers`: the actor computes log-probabilities before it learns; None: it does if any component scores.
-    `refreshed`: the reference loads the actor's weights every few iterations. `accumulates`: the actor starts to learn
-    during rollout. Names without a known role are left out; placing one is reported as an unknown component.
+    `actor_infers`: whether the actor computes log-probabilities before it learns; None: only if another component
+    scores the samples. `refreshed`: whether the reference loads the actor's weights every few iterations.
+    `accumulates`: whether the actor starts to learn during rollout. Names without a known role are left out; to place
+    such a name is an error of its own.
     """
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
@@ -188,7 +193,7 @@ def text_needs(
 
 
 def placed_names(block: Mapping[str, object]) -> list[str]:
-    """Return the component names in a placement block; a preset stands for its five components."""
+    """Return the component names in a placement block; for a preset, five fixed names and the keys with a dot."""
     if "preset" in block:
         return [
             "actor",
@@ -202,13 +207,13 @@ def placed_names(block: Mapping[str, object]) -> list[str]:
 
 
 def apart(needs: Needs) -> str:
-    """Describe in words how many versions rollout may run ahead of learning."""
+    """Return how many versions rollout may run ahead of learning, in words: "at most 2 versions apart"."""
     return f"at most {counted(needs.ahead, 'version')} apart"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One component's change of residency."""
+    """A change of residency of one component."""
 
     component: str
     before: Residency
@@ -217,7 +222,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """All residency changes on entry to a stage. All releases finish before the first acquire."""
+    """All changes of residency on entry to a stage. All releases finish before the first acquire."""
 
     stage: str
     releases: tuple[Move, ...]
@@ -226,7 +231,7 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What is resident in each stage, and the moves between stages."""
+    """The residency of each component in each stage, and the moves between stages."""
 
     stages: tuple[str, ...]
     needs: Needs  # needs of the algorithm, in these stages
@@ -237,12 +242,12 @@ class Schedule:
     entries: Mapping[str, Transition]
 
     def between(self, before: str, after: str) -> Transition:
-        """Return the transition from any stage directly to any other."""
+        """Return the transition from stage `before` directly to stage `after`; the two need not be neighbours."""
         return _transition(after, self.residency[before], self.residency[after])
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that run in it at the same time."""
+        """Stage -> the components that work in it at the same time."""
         needed = self.needs.residency
         return {
             stage: tuple(c for c in needed[stage] if c in row)
@@ -253,10 +258,11 @@ class Schedule:
 def schedule_of(
     placement: Sharing, needs: Needs, offload: Mapping[str, bool]
 ) -> Schedule:
-    """Return what is resident when, and the moves between stages.
+    """Return the residency of each component in each stage, and the moves between stages.
 
-    A component with offload that shares accelerators falls to its need in every stage. All others stay full throughout.
-    `find_clashes` reports components that may not share accelerators.
+    `offload`: component -> whether it may release accelerators. A component that may, and that shares accelerators with
+    a component of another stage, has in each stage only the residency that it needs. All others stay full throughout.
+    Components that may not share accelerators are reported by `find_clashes`.
     """
     active = split_stages(needs, placement, offload)
     falling = {
@@ -296,10 +302,11 @@ def find_clashes(
     allow_resident: Collection[str],
     blocks: Mapping[str, str],
 ) -> Iterator[Problem]:
-    """Report components without offload that stay on accelerators which another component needs in some stage.
+    """Yield a problem for each component without offload that stays on accelerators which another component needs.
 
-    Two components that are needed in full in the same stage must fit together anyway, so both may stay. `needs`: with
-    sub-stages. `blocks`: component -> key of its config block, if that differs from its name.
+    Two components that are both needed in full in one stage must fit together anyway, so both may stay. `needs`: the
+    needs, split into sub-stages. `offload`: component -> whether it may release accelerators. `allow_resident`:
+    components that may stay in any case. `blocks`: component -> key of its config block, if that differs from its name.
     """
     for component in placement.components:
         if offload[component] or component in allow_resident:
@@ -341,7 +348,10 @@ def find_clashes(
 
 
 def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
-    """Return whether the component, if it stayed, would hold more than it needs while another uses the accelerators."""
+    """Return whether a component, if it stayed in full, would take accelerators that another one needs in some stage.
+
+    This is so if the component itself needs less than its peak in that stage.
+    """
     others = placement.sharers(component)
     return any(
         _in_the_way(needs, stage, component, other)
@@ -351,7 +361,7 @@ def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
-    """Return whether `other` is active while `component`, if it stayed, would hold more than it needs."""
+    """Return whether in `stage` component `other` is active and `component` needs less than its peak."""
     return needs.of(stage, other) > Residency.OFF and needs.of(
         stage, component
     ) < needs.peak(component)
@@ -382,12 +392,12 @@ def _transition(
 def split_stages(
     needs: Needs, placement: Sharing, offload: Mapping[str, bool]
 ) -> Needs:
-    """Split each divisible stage so that components that share accelerators run in turn.
+    """Return the needs with each divisible stage split, so that components that share accelerators run in turn.
 
-    A component starts early only if no other component uses its accelerators in that stage; with an asynchronous
-    rollout, in any stage. A frozen component then finishes there. Two components that share accelerators run one after
-    the other if both are offloaded. A component without offload would save no memory by waiting. A stage without
-    components is dropped.
+    `offload`: component -> whether it may release accelerators. Two components that share accelerators run one after
+    the other if both have offload. A component without offload would save no memory by waiting. A component moves to an
+    earlier stage (`needs.early`) only if no other component uses its accelerators in that stage, or in any stage if
+    rollout runs ahead of learning. A frozen component then has no later stage. A stage without components is dropped.
     """
 
     def share(
@@ -442,11 +452,11 @@ def split_stages(
 def setup_order(
     accelerators: Mapping[str, Collection[int]],
 ) -> dict[str, tuple[str, ...]]:
-    """Return component -> the components that share `accelerators` with it and must be set up before it.
+    """Return component -> the components that must be set up before it.
 
-    Engines come first: they measure free memory at start, and vLLM refuses to start if another process frees memory
-    meanwhile. The others then load and offload one after the other, so that no two are on the accelerators at once.
-    Components that share nothing are set up at the same time.
+    `accelerators`: component -> its accelerators. Only components that share accelerators wait for each other. Engines
+    come first: they measure free memory at start, and vLLM refuses to start if another process frees memory meanwhile.
+    The others then load and offload one after the other, so that no two are on the accelerators at once.
     """
     order = sorted(accelerators, key=lambda component: role_of(component) != "rollout")
     return {
@@ -460,5 +470,5 @@ def setup_order(
 
 
 def base_stage(stage: str) -> str:
-    """Return the stage that a sub-stage belongs to: `infer` for `infer 2`."""
+    """Return the stage to which a sub-stage belongs: `infer` for `infer 2`; any other stage is returned as it is."""
     return stage.partition(" ")[0]

@@ -18,7 +18,7 @@ from rlplace.units import counted
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Data that one component sends another, under its usual name."""
+    """Data that one component sends to another: its name, its amount, and the transports that carry it."""
 
     name: str
     source: str
@@ -29,7 +29,7 @@ class Transfer:
 
     @property
     def by_transport(self) -> str:
-        """Pairs of ranks by transport, such as `same_node: 4, network: 2`."""
+        """The number of pairs of ranks by transport as text, such as `same_node: 4, network: 2`."""
         return ", ".join(
             f"{transport.value}: {count}"
             for transport, count in self.transports.items()
@@ -37,7 +37,7 @@ class Transfer:
 
 
 def transfers(plan: Plan) -> tuple[Transfer, ...]:
-    """Return the transfers in the order in which an iteration makes them; weights come last."""
+    """Return the transfers of a plan in the order in which an iteration makes them; weights come last."""
     if plan.routes:
         found = [_along(plan, route) for route in plan.routes]
     else:
@@ -79,7 +79,7 @@ _TEXT = {
 
 
 def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
-    """Return whether a channel announces weights, which a transfer of its own shows."""
+    """Return whether a channel announces weights of a delivery, which is shown as a transfer already."""
     return any(
         channel.name == f"weights.{delivery.source}.{delivery.target}"
         for delivery in plan.deliveries
@@ -87,7 +87,7 @@ def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
 
 
 def _amount(channel: ChannelPlan) -> str:
-    """Return the amount that a channel carries; "" if another transfer already shows it."""
+    """Return the amount that a channel carries, in words; "" for a channel that is not shown as a transfer."""
     if channel.declared:
         return "items, as workers put them"
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
@@ -117,7 +117,7 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 
 
 def _delivered(plan: Plan, source: str, target: str) -> Transfer:
-    """Return the transfer of weights: each source rank sends its part to each copy.
+    """Return the transfer of weights from `source` to `target`: each source rank sends its part to each copy.
 
     A copy is in the shared memory of a node, or on the accelerator of a rank.
     """
@@ -149,9 +149,10 @@ def _delivered(plan: Plan, source: str, target: str) -> Transfer:
 
 
 def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
-    """Count pairs of ranks that exchange weights in a delivery, by transport.
+    """Return by transport the number of pairs that exchange weights in a delivery.
 
-    Pairs are a source rank and a copy on a node, an owner and a consumer, or the broadcast group and each other reader.
+    Pairs are a source rank and the copy on a node; between accelerators, a taker and its owner, or a taker without an
+    owner and each source rank.
     """
     actors = plan.placement.world_size(delivery.source)
     if not isinstance(delivery, DeviceDelivery):
@@ -181,7 +182,7 @@ def _copies(count: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes of one iteration. Each rank counts as much as the fullest rank of its component.
+    """The bytes that one iteration copies. Each rank counts as much as the fullest rank of its component.
 
     Rows of samples are left out: their length is known only after generation.
     """
@@ -235,7 +236,7 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
 def weight_transfers(plan: Plan) -> list[Transfer]:
     """Return the transfers of weights that a sync makes in each iteration.
 
-    Weights have deliveries; in a plan that cannot run, a route.
+    Weights are sent by deliveries; a plan that cannot run has a route of weights instead.
     """
     synced = {(each.source, each.target) for each in plan.deliveries}
     found = []
@@ -250,7 +251,7 @@ def weight_transfers(plan: Plan) -> list[Transfer]:
 def _weight_bytes(
     plan: Plan, ledger: MemoryLedger, transfer: Transfer
 ) -> Counter[Transport]:
-    """Return the bytes that one sync of weights moves, by transport."""
+    """Return the bytes that one sync of weights sends, by transport."""
     segments = plan.placement.spec(transfer.target).segments
     each = max((s.accelerators_per_rank for s in segments), default=1)
     copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * each
@@ -272,7 +273,11 @@ def _weight_bytes(
 def least_move_seconds(
     plan: Plan, ledger: MemoryLedger, component: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield (stage, seconds) where entering the stage copies state of `component`, at the declared PCIe rate."""
+    """Yield (stage, seconds) for each stage on whose entry state of `component` is copied to or from its hosts.
+
+    The seconds are a lower bound, at the declared PCIe rate of the slowest node. Nothing is yielded if the accelerators
+    are emulated or no rate is declared.
+    """
     pcie = min(
         (node.pcie_gb_per_s for node in plan.topology.nodes if node.accelerators),
         default=0.0,
@@ -303,8 +308,9 @@ def _least_seconds(
     weights: Mapping[Transport, int],
     receivers: Iterable[str],
 ) -> Iterator[tuple[str, float]]:
-    """Yield (transfer, seconds), if all used accelerators move their share at once at the slowest node's rates.
+    """Yield (transfer, seconds) if all accelerators in use copy their shares at once, at the slowest node's rates.
 
+    `copied`: "to_host" and "from_host" -> bytes of moves. `weights`: transport -> bytes of one weight sync.
     `receivers`: the components that get weights.
     """
     nodes = [node for node in plan.topology.nodes if node.accelerators]
@@ -336,7 +342,7 @@ def _least_seconds(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransportDetails:
-    """Names of what one transport uses."""
+    """Words about one transport: when it is used, and what carries items and tensors."""
 
     because: str
     items: str  # what carries the items of channels
@@ -360,9 +366,9 @@ _SECURITY = {
 
 
 def details_of(transport: Transport, plan: Plan) -> TransportDetails:
-    """Return the details of a transport. Tensors that pass through the host are carried in the same way as items.
+    """Return the words about a transport in this plan.
 
-    All tensors of emulated accelerators pass through the host.
+    Tensors on emulated accelerators, and all tensors if every delivery passes through the host, are carried like items.
     """
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
@@ -386,7 +392,7 @@ def emulated(topology: Topology) -> bool:
 
 
 def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
-    """Return the transports that the transfers of a plan use, nearest first."""
+    """Return the transports that the transfers of a plan use, nearest first, each with the words about it."""
     taken = {
         transport for transfer in transfers(plan) for transport in transfer.transports
     }

@@ -37,10 +37,11 @@ Attribute = str | float | None
 
 
 def element(name: str, *inside: str, **attributes: Attribute) -> str:
-    """Return one element; `inside`: its content, which is SVG already.
+    """Return an SVG element as text.
 
-    Of an attribute's name, `_` stands for `-`, and one at the end is cut (`class_`). A
-    float has one digit behind the point; None leaves the attribute out.
+    `inside`: the content of the element, which must be SVG already. `attributes`: name -> value; in a name, each `_`
+    becomes `-`, and a last `_` is removed (`class_`). A float is written with one decimal. An attribute with the value
+    None is left out.
     """
     written = [name]
     for key, value in attributes.items():
@@ -57,22 +58,25 @@ def element(name: str, *inside: str, **attributes: Attribute) -> str:
 
 
 def text(x: float, y: float, shown: str, look: str, **attributes: Attribute) -> str:
-    """Write a plain text, which is escaped here, with its left end at x."""
+    """Return a text element whose left end is at `x` and whose base line is at `y`, in pixels.
+
+    `shown`: the text, which is escaped here. `look`: its class in the style sheet.
+    """
     return element("text", escape(shown), class_=look, x=x, y=y, **attributes)
 
 
 def title(shown: str) -> str:
-    """Write what a browser shows while the pointer is on the element around it."""
+    """Return a title element: a browser shows `shown` while the pointer is on the element around the title."""
     return element("title", escape(shown))
 
 
 def span(shown: str, look: str) -> str:
-    """Write a part of a text that has a look of its own."""
+    """Return a part of a text with a look of its own. `look`: its class in the style sheet."""
     return element("tspan", escape(shown), class_=look)
 
 
 def swatch(x: float, y: float, width: int, look: str) -> str:
-    """Draw the sample of a look in a legend."""
+    """Return a small rectangle that shows a look in a legend. `look`: its class in the style sheet."""
     return element("rect", class_=look, x=x, y=y, width=width, height=14, rx=4)
 
 
@@ -85,10 +89,10 @@ def picture(
     components: int,
     looks: str = "",
 ) -> str:
-    """Return a document with a page of `width` x `height` pixels behind its parts.
+    """Return an SVG document: a page of `width` x `height` pixels with `parts` on it.
 
-    label: for those who hear the picture. components: how many colours are used.
-    looks: rules of a style sheet beside the shared ones.
+    `label`: a description of the picture for screen readers. `parts`: SVG elements. `components`: how many colours are
+    used. `looks`: rules that are added to the style sheet.
     """
     # Half a pixel further in: the line around the page is one pixel wide.
     page = element(
@@ -120,17 +124,17 @@ def picture(
 
 
 def colour(number: int) -> int:
-    """Return the colour of the component with this number in the plan.
+    """Return the number of the colour of the component with index `number` in the plan.
 
-    Colours repeat where there are more components than colours.
+    The colours repeat if there are more components than colours.
     """
     return number % len(PALETTE)
 
 
 def style(components: int) -> str:
-    """Write the style sheet for the first colours, `components` in number.
+    """Return a style element with the classes of the first `components` colours.
 
-    Of colour 0, `f0` fills, `s0` fills and strokes, `t0` is the colour of a text.
+    For colour 0, class `f0` is its fill, `s0` its fill and stroke, and `t0` its colour for texts.
     """
     sheet = "".join(_STYLE.read_text(encoding="utf-8").splitlines())
     light, at, dark = sheet.partition("@media")
@@ -146,9 +150,9 @@ def style(components: int) -> str:
 
 
 def width_of(shown: str, size: float = _USUAL_SIZE, *, bold: bool = False) -> float:
-    """Estimate how wide a text is, in pixels. `size`: its height, in pixels.
+    """Return the estimated width of a text in pixels. `size`: the height of its letters, in pixels.
 
-    The letters are those of DejaVu Sans, the widest of the fonts.
+    The letters are taken to be as wide as those of DejaVu Sans, the widest of the fonts in use.
     """
     heights = 0.0
     for letter in shown:

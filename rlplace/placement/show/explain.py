@@ -32,7 +32,7 @@ Rank = tuple[str, int]  # component and number
 
 
 def explain_component(view: PlanView, component: str) -> str:
-    """Write place, residency, partners and memory of a component, each with its reason."""
+    """Return a text about one component: its places, residency, partners and memory, each with its reason."""
     spec = view.plan.placement.spec(component)
     title = f"{component}: {counted(spec.world_size, 'rank')}, {spec.render()}"
     if spec.text and spec.text != spec.render():
@@ -65,7 +65,7 @@ def explain_component(view: PlanView, component: str) -> str:
 
 
 def _partners(view: PlanView, component: str) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each transfer that begins or ends at the component."""
+    """Yield a row of texts for each transfer that the component sends or receives."""
     for transfer in view.transfers:
         size = (transfer.amount, transfer.by_transport)
         if transfer.source == component:
@@ -75,9 +75,9 @@ def _partners(view: PlanView, component: str) -> Iterator[tuple[str, ...]]:
 
 
 def explain_accelerator(view: PlanView, number: int) -> str:
-    """Write the ranks on an accelerator, and what each component holds there by stage.
+    """Return a text about one accelerator: the ranks on it, and what each component holds on it in each stage.
 
-    number: over the cluster; it must exist.
+    `number`: its number over the cluster; the accelerator must exist.
     """
     node = view.plan.topology.node_of(number)
     kind = node.product or node.kind
@@ -105,7 +105,7 @@ def explain_accelerator(view: PlanView, number: int) -> str:
 
 
 def _residents(placement: HybridComponentPlacement, number: int) -> dict[str, str]:
-    """Return by component its ranks on an accelerator, in words."""
+    """Return component -> its ranks on an accelerator, in words, for the components that use the accelerator."""
     residents: dict[str, str] = {}
     for component in placement.components:
         slots = placement.slots(component)
@@ -120,13 +120,13 @@ def _residents(placement: HybridComponentPlacement, number: int) -> dict[str, st
 
 
 def _held(view: PlanView, load: Load, component: str) -> str:
-    """Write residency and bytes of a component in a stage: `full, 2 GiB`."""
+    """Return residency and bytes of a component at the moment of `load`, as text: `full, 2 GiB`."""
     residency = view.plan.schedule.residency[load.moment.stage][component]
     return f"{residency.word}, {show_bytes(load.of(component))}"
 
 
 def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str]:
-    """Return lines about accelerators, copies of the model, and partners at the same place."""
+    """Return lines about the accelerators of a component, the components that share them, and copies of its model."""
     if not spec.accelerators:
         return [f"on {spec.pool.noun}s: it holds no accelerators"]
     lines: list[str] = []
@@ -165,7 +165,7 @@ def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str
 
 
 def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
-    """Yield stage, residency and its reason."""
+    """Yield (stage, residency, reason) for each stage."""
     schedule = view.plan.schedule
     for stage in schedule.stages:
         held = schedule.residency[stage][component]
@@ -173,7 +173,7 @@ def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _because(view: PlanView, component: str, stage: str) -> str:
-    """Write why a component has its residency in a stage."""
+    """Return the reason for the residency of a component in a stage, in words."""
     plan = view.plan
     held = plan.schedule.residency[stage][component]
     need = plan.schedule.needs.of(stage, component)
@@ -206,7 +206,7 @@ def _because(view: PlanView, component: str, stage: str) -> str:
 
 
 def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the least time of each move, and of one weight sync."""
+    """Yield (what, least seconds, details) for each move of a component, and for a weight sync if it is part of one."""
     for stage, seconds in least_move_seconds(view.plan, view.ledger, component):
         least = f"{seconds:.2g} s"
         yield f"enter {stage}", least, "copies between accelerators and hosts"
@@ -220,7 +220,7 @@ def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
-    """Return a table of bytes on accelerator and host by residency, and of working memory."""
+    """Return the lines of a table: bytes on accelerator and host by residency, and working memory by stage."""
     rows = []
     known = 0
     for level in Residency:
@@ -243,7 +243,7 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
 
 
 def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
-    """Write the places of two ranks, the transport between them, and what passes.
+    """Return a text about two ranks: their places, the transport between them, and what one sends to the other.
 
     Both ranks must exist.
     """
@@ -278,7 +278,7 @@ def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
 
 
 def _place(slot: Slot) -> tuple[str, str, str]:
-    """Return rank, node with accelerators, and process of a slot, in words."""
+    """Return (owner, node with accelerators, process) of a slot, in words."""
     held = "no accelerator"
     if slot.accelerators:
         numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
@@ -290,7 +290,7 @@ def _place(slot: Slot) -> tuple[str, str, str]:
 
 
 def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
-    """Yield name, ends and content of all that goes from one rank to another."""
+    """Yield (name, ends, content) of each transfer from rank `source` to rank `target`, in words."""
     between = f"{source[0]} rank {source[1]} -> {target[0]} rank {target[1]}"
     for transfer in transfers(plan):
         if (transfer.source, transfer.target) != (source[0], target[0]):
@@ -313,7 +313,7 @@ def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str,
 
 
 def _delivered(plan: Plan, source: Rank, target: Rank) -> str:
-    """Write how the weights of a source rank come to a target rank."""
+    """Return how the weights of rank `source` reach rank `target`, in words."""
     writer = source[1]
     reader = target[1]
     delivery = _delivery(plan, source[0], target)

@@ -33,7 +33,7 @@ _BRACKETS = (
 
 
 def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
-    """Return the page. `seconds`: parts in HTML about the time of an iteration."""
+    """Return the plan as an HTML page. `seconds`: parts of the page, in HTML, about the time of an iteration."""
     if not view.fits:
         look, verdict = "tight", "does not fit"
     elif view.ledger.known:
@@ -59,7 +59,7 @@ def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
 
 
 def document(heading: str, parts: Iterable[str]) -> str:
-    """Return a whole page of parts in HTML; `heading` is its title."""
+    """Return a whole HTML page. `heading`: its title. `parts`: its content, in HTML."""
     style = _STYLE.read_text(encoding="utf-8")
     return "\n".join(
         [
@@ -75,7 +75,7 @@ def document(heading: str, parts: Iterable[str]) -> str:
 
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> str:
-    """Write boxes side by side, each with a large text and a small one."""
+    """Return HTML for boxes side by side. `pairs`: the large and the small text of each box."""
     cells = ""
     for big, small in pairs:
         inside = f"<b>{escape(big)}</b><span>{escape(small)}</span>"
@@ -84,7 +84,7 @@ def tiles(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
-    """Yield large and small text: accelerators in use, fullest one, moves, weights."""
+    """Yield (large text, small text) of each box: accelerators in use, the fullest accelerator, moves, weights."""
     # Accelerators in use, compared with a dedicated placement.
     if view.comparison is not None:
         savings = view.comparison.savings
@@ -134,7 +134,7 @@ def _problems(heading: str, problems: Sequence[Problem], look: str) -> Iterator[
 
 
 def _memory(view: PlanView) -> Iterator[str]:
-    """Write a table of moments for each kind of accelerator, then the ledger's notes."""
+    """Yield HTML parts: a table of moments for each kind of accelerator, then the notes of the ledger."""
     accounts = view.ledger.accelerators
     if view.ledger.empty:
         return
@@ -155,7 +155,10 @@ def _memory(view: PlanView) -> Iterator[str]:
 
 
 def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
-    """Return the row of one moment: its name, a bar, bytes held and free ("!": too many)."""
+    """Return the cells of one moment: its name, a bar, bytes held and bytes free.
+
+    The free bytes begin with "!" if the accelerator holds too much.
+    """
     free = "?"
     if account.capacity_bytes:
         free = show_bytes(account.room_bytes - load.total_bytes)
@@ -166,7 +169,7 @@ def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
 
 
 def _bar(view: PlanView, account: Account, load: Load) -> str:
-    """Draw the bytes of each component against the capacity of the accelerator."""
+    """Return a bar in SVG that shows the bytes of each component against the capacity of the accelerator."""
     most = max(account.capacity_bytes, account.worst.total_bytes, 1)
     # Units for a byte
     scale = _BAR / most
@@ -207,7 +210,7 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
 
 
 def _tables(view: PlanView) -> Iterator[str]:
-    """Write the tables of the plan; of routes and channels only those that exist."""
+    """Yield the tables of the plan in HTML; those of routes, transports and channels only if they have rows."""
     header: tuple[str, ...] = ("component", "placement", ">ranks", "shares with")
     yield "<h2>Where each component is</h2>\n" + table(header, _places(view))
 
@@ -241,7 +244,7 @@ def _tables(view: PlanView) -> Iterator[str]:
 
 
 def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each component, with its colour in the picture."""
+    """Yield a row of cells for each component, with the component's colour in the picture."""
     placement = view.plan.placement
     for at, spec in enumerate(view.components):
         shares = []
@@ -254,7 +257,7 @@ def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
 
 
 def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each stage: residency of each component, moves on entry."""
+    """Yield a row of cells for each stage: its name, the residency of each component, the moves on entry."""
     for stage in view.stages:
         moved = []
         for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
@@ -265,9 +268,9 @@ def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table of plain texts, which are escaped here; SVG stays as it is.
+    """Return an HTML table. Cells are texts, which are escaped here; a cell that begins with "<svg" is kept as it is.
 
-    `>` before a heading sets its column to the right; `!` before a cell marks it.
+    `header`: headings; `>` before a heading aligns its column to the right. `rows`: cells; `!` before a cell marks it.
     """
     head = "".join(_cell("th", name, name) for name in header)
     body = ""
@@ -281,7 +284,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(tag: str, text: str, heading: str) -> str:
-    """Write a cell below its heading; `tag`: th or td."""
+    """Return one cell of a table in HTML. `tag`: th or td. `heading`: the heading of its column."""
     if text.startswith("<svg"):
         return f"<td>{text}</td>"
     looks = []

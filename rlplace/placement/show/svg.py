@@ -65,7 +65,7 @@ _CUT = 14  # length of the marks between the accelerators of a block
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One band of accelerators of one fold, placed on the page."""
+    """One row of the grid: neighbouring accelerators of a fold with the same components, and its place on the page."""
 
     fold: NodeFold
     accelerators: range  # numbered within the node
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Numbers of the accelerators: over the cluster, or within one of several alike nodes."""
+        """The numbers of the accelerators: over the cluster for a fold of one node, else within the node."""
         base = 0
         if len(self.fold.nodes) == 1:
             base = self.fold.first
@@ -87,12 +87,12 @@ class Row:
 
     @property
     def starts_fold(self) -> bool:
-        """Whether the label of the nodes stands here, with the numbers below it."""
+        """Whether this row is the first of its fold, so that the label of the nodes is written beside it."""
         return self.accelerators.start == 0
 
 
 class Cell(NamedTuple):
-    """Content of a row in one stage; neighbouring rows with the same cell are one block."""
+    """What the accelerators of a row hold in one stage. Neighbouring rows with equal cells are drawn as one block."""
 
     nodes: range
     residents: tuple[str, ...]
@@ -124,7 +124,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where the parts of the page are, in pixels. Every stage has a column of `width`."""
+    """Where the parts of the page are, in pixels. Every stage has a column that is `width` wide."""
 
     page: int  # width of the page
     left: int  # x of the first stage
@@ -140,9 +140,9 @@ class _Layout:
 
 
 def render_svg(view: PlanView) -> str:
-    """Draw a self-contained SVG document, 960 pixels wide or more.
+    """Return the plan as an SVG document that needs no other file, at least 960 pixels wide.
 
-    Where memory is known, blocks show bytes, and misfits are marked.
+    If memory is known, the blocks show bytes, and stages that do not fit are marked.
     """
     plan = view.plan
     folds = [fold for fold in view.folds if fold.accelerators]
@@ -194,7 +194,10 @@ def render_svg(view: PlanView) -> str:
 def _lay_out(
     view: PlanView, folds: Sequence[NodeFold], several: bool
 ) -> tuple[list[str], _Layout]:
-    """Place the stages and rows; also return the drawn names of the components."""
+    """Return the drawn names of the components, and the places of stages, rows and texts.
+
+    `folds`: the folds that have accelerators. `several`: whether these folds have more than one node.
+    """
     # Across: the labels at the left, then a column for each stage.
     rows = []
     for fold in folds[:_MOST_FOLDS]:
@@ -233,7 +236,7 @@ def _lay_out(
 
 
 def _remarks(view: PlanView, folds: Sequence[NodeFold]) -> list[str]:
-    """Return the lines below the grid: kinds of node that are not drawn, places elsewhere."""
+    """Return the lines of text below the grid: number of kinds of node that are not drawn, components on hosts."""
     remarks = []
     if len(folds) > _MOST_FOLDS:
         remarks.append(f"and {len(folds) - _MOST_FOLDS} more kinds of node")
@@ -245,7 +248,10 @@ def _remarks(view: PlanView, folds: Sequence[NodeFold]) -> list[str]:
 def _draw_stage(
     view: PlanView, layout: _Layout, number: int, stage: StageView
 ) -> Iterator[str]:
-    """Draw one column: name, moves on entry, blocks of the residents, arrow from before."""
+    """Yield the parts of the column of a stage: name, moves on entry, blocks, and the arrow from the stage before it.
+
+    `number`: index of the stage.
+    """
     x = layout.x(number)
     heading = f"{span(str(number + 1), 'soft')} {escape(stage.name)}"
     yield _markup(x, 102 + layout.extra, heading, "stage ink")
@@ -277,7 +283,7 @@ def _without_accelerators(view: PlanView) -> list[ComponentSpec]:
 
 
 def _place_of(view: PlanView, component: str) -> str:
-    """Write where a component without accelerators is: `node 0`, `nodes 0-3`, `Arms 0-1`."""
+    """Return where a component without accelerators is, as text: `node 0`, `nodes 0-3`, `Arms 0-1`."""
     spec = view.plan.placement.spec(component)
     places = Ranges.of(segment.accelerators for segment in spec.written)
     noun = plural(len(places), spec.pool.noun)
@@ -287,17 +293,17 @@ def _place_of(view: PlanView, component: str) -> str:
 def _text(
     x: float, y: float, shown: str, look: str = "soft", **attributes: Attribute
 ) -> str:
-    """Write a plain text at a place with one digit behind the point."""
+    """Return a text element, with its place rounded to one decimal."""
     return text(float(x), float(y), shown, look, **attributes)
 
 
 def _markup(x: float, y: float, inside: str, look: str, **attributes: Attribute) -> str:
-    """Write a text whose content is SVG already."""
+    """Return a text element whose content is SVG already."""
     return element("text", inside, class_=look, x=float(x), y=float(y), **attributes)
 
 
 def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> list[Row]:
-    """Place the rows of the grid from its top down.
+    """Return the rows of the grid with their y and height. `width`: of a column. `top`: y of the first row.
 
     A row is as high as its accelerators and its texts need.
     """
@@ -319,7 +325,10 @@ def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> li
 
 
 def _turned_height(view: PlanView, row: Row, width: float) -> float:
-    """Return the height that the turned texts of a row's narrow blocks need; 0 for none."""
+    """Return the height that the turned texts in the narrow blocks of a row need; 0 if no block is narrow.
+
+    `width`: of a column.
+    """
     longest = 0.0
     for stage in view.stages:
         cell = _cell(view, stage, row)
@@ -334,20 +343,20 @@ def _turned_height(view: PlanView, row: Row, width: float) -> float:
 
 
 def _held(size: int) -> str:
-    """Return a number of bytes as text, such as "4.2 GiB"; an empty text if `size` is 0, which means unknown."""
+    """Return a number of bytes as text, such as "4.2 GiB"; "" if `size` is 0, which means unknown."""
     if size:
         return show_bytes(size)
     return ""
 
 
 def _share(cell: Cell, width: float) -> float:
-    """Return the width of each block of a column of `width`."""
+    """Return the width of each block if the residents of `cell` share a column that is `width` wide."""
     blocks = len(cell.residents)
     return (width - _BLOCK_GAP * (blocks - 1)) / max(1, blocks)
 
 
 def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
-    """Whether the name or the bytes of a block would be too small to read across."""
+    """Return whether the name or the bytes would be too small to read in a block that is `width` wide."""
     words = component.split(".")
     longest = max(width_of(word, _LEAST_FONT, bold=True) for word in words)
     return longest > width - 8 or width_of(bytes_held, _LEAST_BYTES) > width - 4
@@ -366,7 +375,10 @@ def _left(rows: Sequence[Row]) -> int:
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
-    """Draw colour and place of each component; also return the pixels that this needs below the title."""
+    """Return the drawn colour, name and place of each component, and the pixels that they need below the title.
+
+    `page`: width of the page.
+    """
     labels = []
     for spec in view.components:
         place = str(spec.accelerators) or spec.render()
@@ -396,7 +408,10 @@ def _names(view: PlanView, page: int) -> tuple[list[str], int]:
 
 
 def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
-    """Write accelerator numbers at the left: each where there is room, else those of a band."""
+    """Yield the accelerator numbers at the left: one for each accelerator if there is room, else the range of a row.
+
+    `left`: x of the first stage. `several`: whether the grid has more than one node.
+    """
     yield _text(_MARGIN, rows[0].y - 11, "accelerator")
     for row in rows:
         each = row.height / len(row.accelerators)
@@ -416,9 +431,10 @@ def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
 
 
 def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
-    """Return (arrow, text) lines as wide as a stage: releases, then acquires.
+    """Return the moves on entry to a stage as (arrow, text) lines, releases before acquires.
 
-    Only the first line of each has its arrow; the others have a space.
+    The lines fit in a column that is `width` wide. The first line of releases and of acquires has an arrow; a further
+    line has a space instead. Without moves, the one line is ("", "nothing moves").
     """
     letters = int((width + _GAP - 22) / width_of("x"))
     lines: list[tuple[str, str]] = []
@@ -433,7 +449,10 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
 
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
-    """Draw the meaning of the looks that occur; also return the height it takes."""
+    """Return the drawn meaning of each look that occurs, and the height of the legend.
+
+    `left`, `y`: where the legend begins. `page`: width of the page.
+    """
     # Only looks that some component has in some stage.
     looks = {stage.look(c) for stage in view.stages for c in stage.held}
     parts: list[str] = []
@@ -489,7 +508,11 @@ def _draw_run(
     x: float,
     width: float,
 ) -> Iterator[str]:
-    """Draw one block for each resident component, side by side."""
+    """Yield the drawn content of neighbouring rows with equal cells: a block for each resident component, side by side.
+
+    `cell`: the content of each row of `run`. `x`, `width`: of the column. An empty cell gives one block "free"; a frame
+    marks a cell whose bytes are more than its capacity.
+    """
     over = 0 < cell.capacity < cell.total
     top = run[0].y + 2
     if over:
@@ -530,7 +553,10 @@ def _block(
     box: Box,
     size: int,
 ) -> str:
-    """Draw a component on neighbouring rows. `size`: bytes on each accelerator; 0: not known."""
+    """Return the drawn block of a component on the neighbouring rows `run`.
+
+    `size`: bytes on each accelerator; 0 if not known.
+    """
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
     solid = look == Residency.FULL.word
@@ -565,14 +591,14 @@ def _filled(number: int, look: str, box: Box) -> str:
 
 
 def _ink(number: int, look: str) -> str:
-    """Return the look of a text on a block: white on a full colour."""
+    """Return the look of a text on a block: white on a block in full colour, else the colour of the component."""
     if look == Residency.FULL.word:
         return "on"
     return f"t{number}"
 
 
 def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> str:
-    """Draw a component that has no accelerators."""
+    """Return the drawn block of a component that has no accelerators."""
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
     place = _place_of(view, component)
@@ -587,10 +613,10 @@ def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) 
 def _label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> list[str]:
-    """Write name, state and bytes of a block.
+    """Return the texts on a block: name, state and bytes of a component.
 
-    They are on one line where the block is low, turned where it is narrow, and below
-    each other in all others.
+    They are on one line if the block is low, on one turned line if it is narrow, else on a line each. `state`: off,
+    weights, full or waits. `bytes_held`: bytes as text; "" if not known. `look`: class of the texts in the style sheet.
     """
     if box.height < _TWO_LINES:
         return [_low_label(component, state, bytes_held, look, box)]
@@ -600,7 +626,7 @@ def _label(
 
 
 def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box) -> str:
-    """Write one line: the name, with state and bytes as far as there is room."""
+    """Return one line of text: the name, followed by state and bytes if there is room for them."""
     room = box.width - 8
     named = span(component, "name")
     size = min(12.0, room / width_of(f"{component} {state}", 1, bold=True))
@@ -621,7 +647,7 @@ def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box)
 def _turned_label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> str:
-    """Write one line from the bottom to the top, with the bytes where there is room."""
+    """Return one line of text that runs upwards: name and state, with the bytes if there is room for them."""
     room = box.height - 12
     words = f"{component} {state}"
     with_bytes = f"{words} {bytes_held}"
@@ -639,7 +665,7 @@ def _turned_label(
 def _tall_label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> list[str]:
-    """Write the name, by parts where it is long, and below it state and bytes."""
+    """Return the name, split at its dots if it is too long for one line, with state and bytes on the lines below."""
     # `reward.math` has two lines where one would be too long.
     words = component.split(".")
     room = box.width - 8
@@ -680,7 +706,11 @@ def _centred(
     size: float,
     transform: str | None = None,
 ) -> str:
-    """Write a text, which is SVG already, with its middle at x. `size`: its height."""
+    """Return a text element whose middle is at `x`.
+
+    `inside`: its content, which is SVG already. `size`: height of its letters. `transform`: of the SVG element; None
+    for none.
+    """
     sized = None
     if size != _USUAL_FONT:
         sized = f"font-size:{size:.4g}px"

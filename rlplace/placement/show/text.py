@@ -37,7 +37,7 @@ Rows = list[tuple[str, ...]]
 
 
 def render_text(view: PlanView) -> str:
-    """Write all chapters that have something to show, with an empty line between two."""
+    """Return the plan as text: all chapters that have something to show, with an empty line between two chapters."""
     topology = view.plan.topology
     placement = view.plan.placement
     heading = f"plan: {placement.mode}, {view.machines}"
@@ -62,7 +62,7 @@ def render_text(view: PlanView) -> str:
 
 
 def render_short(view: PlanView) -> str:
-    """Write a dozen lines of 80 columns: places, whether memory suffices, savings, warnings."""
+    """Return the plan in about a dozen lines of 80 columns: places, whether memory suffices, savings, warnings."""
     rows: Rows = [("component", "ranks", "placement")]
     for spec in view.components:
         place = clipped(spec.render(), _LONGEST_CELL)
@@ -83,7 +83,7 @@ def render_short(view: PlanView) -> str:
 
 
 def _places(view: PlanView) -> str:
-    """Write a row for each component, and a map of each kind of node that is narrow enough."""
+    """Return the chapter about places: a row for each component, and a map of each kind of node that is narrow."""
     rows: Rows = [("component", "ranks", "each rank has", "placement")]
     for spec in view.components:
         rows.append((spec.name, str(spec.world_size), _rank_sizes(spec), spec.render()))
@@ -97,7 +97,7 @@ def _places(view: PlanView) -> str:
 
 
 def _rank_sizes(spec: ComponentSpec) -> str:
-    """Write how many accelerators a rank has: `2 accelerators`, `1/4 of an accelerator`."""
+    """Return how many accelerators each rank has, as text: `2 accelerators`, `1/4 of an accelerator`."""
     words = set()
     for segment in spec.segments:
         if segment.ranks_per_accelerator > 1:
@@ -108,7 +108,10 @@ def _rank_sizes(spec: ComponentSpec) -> str:
 
 
 def _map(fold: NodeFold) -> list[str]:
-    """Draw a column per accelerator, a row per component; a cell names the ranks on it."""
+    """Return the lines of a map of a fold: a column for each accelerator, a row for each component.
+
+    A cell has the numbers of the ranks of that component on that accelerator.
+    """
     # The numbers are global for a single node, those of the first node for several.
     single = len(fold.nodes) == 1
     heading = f"{fold.label}: each number is a rank"
@@ -137,9 +140,9 @@ def _map(fold: NodeFold) -> list[str]:
 
 
 def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
-    """Return the ranks of a component on each accelerator of a node, "." for none.
+    """Return for each accelerator of a node the ranks of a component on it, as text; "." for none.
 
-    base: the number of the component's first rank on the node.
+    `base`: added to all ranks, which the fold counts from 0 on each node.
     """
     cells = ["."] * fold.accelerators
     for segment in fold.local[component]:
@@ -153,7 +156,7 @@ def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
 
 
 def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
-    """Write which accelerators each two components share, where there are two."""
+    """Yield the chapter about pairs: which accelerators each two components share; nothing with a single component."""
     rows: Rows = []
     for a, b in itertools.combinations(placement.components, 2):
         shared = placement.shared(a, b)
@@ -166,7 +169,7 @@ def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
 
 
 def _stages(view: PlanView) -> str:
-    """Write the residency of each component in each stage, and the moves on entry."""
+    """Return the chapter about stages: the residency of each component in each stage, and the moves on entry."""
     rows: Rows = [("stage", *(spec.name for spec in view.components), _MOVES)]
     for stage in view.stages:
         words = [stage.word(component) for component in stage.held]
@@ -202,7 +205,7 @@ def _stages(view: PlanView) -> str:
 
 
 def _paragraphs(notes: Sequence[str]) -> list[str]:
-    """Wrap each note at the edge of the page."""
+    """Return the notes as lines, each note wrapped at the edge of the page."""
     lines: list[str] = []
     for note in notes:
         lines += textwrap.wrap(note, WIDTH - _INDENT)
@@ -218,7 +221,7 @@ def _move(move: Move) -> str:
 
 
 def _transfers(view: PlanView) -> Iterator[str]:
-    """Write which component sends what to which, and by which transports."""
+    """Yield the chapter about routes: what each component sends to which other, and by which transports."""
     if not view.transfers:
         return
     heading = "transport: pairs of ranks"
@@ -243,7 +246,7 @@ def _transfers(view: PlanView) -> Iterator[str]:
 
 
 def _transports(view: PlanView) -> Iterator[str]:
-    """Write the transports that occur, why, and what carries items and tensors."""
+    """Yield the chapter about the transports that occur: the reason for each, and what carries items and tensors."""
     if not view.transports:
         return
     rows: Rows = [("transport", "because", "items go by", "device tensors by")]
@@ -278,7 +281,7 @@ def _counts(view: PlanView) -> Iterator[str]:
 
 
 def _memory(view: PlanView) -> str:
-    """Write the ledger; where nothing is known, why not."""
+    """Return the chapter about memory: the ledger, or the reasons if nothing is known."""
     if view.ledger.empty:
         notes = _paragraphs(view.ledger.notes)
         return "\n\n".join(
@@ -294,9 +297,9 @@ def _warnings(view: PlanView) -> Iterator[str]:
 
 
 def _wrapped(rows: Sequence[Sequence[str]], gap: int = GAP) -> list[str]:
-    """Write a table whose last column is wrapped at the edge of the page.
+    """Return the lines of a table whose last column is wrapped at the edge of the page.
 
-    gap: spaces before the last column.
+    `gap`: spaces before the last column.
     """
     texts = table([row[:-1] for row in rows])
     left = max(map(len, texts)) + gap
@@ -310,7 +313,7 @@ def _wrapped(rows: Sequence[Sequence[str]], gap: int = GAP) -> list[str]:
 
 
 def _savings(view: PlanView) -> Iterator[str]:
-    """Compare with the dedicated placement by stage: the same work on more accelerators."""
+    """Yield the chapter about savings: accelerators at work in each stage, here and if every component had its own."""
     if view.comparison is None:
         return
     savings = view.comparison.savings
@@ -341,9 +344,10 @@ def _savings(view: PlanView) -> Iterator[str]:
 
 
 def show_work(count: int | None, used: int) -> str:
-    """Write accelerators at work and their share of those used, `4 (50%)`.
+    """Return the number of accelerators at work and their share of those in use, as text: `4 (50%)`.
 
-    count: None where the placement has no such stage, written "-".
+    `count`: accelerators at work; None if the placement has no such stage, which gives "-". `used`: accelerators in
+    use.
     """
     if count is None:
         return "-"
@@ -351,7 +355,7 @@ def show_work(count: int | None, used: int) -> str:
 
 
 def _traffic(view: PlanView) -> Iterator[str]:
-    """Write the bytes that moves and syncs copy in each iteration, where any are known."""
+    """Yield the chapter about the bytes that moves and syncs copy in each iteration; nothing if none are known."""
     traffic = view.traffic
     if not traffic.total_bytes:
         return
@@ -373,7 +377,10 @@ def _traffic(view: PlanView) -> Iterator[str]:
 
 
 def _least(view: PlanView, what: str) -> str:
-    """Write the least seconds that copying takes, where the rates are declared."""
+    """Return the words for the least seconds that a copy takes; "" if its rate is not declared.
+
+    `what`: a key of `Traffic.least_s`.
+    """
     seconds = view.traffic.least_s.get(what)
     if seconds is None:
         return ""
@@ -388,7 +395,7 @@ _LONGEST_SIDE = 31  # characters of a cell
 
 
 class Fact(NamedTuple):
-    """One line of a comparison: what is compared, its value in the left and right plan."""
+    """One line of a comparison of two plans: what is compared, and its value in the left and in the right plan."""
 
     what: str
     left: str
@@ -400,7 +407,7 @@ class Fact(NamedTuple):
 
 
 def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
-    """Return by chapter the facts of two plans; chapters without a fact are left out."""
+    """Return chapter -> facts of two plans side by side; chapters without a fact are left out."""
     chapters: dict[str, list[Fact]] = {}
     right_facts = _facts(right)
     for title, here in _facts(left).items():
@@ -414,7 +421,7 @@ def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
 
 
 def render_diff(left: PlanView, right: PlanView) -> str:
-    """Write two plans in columns, 100 characters wide, with `*` before each difference."""
+    """Return two plans as one text of 100 columns, with `*` before each line in which they differ."""
     chapters = compare(left, right)
     facts = [fact for found in chapters.values() for fact in found]
 
@@ -438,7 +445,7 @@ def render_diff(left: PlanView, right: PlanView) -> str:
 
 
 def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
-    """Return the comparison as plain values, ready for JSON."""
+    """Return the comparison of two plans as plain values, ready for JSON."""
     chapters = []
     for title, facts in compare(left, right).items():
         lines = [fact._asdict() | {"differs": fact.differs} for fact in facts]
@@ -452,7 +459,7 @@ def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
 
 
 def _facts(view: PlanView) -> dict[str, dict[str, str]]:
-    """Return the facts of a plan by chapter; the chapters are the same for all plans."""
+    """Return chapter -> what is compared -> its value in this plan; all plans have the same chapters."""
     # By component: place, and residency in each stage.
     traffic = view.traffic
     placed = {}
@@ -489,7 +496,7 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
 
 
 def _machine_facts(view: PlanView) -> dict[str, str]:
-    """Return accelerators and nodes, and the accelerators at work in each stage."""
+    """Return facts about the machines: nodes, accelerators in use, and accelerators at work in each stage."""
     placement = view.plan.placement
     topology = view.plan.topology
     facts = {
@@ -506,7 +513,7 @@ def _machine_facts(view: PlanView) -> dict[str, str]:
 
 
 def _memory_facts(view: PlanView) -> dict[str, str]:
-    """Return whether memory suffices, the fullest accelerator, and the shared memory."""
+    """Return facts about memory: whether it suffices, the fullest accelerator, and the shared memory."""
     fits = "not known"
     if not view.fits:
         fits = "NO"

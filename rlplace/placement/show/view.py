@@ -35,7 +35,7 @@ ELLIPSIS = " \u2026"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """One stage and the moves on entering it; all releases come before any acquire."""
+    """One stage and the moves on entry to it; all releases come before the first acquire."""
 
     name: str
     held: Mapping[str, Residency]  # what each component keeps on its accelerators
@@ -44,14 +44,18 @@ class StageView:
     acquires: tuple[Move, ...]
 
     def word(self, component: str) -> str:
-        """Write `full`, or `(full)` for a component that is not needed."""
+        """Return the residency of a component as text, in brackets if it is resident without being needed: `(full)`."""
         word = self.held[component].word
         if component in self.waiting:
             return f"({word})"
         return word
 
     def look(self, component: str) -> str:
-        """Return the look of a component in pictures: off, weights, full or waits."""
+        """Return the look of a component in pictures.
+
+        This is "waits" if the component is resident without being needed, else its residency: "off", "weights" or
+        "full".
+        """
         if component in self.waiting:
             return "waits"
         return self.held[component].word
@@ -59,7 +63,10 @@ class StageView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFold:
-    """Neighbouring nodes with the same components on the same local accelerators: 1,000 nodes fit one page."""
+    """Neighbouring nodes whose local accelerators are used by the same components, shown as one node.
+
+    So a plan of 1,000 nodes fits on one page.
+    """
 
     nodes: range
     accelerators: int  # of one node
@@ -77,7 +84,10 @@ class NodeFold:
         return f"nodes {self.nodes.start}-{self.nodes.stop - 1}"
 
     def bands(self) -> list[tuple[range, tuple[str, ...]]]:
-        """Return neighbouring accelerators, numbered within the node, with the components that use them."""
+        """Return (accelerators, components) for each run of neighbouring accelerators that the same components use.
+
+        Accelerators are numbered within the node.
+        """
         used: dict[str, Ranges] = {}
         for component, segments in self.local.items():
             used[component] = Ranges.of(segment.accelerators for segment in segments)
@@ -95,7 +105,7 @@ class NodeFold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """This placement beside the dedicated one of the same components."""
+    """Numbers of this placement beside those of a placement in which every component has accelerators of its own."""
 
     savings: Savings
     here: Mapping[str, int]  # stage -> accelerators at work
@@ -106,7 +116,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A plan with its memory. Never changes once made."""
+    """A plan, its memory ledger, and all that is shown of both. Immutable."""
 
     name: str  # of the config
     plan: Plan
@@ -127,19 +137,19 @@ class PlanView:
 
     @property
     def moves(self) -> int:
-        """Moves of one iteration."""
+        """The number of moves in one iteration."""
         return sum(len(stage.releases) + len(stage.acquires) for stage in self.stages)
 
     @property
     def fits(self) -> bool:
-        """Nothing is known that does not fit."""
+        """Whether everything fits, as far as memory is known."""
         return self.ledger.fits
 
     def __repr__(self) -> str:
         return f"<plan of {self.name}: {', '.join(spec.name for spec in self.components)} on {self.machines}>"
 
     def _repr_html_(self) -> str:
-        """Return the picture that a notebook shows inline."""
+        """Return the picture of the plan, which a notebook shows."""
         from rlplace.placement.show.svg import render_svg
 
         return f'<div style="max-width: 72em">{render_svg(self)}</div>'
@@ -148,7 +158,11 @@ class PlanView:
 def view_plan(
     plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()
 ) -> PlanView:
-    """Collect what is shown of a plan. `case` has the same placement, needs and offloads."""
+    """Return all that is shown of a plan.
+
+    `case`: the memory case of the plan, with the same placement, needs and offload. `name`: name of the config.
+    `counts`: numbers of a language-model job with their reasons.
+    """
     placement = plan.placement
     ledger = case.ledger()
     ahead = ""
@@ -182,7 +196,7 @@ def view_plan(
 
 
 def _view_stage(plan: Plan, stage: str) -> StageView:
-    """Collect residencies and moves of one stage."""
+    """Return the residencies and moves of one stage."""
     schedule = plan.schedule
     held = schedule.residency[stage]
     waiting = set()
@@ -206,7 +220,10 @@ def _view_stage(plan: Plan, stage: str) -> StageView:
 
 
 def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison | None:
-    """Compare with the dedicated placement; None where no component has accelerators."""
+    """Return the comparison with the dedicated placement; None if no component has accelerators.
+
+    `ledger`: the ledger of `case`.
+    """
     dedicated = dedicate(plan.placement)
     if dedicated is None:
         return None
@@ -221,13 +238,13 @@ def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison |
 
 
 def _fullest_bytes(ledger: MemoryLedger) -> int:
-    """Return the bytes on the fullest accelerator at its worst moment."""
+    """Return the bytes that the fullest accelerator holds at its worst moment."""
     worst = (account.worst.total_bytes for account in ledger.accelerators)
     return max(worst, default=0)
 
 
 def _products(topology: Topology) -> str:
-    """Write `H100, 80 GiB each`; every product where there are several."""
+    """Return the products of the accelerators as text, such as `H100, 80 GiB each`, with " + " between several."""
     # A dict keeps the order of the nodes.
     words: dict[str, None] = {}
     for node in topology.nodes:
@@ -240,7 +257,10 @@ def _products(topology: Topology) -> str:
 
 
 def locate(channel: ChannelPlan) -> str:
-    """Write where the items of a channel are: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`."""
+    """Return where the items of a channel are, as text.
+
+    Examples: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`.
+    """
     locations = channel.locations()
     processes = [h.process for h in locations if h.process]
     nodes = Ranges.of(range(h.node, h.node + 1) for h in locations if not h.process)
@@ -265,12 +285,12 @@ def locate(channel: ChannelPlan) -> str:
 
 
 def show_move(move: Move) -> str:
-    """Write `actor full -> off`, with an arrow."""
+    """Return a move as text, such as `actor full -> off`, with an arrow sign for `->`."""
     return f"{move.component} {move.before.word} \u2192 {move.after.word}"
 
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
-    """Fold all nodes, in order. Linear in nodes x components and in segments."""
+    """Return the folds of all nodes, in node order. Takes time linear in nodes x components and in segments."""
     topology = placement.topology
     # What each component has on each node; a node never cuts a rank.
     held = defaultdict[tuple[str, int], list[Segment]](list)
@@ -307,7 +327,10 @@ _ROUTE = ("source", "target", "rows", "shares")
 
 
 def render_json(view: PlanView) -> dict[str, Any]:
-    """Return the plan as plain values; linear in ranks and shares."""
+    """Return the plan as plain values for JSON. Takes time linear in ranks and shares.
+
+    Equal plans give equal dicts, with their keys in the same order.
+    """
     plan = view.plan
     placement = plan.placement
     topology = plan.topology
@@ -344,7 +367,7 @@ def render_json(view: PlanView) -> dict[str, Any]:
 
 
 def _component_record(view: PlanView, spec: ComponentSpec) -> dict[str, Any]:
-    """Return the placement of a component with the place of each rank."""
+    """Return the placement of a component, and the place of each of its ranks, as plain values."""
     ranks = []
     for slot in view.plan.placement.slots(spec.name):
         ranks.append(_fields(slot, "rank", "node", "local_rank", "accelerators"))
@@ -357,7 +380,7 @@ def _component_record(view: PlanView, spec: ComponentSpec) -> dict[str, Any]:
 
 
 def _pairs_record(placement: HybridComponentPlacement) -> list[dict[str, str]]:
-    """Return the relation of each two components, and the accelerators they share."""
+    """Return for each pair of components its relation and the accelerators that both use."""
     pairs = []
     for a, b in itertools.combinations(placement.components, 2):
         relation = placement.relation(a, b)
@@ -367,7 +390,7 @@ def _pairs_record(placement: HybridComponentPlacement) -> list[dict[str, str]]:
 
 
 def _channel_record(channel: ChannelPlan) -> dict[str, Any]:
-    """Return the sizes and locations of a channel."""
+    """Return capacity, keys and locations of a channel as plain values."""
     locations = []
     for location in channel.locations():
         record = _fields(location, "node", "keys", "capacity_items")
@@ -379,7 +402,7 @@ def _channel_record(channel: ChannelPlan) -> dict[str, Any]:
 
 
 def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
-    """Return the comparison with the dedicated placement, where there is one."""
+    """Return the comparison with the dedicated placement as plain values; None if there is no comparison."""
     if comparison is None:
         return None
     record = _fields(comparison.savings, "used", "dedicated", "saved", "by_component")
@@ -392,7 +415,7 @@ def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
 
 
 def _plain(value: object) -> Any:
-    """Return records and mappings as dicts, sequences as lists, a residency as its word."""
+    """Return a value as plain values: records and mappings as dicts, tuples as lists, a residency as its word."""
     if isinstance(value, Residency):
         return value.word
     if dataclasses.is_dataclass(value):
@@ -405,12 +428,12 @@ def _plain(value: object) -> Any:
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes as plain values, in the order of their names."""
+    """Return attribute name -> its value as plain values, in the order of `names`."""
     return {name: _plain(getattr(value, name)) for name in names}
 
 
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the routes as a list; by name, with the weights, where weights have deliveries."""
+    """Return the routes as a list; if weights have deliveries, as a dict by name, with the weights."""
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
     routes = {route.name: _fields(route, *_ROUTE) for route in plan.routes}
@@ -423,7 +446,7 @@ def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
-    """Return the deliveries of weights from one component to another as plain values."""
+    """Return the deliveries of weights from component `source` to component `target` as plain values."""
     copies = []
     for delivery in plan.deliveries:
         if (delivery.source, delivery.target) != (source, target):
@@ -438,6 +461,6 @@ def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """Return problems or warnings without their sources."""
+    """Return problems or warnings as plain values, without their places in the config."""
     names = ("code", "key", "what", "why", "fix")
     return [_fields(problem, *names) for problem in problems]

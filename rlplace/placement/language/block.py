@@ -57,10 +57,11 @@ def read_block(
     sources: Mapping[str, Source],
     optional: Sequence[str] = (),
 ) -> tuple[dict[str, ComponentSpec], list[Problem]]:
-    """Return the specs of the components that are placed rightly, and the problems of the others.
+    """Return component -> spec for the components that are placed correctly, and the problems of the block.
 
-    value: the block as it was written. components: those that the algorithm needs; None:
-    any name may be placed. optional: roles that the job may have besides.
+    `value`: the `component_placement` block as it was written. `components`: components that the algorithm needs; None:
+    any name may be placed. `sources`: key path -> the place in the config where it was written. `optional`: roles that
+    the job may have besides.
     """
     faults: list[Fault] = []
     block = write(value, PATH, "component_placement", sources, components or ())
@@ -108,7 +109,10 @@ def read_block(
 def _specs_of(
     lines: Sequence[Line], placed: Mapping[int, Placed], faults: list[Fault]
 ) -> dict[str, ComponentSpec]:
-    """Return the specs of the lines that are placed, by index, and whose sizes fit their place."""
+    """Return component -> spec for the lines in `placed` whose parallel sizes fit their place.
+
+    `placed`: index of a line -> its pool and segments. Faults are added to `faults`.
+    """
     specs: dict[str, ComponentSpec] = {}
     # Where components share their processes, what says so.
     sharers: dict[str, Text] = {}
@@ -129,7 +133,7 @@ def _specs_of(
 def _spec(
     name: str, line: Line, pool: Pool, segments: Sequence[Segment]
 ) -> ComponentSpec:
-    """Return the spec of one component of a line; its segments are in the order of ranks."""
+    """Return the spec of component `name` of a line; its segments are sorted by their ranks."""
     by_rank = sorted(segments, key=lambda segment: segment.ranks.start)
     return ComponentSpec(
         name=name,
@@ -146,7 +150,11 @@ def _join_processes(
     sharers: Mapping[str, Text],
     faults: list[Fault],
 ) -> dict[str, ComponentSpec]:
-    """Give components with `process: shared` one process name for each place, compared rank by rank."""
+    """Return the specs of components with `process: shared`, with the name of their common process filled in.
+
+    `sharers`: component -> its text `process: shared`. Components share processes if they have the same place, compared
+    rank by rank. Faults are added to `faults`. The result is empty if any line has a fault.
+    """
     # Where a line could not be read, a component that seems alone may not be.
     complete = not faults
     own = [name for name in sharers if role_of(name) in _OWN_GROUP]

@@ -11,7 +11,10 @@ from rlplace.placement.language.text import Text
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: an error code, the text, and the facts that `rlplace/codes` has the words for."""
+    """A mistake in a text of the config: an error code, the text, and the facts that the words for the code need.
+
+    The words are in `rlplace/codes`.
+    """
 
     code: str
     text: Text

@@ -15,7 +15,10 @@ MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
 def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
-    """Check that a text has no ranks after a colon, which a segment may have elsewhere. `error`: of bad-placement."""
+    """Return whether a text names no ranks after a colon. If it does, a fault is added to `faults`.
+
+    `error`: name of the error of the code `bad-placement`.
+    """
     at = text.text.find(":")
     if at < 0:
         return True
@@ -26,7 +29,11 @@ def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
 def check_fit(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> bool:
-    """Check one written placement. Costs grow with segments, not ranks."""
+    """Return whether the ranks of `segments` fit on their numbers; if not, faults are added to `faults`.
+
+    `text`: the placement as it was written. `pool`: what the numbers count. Takes time in the number of segments, not
+    of ranks.
+    """
     if not check_exist(text, segments, pool, faults):
         return False
     before = len(faults)
@@ -42,7 +49,7 @@ def check_fit(
 def check_exist(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> bool:
-    """Check that the pool has all these numbers."""
+    """Return whether the pool has all numbers of the segments. Add a fault for each segment with other numbers."""
     code = "accelerator-out-of-range"
     if pool.noun == NODE:
         code = "node-out-of-range"
@@ -60,7 +67,10 @@ def check_exist(
 def _check_even(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Find numbers of ranks that are too large, or neither a multiple nor a divisor of the accelerators."""
+    """Add a fault for each segment whose number of ranks is too large or uneven.
+
+    Uneven means that the number of ranks is neither a multiple nor a divisor of the number of accelerators.
+    """
     uneven: list[Segment] = []
     for segment in segments:
         ranks = segment.ranks.stop - segment.ranks.start
@@ -82,7 +92,7 @@ def _check_even(
 
 
 def _is_uneven(segment: Segment) -> bool:
-    """Whether the number of ranks is neither a multiple nor a divisor of the number of accelerators."""
+    """Return whether the number of ranks is neither a multiple nor a divisor of the number of accelerators."""
     ranks = len(segment.ranks)
     accelerators = len(segment.accelerators)
     return bool(ranks % accelerators) and bool(accelerators % ranks)
@@ -91,7 +101,7 @@ def _is_uneven(segment: Segment) -> bool:
 def _check_duplicates(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Find numbers that are in two segments."""
+    """Add a fault for each segment that has numbers of another segment."""
     # By their first numbers: a segment overlaps the one that reaches furthest, or none.
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
     for segment in ordered:
@@ -107,7 +117,7 @@ def _check_duplicates(
 def _check_rank_order(
     text: Text, segments: Sequence[Segment], faults: list[Fault]
 ) -> None:
-    """Find the first ranks that are given twice or left out: all ranks after them are shifted."""
+    """Add a fault for the first ranks that are given twice or left out. All ranks after such a mistake are shifted."""
     expected = 0
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         ranks = segment.ranks
@@ -129,7 +139,7 @@ def _check_rank_order(
 def _check_cut(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Find ranks with parts on two nodes, or on accelerators of two products."""
+    """Add a fault for each segment with a rank that would lie on two nodes, or on accelerators of two products."""
     # A segment, and the interval that begins within one of its ranks
     cut: list[tuple[Segment, Interval]] = []
     for segment in segments:
@@ -151,7 +161,7 @@ def _check_cut(
 
 
 def crossing(before: Interval, after: Interval) -> str:
-    """Return the code of a rank that lies on both intervals."""
+    """Return the error code for a rank that lies on both intervals."""
     if before.node == after.node:
         return "rank-spans-products"
     return "rank-spans-nodes"
@@ -164,7 +174,11 @@ def respread(
     spread: Spread,
     faults: list[Fault],
 ) -> tuple[Segment, ...]:
-    """Spread ranks over numbers of a pool; return () where a rank would be cut or left over."""
+    """Return segments with consecutive ranks spread over `pieces` by the rule `spread`.
+
+    `pieces`: numbers of the pool. Where a rank would be cut, or numbers would be left over, a fault is added to
+    `faults` and the result is ().
+    """
     each = spread.each
     # Neighbouring pieces are one: a rank may lie across their border.
     together: list[range] = []
@@ -202,7 +216,11 @@ def check_parallel(
     segments: Sequence[Segment],
     faults: list[Fault],
 ) -> bool:
-    """Check that the parallel sizes of a line fit its segments: copies are whole, each on one node."""
+    """Return whether the parallel sizes of a line fit its segments; if not, a fault is added to `faults`.
+
+    They fit if the accelerators divide into whole copies of the model, each on one node unless the line allows two.
+    `name`: the component.
+    """
     tensor = parallel.tensor_parallel_size
     context = parallel.context_parallel_size
     data = parallel.data_parallel_size
@@ -256,7 +274,10 @@ def check_parallel(
 
 
 def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
-    """Return the accelerators of a rank that is neither whole copies nor a whole part of one."""
+    """Return the accelerators per rank of the first segment whose ranks do not fit copies of the model; None: all fit.
+
+    A rank fits if it holds whole copies or a whole part of one copy. `tensor`: accelerators of one copy.
+    """
     for segment in segments:
         each = segment.accelerators_per_rank
         if each % tensor and tensor % each:
@@ -267,7 +288,10 @@ def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
 def _crossing_copy(
     tensor: int, pool: Pool, segments: Sequence[Segment]
 ) -> dict[str, object] | None:
-    """Return the facts of a copy of a model on two nodes; None where there is none."""
+    """Return facts about the first copy of a model that lies on two nodes; None if there is no such copy.
+
+    `tensor`: accelerators of one copy of the model.
+    """
     pieces: list[tuple[Interval, range]] = []
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         pieces += parts(segment, pool)

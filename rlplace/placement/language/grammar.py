@@ -42,7 +42,10 @@ BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
 def read_segments(
     text: Text, pool: Pool, faults: list[Fault]
 ) -> tuple[Segment, ...] | None:
-    """Read the segments of one value in the numbers of `pool`; None where one cannot be read."""
+    """Return the segments of a placement text; None if any of it cannot be read.
+
+    `pool`: what the numbers in the text count. Faults are added to `faults`.
+    """
     facts = {"pool": pool}
     if text.value is None or not text.text.strip() or not text.items:
         faults.append(Fault("empty-placement", text, "no_numbers", facts=facts))
@@ -80,7 +83,11 @@ def _read_segment(
     pool: Pool,
     faults: list[Fault],
 ) -> Segment | None:
-    """Read one segment; None where that fails. `following`: its first rank by default."""
+    """Return one segment; None if it cannot be read.
+
+    `columns`: first column of the segment in the text, and the column after it. `following`: its first rank if it names
+    no ranks. Faults are added to `faults`.
+    """
     span = stripped(text.text, *columns)
     match = SEGMENT.fullmatch(text.text, *columns)
     if match is None:
@@ -110,7 +117,10 @@ def _read_segment(
 def _read_range(
     text: Text, piece: str, span: tuple[int, int], pool: Pool, faults: list[Fault]
 ) -> range | None:
-    """Read numbers of accelerators or of ranks; None where there are none."""
+    """Return the numbers of accelerators or ranks in `piece`; None if it stands for none.
+
+    `piece`: a number, a range, or a share such as `part 1/2`. `span`: its columns. Faults are added to `faults`.
+    """
     share = _SHARE.fullmatch(piece)
     if share is not None:
         number = int(share[1] or 1)
@@ -143,7 +153,11 @@ def _read_in_part(
     pool: Pool,
     faults: list[Fault],
 ) -> None:
-    """Find the part of a segment that cannot be read: its accelerators, its ranks, or all of it, as in `cuda:0-7`."""
+    """Add a fault for the part of a segment that cannot be read.
+
+    This part is its accelerators, its ranks, or all of it, as in `cuda:0-7`. `span`: columns of the segment.
+    `following`: its first rank if it named no ranks.
+    """
     columns = list(split_at(text.text, ":", *span))
     parts = [stripped(text.text, *part) for part in columns]
     head = text.text[slice(*parts[0])]
@@ -176,7 +190,10 @@ def _read_in_part(
 def split_at(
     text: str, separator: str, start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the columns of the parts of text[start:stop] between one-character separators."""
+    """Yield (first column, column after the last) of each part of text[start:stop] between separators.
+
+    `separator`: one character.
+    """
     at = text.find(separator, start, stop)
     while at >= 0:
         yield start, at
@@ -186,7 +203,7 @@ def split_at(
 
 
 def stripped(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the columns of text[start:stop] without the blanks around it; an empty part keeps its place."""
+    """Return start and stop of text[start:stop] without the blanks at its ends; unchanged if it is all blank."""
     inner = text[start:stop].strip()
     if not inner:
         return start, stop

@@ -46,7 +46,10 @@ _ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 def read_node_groups(
     declared: object, topology: Topology, sources: Mapping[str, Source]
 ) -> tuple[NodeGroups, list[Problem]]:
-    """Return the groups that are declared rightly, and the problems of the others."""
+    """Return the node groups that are declared correctly, and the problems of the others.
+
+    `declared`: the value of `cluster.node_groups`. `sources`: key path -> the place in the config where it was written.
+    """
     pools: dict[str, Pool] = {}
     runtime_envs: dict[tuple[str, int], RuntimeEnv] = {}
     broken: list[str] = []
@@ -92,9 +95,9 @@ def _blocks(
     faults: list[Fault],
     **facts: object,
 ) -> list[Text]:
-    """Return the blocks of a list, or the one block that stands for such a list.
+    """Return the blocks of a list. A single block stands for a list of one; None stands for an empty list.
 
-    code, error, facts: of the fault of other values.
+    For each other value, a fault with `code`, `error` and `facts` is added to `faults`.
     """
     texts = [text]
     if text.value is None:
@@ -111,7 +114,10 @@ def _blocks(
 
 
 def _read_label(text: Text, taken: Collection[str], faults: list[Fault]) -> str | None:
-    """Read the label of a group; None where it has none. `taken`: labels before."""
+    """Return the label of a group; None if it cannot be used. `taken`: the labels of the groups before.
+
+    Faults are added to `faults`.
+    """
     name = str(text.value).strip()
     code = "bad-label"
     if not isinstance(text.value, str | int) or isinstance(text.value, bool):
@@ -131,7 +137,7 @@ def _read_label(text: Text, taken: Collection[str], faults: list[Fault]) -> str 
 
 
 def read_nodes(text: Text, topology: Topology, faults: list[Fault]) -> Ranges | None:
-    """Return the nodes that a `node_ranks` value names; None where it has a fault."""
+    """Return the nodes that a `node_ranks` value names; None if it has a fault, which is added to `faults`."""
     pool = node_pool(topology.nodes)
     segments = read_segments(text, pool, faults)
     if segments is None or not check_exist(text, segments, pool, faults):
@@ -144,7 +150,10 @@ def read_nodes(text: Text, topology: Topology, faults: list[Fault]) -> Ranges | 
 def _read_envs(
     text: Text, members: Ranges, topology: Topology, faults: list[Fault]
 ) -> dict[int, RuntimeEnv]:
-    """Map the rank of each node that has an entry to its environment variables and interpreter."""
+    """Return node -> environment of its processes, for the nodes that an entry of `env_configs` names.
+
+    `members`: the nodes of the group. Faults are added to `faults`.
+    """
     found: dict[int, RuntimeEnv] = {}
     for block in _blocks(text, "bad-env-config", "no_block", faults):
         check_keys(block, _ENV_KEYS, faults)
@@ -167,7 +176,7 @@ def _read_envs(
 
 
 def _read_env(block: Text, faults: list[Fault]) -> RuntimeEnv:
-    """Read the variables and the interpreter of one entry."""
+    """Return the environment variables and the interpreter of one entry of `env_configs`."""
     interpreter = entry_of(block, "python_interpreter_path")
     if not isinstance(interpreter.value or "", str):
         faults.append(Fault("bad-env-config", interpreter, "no_path"))
@@ -188,7 +197,10 @@ def _read_env(block: Text, faults: list[Fault]) -> RuntimeEnv:
 def _read_hardware(
     text: Text, members: Ranges, faults: list[Fault]
 ) -> list[HardwareItem]:
-    """Read the items of one group, in the order of their nodes."""
+    """Return the hardware items that a group declares correctly, ordered by node.
+
+    `members`: the nodes of the group. Faults are added to `faults`.
+    """
     if text.value is None:
         return []
     type_ = entry_of(text, "type")

@@ -21,14 +21,14 @@ from rlplace.placement.machines.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeEnv:
-    """Environment variables and Python of the processes on a node."""
+    """The environment variables and the Python interpreter of the processes on a node."""
 
     env_vars: tuple[tuple[str, str], ...] = ()
     interpreter: str = ""  # path of the Python to run; "": the driver's
 
 
 class NodeGroups:
-    """All node groups of a cluster, the two reserved ones included. Never changes."""
+    """All node groups of a cluster, the two reserved groups included. Immutable."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class NodeGroups:
         runtime_envs: Mapping[tuple[str, int], RuntimeEnv] | None = None,
         broken: Collection[str] = (),
     ) -> None:
-        """Collect the groups.
+        """Collect the groups of a cluster.
 
-        pools: by label. runtime_envs: by label and node. broken: labels of groups with
-        problems, which have no pool.
+        `pools`: label -> pool. `runtime_envs`: (label, node rank) -> environment of its processes. `broken`: labels of
+        groups with problems, which have no pool.
         """
         self.topology = topology
         self.runtime_envs = runtime_envs or {}
@@ -59,7 +59,7 @@ class NodeGroups:
         return tuple(self._pools)
 
     def __getitem__(self, label: str) -> Pool:
-        """Return the pool that one group, or several joined by commas, number. Raises KeyError."""
+        """Return the pool of a group, or of several groups with labels joined by commas. Raise KeyError otherwise."""
         pools = [self._pools[part] for part in label.split(",")]
         if len(pools) > 1:
             return joined_pool(pools, label)

@@ -24,11 +24,11 @@ HYBRID = "hybrid"  # some shared
 
 
 class HybridComponentPlacement:
-    """All slots of a job. Never changes; slots are computed on first use.
+    """The slots of all ranks of a job. Immutable; slots are computed on first use.
 
-    cfg: a Config, its cluster block, or either as a plain mapping. components: those of the
-    algorithm; where they are given, missing and unknown names are problems too. Raises
-    PlacementError with all problems at once.
+    `cfg`: a Config, its cluster block, or one of these as a plain mapping. `cluster`: the machines. `components`: the
+    components of the algorithm; None: any name may be placed. `sources`: key path -> the place in the config where it
+    was written. Raises PlacementError with all problems at once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HybridComponentPlacement:
     def of(
         cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups
     ) -> HybridComponentPlacement:
-        """Make a placement of specs that are known to fit."""
+        """Return a placement of specs that are known to fit."""
         placement = cls.__new__(cls)
         placement._become(specs, groups)
         return placement
@@ -67,7 +67,7 @@ class HybridComponentPlacement:
         return tuple(self._specs)
 
     def spec(self, component: str) -> ComponentSpec:
-        """Return the spec of a component. Raises KeyError with the names that are placed."""
+        """Return the spec of a component. Raise KeyError if it is not placed."""
         try:
             return self._specs[component]
         except KeyError:
@@ -78,25 +78,25 @@ class HybridComponentPlacement:
             raise KeyError(f"no component {component!r} is placed{hint}") from None
 
     def get_strategy(self, component: str) -> ComponentPlacementStrategy:
-        """Return the strategy that launches a component at its place. Raises KeyError."""
+        """Return the strategy that gives the slots of a component. Raise KeyError if the component is not placed."""
         return ComponentPlacementStrategy(self.spec(component), self.node_groups)
 
     def world_size(self, component: str) -> int:
         return self.spec(component).world_size
 
     def get_world_size(self, component: str) -> int:
-        """Return `world_size(component)`, by the name that it has in RLinf."""
+        """Return the number of ranks of a component. The same as `world_size`, under the name that RLinf uses."""
         return self.world_size(component)
 
     def slots(self, component: str) -> Sequence[Slot]:
-        """Return the slots of a component by rank. They are computed on first use."""
+        """Return the slots of a component, by rank."""
         if component not in self._slots:
             strategy = self.get_strategy(component)
             self._slots[component] = strategy.get_placement(self.topology)
         return self._slots[component]
 
     def locations(self, component: str) -> RankLocations:
-        """Return node and accelerators of every rank as arrays, for loops over all ranks."""
+        """Return node and accelerators of every rank of a component as arrays, for loops over all ranks."""
         return self.spec(component).locations
 
     def accelerators(self, component: str) -> Ranges:
@@ -104,14 +104,14 @@ class HybridComponentPlacement:
 
     @property
     def used(self) -> Ranges:
-        """The accelerators that any component uses."""
+        """The accelerators that at least one component uses."""
         pieces: list[range] = []
         for spec in self._specs.values():
             pieces += spec.accelerators.pieces
         return Ranges.of(pieces)
 
     def canonical(self) -> dict[str, object]:
-        """Write a `component_placement` in plain numbers that reads as this placement."""
+        """Return a `component_placement` block in plain numbers that gives this same placement."""
         return {name: spec.canonical() for name, spec in self._specs.items()}
 
     def shared(self, a: str, b: str) -> Ranges:
@@ -119,12 +119,12 @@ class HybridComponentPlacement:
         return self.accelerators(a) & self.accelerators(b)
 
     def sharers(self, component: str) -> list[str]:
-        """Return the other components that use any of its accelerators."""
+        """Return the other components that use at least one accelerator of `component`."""
         others = [name for name in self.components if name != component]
         return [name for name in others if self.shared(name, component)]
 
     def relation(self, a: str, b: str) -> str:
-        """Return collocated, disaggregated or hybrid."""
+        """Return how components `a` and `b` share accelerators: "collocated", "disaggregated" or "hybrid"."""
         shared = self.shared(a, b)
         if not shared:
             return DISAGGREGATED
@@ -134,9 +134,9 @@ class HybridComponentPlacement:
 
     @property
     def mode(self) -> str:
-        """The relation of all pairs that have accelerators; hybrid where the pairs differ.
+        """The relation of all pairs of components with accelerators; "hybrid" if the relations differ.
 
-        A single component is disaggregated.
+        With fewer than two such components it is "disaggregated".
         """
         placed = [name for name in self.components if self.accelerators(name)]
         relations = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)}
@@ -154,9 +154,11 @@ def read_component_placement(
     sources: Mapping[str, Source],
     optional: Sequence[str] = (),
 ) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
-    """Return the components of a config that are placed rightly, the node groups, and the problems of the rest.
+    """Return component -> spec for the components that are placed correctly, the node groups, and all problems.
 
-    `optional`: roles that the job may have beside its `components`; a name may be meant for one.
+    `cfg`: as in `HybridComponentPlacement`. `components`: the components of the algorithm; None: any name may be
+    placed. `sources`: key path -> the place in the config where it was written. `optional`: roles that the job may have
+    besides.
     """
     cluster: ClusterConfig | Mapping[str, object]
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg

@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,12}")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One line of `component_placement`, read."""
+    """One line of `component_placement`, read but not yet placed."""
 
     names: tuple[str, ...]
     whole: Text  # key and value as they stand in `component_placement`
@@ -50,7 +50,10 @@ class Line:
 def read_line(
     whole: Text, names: tuple[str, ...], groups: NodeGroups, faults: list[Fault]
 ) -> Line | None:
-    """Read one line; None where it has a fault that is seen without the other lines."""
+    """Return one line; None if it has a fault that shows without the other lines. Faults are added to `faults`.
+
+    `whole`: key and value of the line. `names`: the components in its key.
+    """
     if isinstance(whole.value, str) and whole.value.strip() == CPU:
         # One process of the first node.
         segment = Segment(accelerators=range(1), ranks=range(1))
@@ -126,9 +129,10 @@ def names_of(
     components: Sequence[str] | None,
     optional: Sequence[str],
 ) -> tuple[tuple[str, ...], list[Fault]]:
-    """Return the names in the key of a line, and faults of those that are empty, unknown or given twice.
+    """Return the component names in the key of a line, and faults for names that are empty, unknown or given twice.
 
-    `named`: the names of the lines before.
+    `named`: the names in the lines before. `components`: components of the algorithm; None: any name may be placed.
+    `optional`: roles that the job may have besides.
     """
     names = tuple(name.strip() for name in text.leaf.split(","))
     faults: list[Fault] = []
@@ -161,9 +165,10 @@ def names_of(
 def is_cut(
     block: Text, text: Text, components: Sequence[str] | None, faults: list[Fault]
 ) -> bool:
-    """Whether a line is a part of `{actor,rollout: 0-3}`, which YAML reads as {actor: null, rollout: 0-3}.
+    """Return whether YAML has cut the key of a line: it reads `{actor,rollout: 0-3}` as {actor: null, rollout: 0-3}.
 
-    In a block without braces, entries stand on lines of their own; there a key without a value is simply empty.
+    One fault for all keys that were cut is added to `faults`. Outside of braces, a key without a value is only an empty
+    line, which is not a cut.
     """
     if text.value is not None:
         return False
@@ -193,7 +198,10 @@ def is_cut(
 def read_counts(
     block: Text, keys: Sequence[str], known: Sequence[str], faults: list[Fault]
 ) -> dict[str, int]:
-    """Return the counts of a block that are right, those of `keys`; check that all of its keys are `known`."""
+    """Return key -> count for those of `keys` that the block has with a valid count.
+
+    `known`: all keys that the block may have. A fault is added to `faults` for each other key and each invalid count.
+    """
     check_keys(block, known, faults)
     counts: dict[str, int] = {}
     for key in keys:
@@ -205,7 +213,7 @@ def read_counts(
 
 
 def check_keys(block: Text, known: Sequence[str], faults: list[Fault]) -> None:
-    """Find keys of a block that are unknown, or pieces of a value."""
+    """Add a fault for each key of a block that is unknown, or that is a piece of a value which YAML has cut."""
     if block.pieces:
         faults.append(Fault("comma-in-braces", block, "in_value"))
     for key, entry in block.entries.items():
@@ -215,7 +223,7 @@ def check_keys(block: Text, known: Sequence[str], faults: list[Fault]) -> None:
 
 
 def _read_count(text: Text, faults: list[Fault]) -> int | None:
-    """Read a whole number from 1 to MOST_COUNTED; None where there is none."""
+    """Return a whole number from 1 to MOST_COUNTED; None if the text is no such number, which adds a fault."""
     value = text.value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         faults.append(Fault("bad-count", text, "no_number"))
@@ -228,7 +236,10 @@ def _read_count(text: Text, faults: list[Fault]) -> int | None:
 
 
 def read_label(text: Text, groups: NodeGroups, faults: list[Fault]) -> str | None:
-    """Read a `node_group`: a label, several with commas, a list. None: there is no such group, or it is broken."""
+    """Return the labels in a `node_group` value, joined by commas; None if a group does not exist or is broken.
+
+    The value is one label, several with commas, or a list. Faults are added to `faults`.
+    """
     found: list[str] = []
     for start, stop, _ in text.items:
         for match in _LABEL.finditer(text.text, start, stop):
@@ -254,7 +265,10 @@ def _misjoined(
     found: Sequence[str],
     groups: NodeGroups,
 ) -> Fault | None:
-    """Return the fault of a group that does not exist, or cannot be joined to those before it."""
+    """Return the fault of a group that does not exist, or that cannot be joined to the groups before it; else None.
+
+    `found`: the labels before.
+    """
     facts: dict[str, object] = {"label": label}
     if label not in groups.labels:
         facts["labels"] = groups.labels
@@ -284,7 +298,7 @@ def _misjoined(
 
 
 def _renamed(line: Text) -> Text | None:
-    """Return a line that places nowhere with known other names put right; None where that places nowhere too."""
+    """Return a line without a place with keys of other libraries replaced by ours; None if that gives no place."""
     if any(key in PLACES for key in line.entries):
         return None
     values: dict[object, object] = {}
@@ -300,7 +314,7 @@ def _renamed(line: Text) -> Text | None:
 
 
 def _read_options(line: Text, faults: list[Fault]) -> dict[str, int]:
-    """Return the counts of a line that are right; check its keys and other options as well."""
+    """Return key -> count for the valid counts of a line. Faults of all its keys and options are added to `faults`."""
     counts = read_counts(line, COUNTS, KEYS, faults)
 
     # A rank is a process: so many on one accelerator are a typing mistake.
@@ -323,7 +337,7 @@ def _read_options(line: Text, faults: list[Fault]) -> dict[str, int]:
 def _read_place(
     where: Text, pool: Pool, faults: list[Fault]
 ) -> tuple[Segment, ...] | int | str | None:
-    """Read the part of a line that places, as `Line.asked` has it; None where it has a fault."""
+    """Return the place that a line asks for, in the form of `Line.asked`; None if it has a fault, added to `faults`."""
     value = where.value
     word = str(value).strip()
     if where.leaf == "same_as":
@@ -351,7 +365,7 @@ def _read_place(
 def _read_fraction(
     where: Text, pool: Pool, part: int, total: int, faults: list[Fault]
 ) -> int | None:
-    """Return how many of the pool are `part`/`total` of all; None where that is no whole number."""
+    """Return how many numbers are `part`/`total` of a pool; None if that is no whole number, which adds a fault."""
     count, remainder = divmod(pool.count * part, total)
     if part <= total and remainder == 0:
         return count

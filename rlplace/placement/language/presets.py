@@ -43,9 +43,10 @@ def expand_preset(
     groups: NodeGroups,
     faults: list[Fault],
 ) -> list[Line]:
-    """Return the lines of components of these roles; none where the block has a fault.
+    """Return one line for each component in `roles`; [] if the block has a fault, which is added to `faults`.
 
-    sizes: accelerators of the components that have a size, and of all together.
+    `block`: the block with the key `preset`. `sizes`: component -> how many accelerators it gets, for those with a
+    size; under "accelerators", how many all of them get together.
     """
     rows = _rows_of(block.entries["preset"], roles, faults)
     total = groups.topology.num_accelerators
@@ -64,12 +65,19 @@ def expand_preset(
 
 
 def preset_roles(components: Sequence[str] | None) -> list[str]:
-    """Return the components that a preset places, None: those of a PPO job. The rollout comes last."""
+    """Return the components that a preset places, the rollout last.
+
+    `components`: those of the algorithm; None: those of a PPO job.
+    """
     return sorted(components or _PPO, key=lambda name: name == "rollout")
 
 
 def _rows_of(preset: Text, names: Sequence[str], faults: list[Fault]) -> list[Sets]:
-    """Return rows of sets: those of a row lie side by side, and each row begins at the first accelerator."""
+    """Return the rows of a preset; [] for an unknown preset, and a fault is added to `faults`.
+
+    A row is a list of sets. The sets of a row lie side by side, and the components of a set share accelerators. Each
+    row begins at the first accelerator.
+    """
     words = [word.strip() for word in str(preset.value).split("+")]
     if words == ["hybrid"]:
         learners: list[Sets] = [[(name,)] for name in names if name in _LEARNERS]
@@ -103,9 +111,10 @@ def _side_by_side(
     sizes: Mapping[str, int],
     faults: list[Fault],
 ) -> dict[str, range]:
-    """Place each set on the next accelerators; sets without a size share evenly what is left.
+    """Return component -> its accelerators: each set gets the next accelerators, sets without a size equally many.
 
-    room: accelerators. sizes: accelerators of the components that have a size.
+    `room`: how many accelerators there are. `sizes`: component -> its number of accelerators, for those with a size.
+    Faults are added to `faults`.
     """
     # The size of each set, by any of its components; None: it has no size.
     asked: list[int | None] = []
@@ -142,7 +151,7 @@ def _side_by_side(
 
 
 def _line(name: str, numbers: range, pool: Pool, block: Text) -> Line:
-    """Return the line of a component on plain numbers."""
+    """Return a line that places a component on `numbers`, one rank on each."""
     key = f"{block.key}.{name}"
     written = show_range(numbers)
     span = (0, len(written))

@@ -21,7 +21,10 @@ Placed = tuple[Pool, tuple[Segment, ...]]
 def resolve(
     lines: Sequence[Line], named: Collection[str], faults: list[Fault]
 ) -> dict[int, Placed]:
-    """Place the lines that can be placed, by index. `named`: the components of all lines, those with faults as well."""
+    """Return index of a line -> its pool and segments, for the lines that can be placed.
+
+    `named`: the components of all lines, those with faults as well. Faults are added to `faults`.
+    """
     placed = _settle(lines, faults)
     # Of a component that is placed twice, the first line counts.
     line_of: dict[str, int] = {}
@@ -31,9 +34,10 @@ def resolve(
     unplaced = {name for name in named if name not in line_of}
 
     def follow(i: int, chain: Sequence[int]) -> Placed | None:
-        """Place line `i`, which asks for the accelerators of another line, after that line; return its place.
+        """Return the place of line `i`; None if it cannot be placed.
 
-        Returns None if the line cannot be placed. `chain`: the lines that wait for the place of line `i`.
+        If it asks for the place of another component, the line of that component is placed first. `chain`: the lines
+        that wait for the place of line `i`.
         """
         line = lines[i]
         target = line.asked
@@ -69,7 +73,10 @@ def resolve(
 
 
 def _settle(lines: Sequence[Line], faults: list[Fault]) -> dict[int, Placed]:
-    """Place the lines with numbers, then those with counts, then rests."""
+    """Return index of a line -> its place, for all but `same_as` lines.
+
+    Lines with numbers are placed first, then lines with counts, then rests.
+    """
     placed: dict[int, Placed] = {}
     # Noun of the pool (with its label where it holds no accelerators) -> numbers taken.
     used: dict[str, Ranges] = {}
@@ -101,14 +108,14 @@ def _settle(lines: Sequence[Line], faults: list[Fault]) -> dict[int, Placed]:
 
 
 def _turn(line: Line) -> int:
-    """Return 0 for lines with numbers or another component, 1 for counts, 2 for rests."""
+    """Return 0 for a line with numbers or with `same_as`, 1 for a line with a count, 2 for a line with a rest."""
     if line.asked == REST:
         return 2
     return int(isinstance(line.asked, int))
 
 
 def _global_numbers(pool: Pool, segments: Sequence[Segment]) -> Ranges:
-    """Return global numbers of accelerators; numbers of the pool where it holds none."""
+    """Return the global accelerator numbers of segments; for a pool without accelerators, the numbers of the pool."""
     numbers = [segment.accelerators for segment in segments]
     if not pool.holds_accelerators:
         return Ranges.of(numbers)
@@ -121,9 +128,10 @@ def _global_numbers(pool: Pool, segments: Sequence[Segment]) -> Ranges:
 def _pick(
     line: Line, count: int, free: Ranges, others: Sequence[str], faults: list[Fault]
 ) -> tuple[Segment, ...]:
-    """Take the first free neighbours that are enough; else whole free units from the front.
+    """Return segments on free numbers of the pool of a line; () if there are too few, and a fault is added to `faults`.
 
-    others: components of the other lines.
+    The numbers are the first free neighbours that are enough, else whole free units from the front. `count`: how many
+    numbers; REST: all free ones. `others`: the components of the other lines.
     """
     pool = line.pool
     facts: dict[str, object] = {"line": line, "count": count, "pool": pool}
@@ -151,9 +159,10 @@ def _pick(
 
 
 def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] | None:
-    """Return `count` free numbers in whole units; None where there are not enough.
+    """Return `count` free numbers as ranges; None if there are not enough.
 
-    Neighbours on one piece are better; a unit never lies on two intervals.
+    Neighbours in one piece are preferred. Else they are whole units from the front; a unit is `unit` numbers of one
+    interval.
     """
     for piece in free.pieces:
         starts = [piece.start]

@@ -56,43 +56,47 @@ class Slot:
 
     @property
     def owner(self) -> str:
-        """Name of the worker that lives here, in errors, accounts and statistics."""
+        """The name of the worker in this slot, in errors, accounts and statistics."""
         return owner_of(self.component, self.rank)
 
 
 def owner_of(component: str, rank: int) -> str:
-    """ "actor rank 3"."""
+    """Return the name of a rank in texts, such as "actor rank 3"."""
     return f"{component} rank {rank}"
 
 
 def component_of(owner: str) -> str:
-    """Return the component of `Slot.owner`; "" for other names."""
+    """Return the component in a name that `owner_of` made; "" for other names."""
     return owner.rpartition(" rank ")[0]
 
 
 class HasTopology(Protocol):
-    """The part of a cluster that placement needs: a Topology, or the NodeGroups where nodes have labels."""
+    """Anything with a topology: a cluster, a Topology, or NodeGroups if nodes have labels."""
 
     @property
     def topology(self) -> Topology: ...
 
 
 class PlacementStrategy(Protocol):
-    """Places the processes of one group."""
+    """Decides where the processes of one group run."""
 
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot per process, by rank. Raises PlacementError.
+        """Return one slot per process, by rank. Raise PlacementError if the processes do not fit.
 
-        Slots carry an empty component name unless the strategy is of a component; launching the group fills it in.
-        `isolate_accelerator=False` shows each process all accelerators of its node.
+        The component name in a slot is empty unless the strategy is of a component; launching the group fills it in.
+        `isolate_accelerator`: whether a process sees only its own accelerators; if not, it sees all accelerators of its
+        node.
         """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedPlacementStrategy:
-    """Accelerators start..end (both included) dealt out in order, `stride` apart within a process."""
+    """Accelerators start..end (both included), given to processes in order.
+
+    The accelerators of one process are `stride` apart.
+    """
 
     start_hardware_rank: int
     end_hardware_rank: int
@@ -103,7 +107,7 @@ class PackedPlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each process, by rank. Raises PlacementError."""
+        """Return one slot for each process, by rank. Raise PlacementError if the processes do not fit."""
         start = self.start_hardware_rank
         end = self.end_hardware_rank
         each = self.num_hardware_per_process
@@ -140,7 +144,7 @@ class PackedPlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlexiblePlacementStrategy:
-    """The accelerators of each process, written out. Several processes may share one."""
+    """A list of accelerators for each process. Several processes may share an accelerator."""
 
     hardware_ranks_list: Sequence[Sequence[int]]
     node_group_label: str | None = None
@@ -148,7 +152,7 @@ class FlexiblePlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each process, by rank. Raises PlacementError."""
+        """Return one slot for each process, by rank. Raise PlacementError if the processes do not fit."""
         key = type(self).__name__
         groups = _groups_of(cluster)
         label = self.node_group_label or WHOLE_CLUSTER
@@ -159,9 +163,9 @@ class FlexiblePlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlacementStrategy:
-    """Place one process for each entry of `node_ranks`, on the node with that number; processes hold no accelerators.
+    """One process for each entry of `node_ranks`, on the node with that number; processes hold no accelerators.
 
-    With `node_group_label`, the numbers count the nodes of that group, from 0.
+    If `node_group_label` is given, the numbers count the nodes of that group, from 0.
     """
 
     node_ranks: Sequence[int]
@@ -170,7 +174,7 @@ class NodePlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each process, by rank. Raises PlacementError."""
+        """Return one slot for each process, by rank. Raise PlacementError if a node or the group does not exist."""
         key = type(self).__name__
         groups = _groups_of(cluster)
         label = self.node_group_label or WHOLE_CLUSTER
@@ -187,7 +191,7 @@ class NodePlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ComponentPlacementStrategy:
-    """The place of one component of `component_placement`; on another cluster, the same numbers are checked again."""
+    """The place of one component of `component_placement`. On another cluster, its numbers are checked again."""
 
     spec: ComponentSpec
     groups: NodeGroups
@@ -195,7 +199,7 @@ class ComponentPlacementStrategy:
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
-        """Return one slot for each rank. Raises PlacementError."""
+        """Return one slot for each rank of the component, by rank. Raise PlacementError if the ranks do not fit."""
         spec = self.spec
         groups = self.groups
         pool = spec.pool
@@ -218,7 +222,10 @@ def _groups_of(cluster: HasTopology) -> NodeGroups:
 
 
 def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
-    """Return the pool of a node group, or of several joined by commas. Raises PlacementError."""
+    """Return the pool of a node group, or of several joined by commas. Raise PlacementError for an unknown label.
+
+    `key`: class and argument with the label, for errors.
+    """
     argument = key.rpartition(".")[2]
     faults: list[Fault] = []
     found = read_label(write(label, key, argument, {}), groups, faults)
@@ -233,10 +240,10 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
-    """Return the interval of each rank, whose numbers of `pool` ascend.
+    """Return the interval of each rank.
 
-    Raises PlacementError for numbers that do not exist, that are given twice, and for ranks
-    on two nodes or products.
+    `held`: by rank, its numbers of `pool`, ascending. `key`: the name in errors. Raise PlacementError for numbers that
+    do not exist or are given twice, and for ranks on two nodes or products.
     """
     if not held:
         what = "names no process"
@@ -297,10 +304,11 @@ def _place(
     component: str = "",
     process: str = "",
 ) -> tuple[Slot, ...]:
-    """Make the slots of ranks 0..N-1.
+    """Return the slots of ranks 0..N-1.
 
-    held: the numbers of the pool that each rank has. isolate: a rank sees only its own
-    accelerators. component, process: "" outside of a `component_placement`.
+    `held`: by rank, its numbers of `pool`. `key`: the name in errors. `isolate`: whether a rank sees only its own
+    accelerators. `component`: "" for a group that is no component. `process`: the components that share processes, such
+    as "env+rollout"; "" for none.
     """
     locations = _locate(held, pool, key)
     slots: list[Slot] = []

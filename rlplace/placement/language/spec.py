@@ -16,7 +16,10 @@ CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Ranks spread evenly over neighbouring accelerators, or other numbers of a pool: several on each, or for each."""
+    """Consecutive ranks, spread evenly over neighbouring numbers of a pool (mostly accelerators).
+
+    A rank has one or more numbers, or several ranks share one.
+    """
 
     accelerators: range
     ranks: range
@@ -25,23 +28,26 @@ class Segment:
 
     @property
     def accelerators_per_rank(self) -> int:
-        """At least 1; 1 also where ranks share an accelerator."""
+        """Accelerators of each rank, at least 1; also 1 if ranks share an accelerator."""
         return max(1, len(self.accelerators) // len(self.ranks))
 
     @property
     def ranks_per_accelerator(self) -> int:
-        """At least 1; 1 also where a rank has several accelerators."""
+        """Ranks on each accelerator, at least 1; also 1 if a rank has several accelerators."""
         return max(1, len(self.ranks) // len(self.accelerators))
 
     def accelerators_of(self, rank: int) -> range:
-        """Return the numbers of `rank`, which must be one of this segment's."""
+        """Return the accelerators of rank `rank`, which must be a rank of this segment."""
         each = self.accelerators_per_rank
         at = (rank - self.ranks.start) // self.ranks_per_accelerator
         first = self.accelerators.start + at * each
         return range(first, first + each)
 
     def moved(self, accelerators: int, ranks: int) -> Segment:
-        """Return the same shape with both numbers shifted: `accelerators` and `ranks` may be negative."""
+        """Return the segment with its accelerator numbers and its rank numbers shifted by these amounts.
+
+        Both amounts may be negative.
+        """
         here = self.accelerators
         ours = self.ranks
         return Segment(
@@ -50,7 +56,7 @@ class Segment:
         )
 
     def cut_to(self, numbers: range) -> Segment:
-        """Return the part on `numbers`, which must lie inside and cut no rank."""
+        """Return the part of the segment on `numbers`, which must lie inside the segment and cut no rank."""
         each = self.accelerators_per_rank
         sharing = self.ranks_per_accelerator
         before = numbers.start - self.accelerators.start
@@ -62,18 +68,21 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How ranks are spread over numbers: several numbers for each rank, or several ranks on each number."""
+    """The rule that spreads ranks over numbers: several numbers for each rank, or several ranks on each number."""
 
     each: int = 1  # accelerators_per_rank
     sharing: int = 1  # ranks_per_accelerator; one of the two is 1
 
     @property
     def is_plain(self) -> bool:
-        """One rank on each number."""
+        """Whether each number has one rank."""
         return self.each == self.sharing == 1
 
     def over(self, pieces: Iterable[range]) -> tuple[Segment, ...]:
-        """Spread consecutive ranks over pieces, whose lengths are multiples of `each`."""
+        """Return one segment for each piece, with consecutive ranks from 0 on.
+
+        The length of each piece must be a multiple of `each`.
+        """
         segments: list[Segment] = []
         rank = 0
         for piece in pieces:
@@ -85,7 +94,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How a component's accelerators work together; checked against its placement."""
+    """How the accelerators of a component work together. It is checked against the component's placement."""
 
     # Accelerators that hold one copy of the model's layers in slices.
     tensor_parallel_size: int = 1
@@ -97,13 +106,13 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """Number of accelerators that compute the same samples."""
+        """The number of accelerators that process the same samples."""
         return self.tensor_parallel_size * self.context_parallel_size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankLocations:
-    """The place of every rank of a component, as arrays by rank: 20 bytes for each."""
+    """The place of every rank of a component, as arrays indexed by rank: 20 bytes for each rank."""
 
     node: array[int]
     first: array[int]  # global number of the rank's first accelerator; -1: it has none
@@ -113,7 +122,7 @@ class RankLocations:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComponentSpec:
-    """One component's part of `component_placement`; its ranks are 0..world_size-1, each in exactly one segment."""
+    """The placement of one component. Its ranks are 0..world_size-1, each in exactly one segment."""
 
     name: str
     pool: Pool
@@ -126,7 +135,7 @@ class ComponentSpec:
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The ranks by global numbers, cut where the pool's numbers jump; no rank lies across."""
+        """The segments in global accelerator numbers, cut where these are not neighbours; no rank is cut."""
         found = []
         for segment in self.written:
             for numbers, accelerators in self.pool.outside(segment.accelerators):
@@ -136,7 +145,7 @@ class ComponentSpec:
 
     @functools.cached_property
     def accelerators(self) -> Ranges:
-        """Global numbers; none for a component on nodes or other hardware."""
+        """The global numbers of the component's accelerators; empty for a component on nodes or other hardware."""
         return Ranges.of(s.accelerators for s in self.segments)
 
     @functools.cached_property
@@ -171,31 +180,34 @@ class ComponentSpec:
 
     @property
     def num_copies(self) -> int:
-        """Number of whole models on its accelerators, at least 1: the engines, for a rollout component."""
+        """The number of whole models on the component's accelerators, at least 1; for a rollout, its engines."""
         return max(1, len(self.accelerators) // self.accelerators_per_copy)
 
     @property
     def data_parallel(self) -> int:
-        """Number of parts into which the samples are divided, at least 1.
+        """The number of parts into which the samples are divided, at least 1.
 
-        Copies that divide the tokens of samples have the same samples, so they are one part.
+        Copies that divide the tokens of the same samples count as one part.
         """
         return max(1, self.num_copies // self.parallel.context_parallel_size)
 
     @property
     def accelerators_per_copy(self) -> int:
-        """Accelerators of one model in slices: as declared, else those of a rank; 1 without accelerators."""
+        """The number of accelerators that hold one copy of the model.
+
+        It is `tensor_parallel_size` if that is above 1, else the accelerators of a rank; 1 without accelerators.
+        """
         declared = self.parallel.tensor_parallel_size
         if declared > 1:
             return declared
         return max((s.accelerators_per_rank for s in self.segments), default=1)
 
     def render(self) -> str:
-        """Write the canonical text: reading it gives the same ranks in the same places."""
+        """Return the placement as canonical text. Reading that text gives the same ranks in the same places."""
         return quote(self.canonical(), inside=False)
 
     def canonical(self) -> str | dict[str, object]:
-        """Return the value for the config: plain text where that is enough, else a block of keys."""
+        """Return the placement as a value for the config: a text if that is enough, else a block of keys."""
         parallel = self.parallel
         block = dict[str, object]()
         if self.node_group != WHOLE_CLUSTER:
@@ -219,19 +231,26 @@ class ComponentSpec:
 
 
 def role_of(component: str) -> str:
-    """Return the role of a component: `reward` of `reward.math`."""
+    """Return the role of a component, which is its name before the first dot: `reward` for `reward.math`."""
     return component.partition(".")[0]
 
 
 def process_name(sharers: str, rank: int) -> str:
-    """Name the process of rank `rank` of these components: "env+rollout 3"; "" without sharers."""
+    """Return the name of the process of rank `rank`, such as "env+rollout 3"; "" without sharers.
+
+    `sharers`: the components that share processes, such as "env+rollout".
+    """
     if sharers:
         return f"{sharers} {rank}"
     return ""
 
 
 def render_segments(segments: Iterable[Segment]) -> str:
-    """Write segments as text; join neighbours, and name ranks only where they do not follow by themselves."""
+    """Return segments as placement text.
+
+    Neighbouring segments with one rank per accelerator are joined. Ranks are written only if they do not follow from
+    the order.
+    """
     # (accelerators, ranks) of segments and of joined neighbours with one rank for each.
     joined: list[tuple[range, range]] = []
     for segment in sorted(segments, key=lambda s: s.ranks.start):
@@ -261,7 +280,7 @@ def render_segments(segments: Iterable[Segment]) -> str:
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
-    """Return the intervals a segment lies on, with its numbers there."""
+    """Return (interval, numbers of the segment in it) for each interval of the pool that the segment lies on."""
     found = []
     for interval in pool.intervals_in(segment.accelerators):
         found.append((interval, overlap(interval.numbers, segment.accelerators)))

@@ -23,7 +23,7 @@ _PIECE = re.compile(r"[0-9][0-9 :-]*|all")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A value of the config as it was written. Nothing in it has been checked."""
+    """A value of the config as it was written. No part of it has been checked."""
 
     key: str  # key path
     # The last key verbatim, such as "actor,rollout"; "-" for an item of a list.
@@ -50,9 +50,11 @@ def write(
     sources: Mapping[str, Source],
     lines: Collection[str] | None = None,
 ) -> Text:
-    """Write a value on one line, and below a block all of its entries.
+    """Return a value of the config as Text, with a Text for each entry if it is a block.
 
-    lines: the keys of a block of lines, each of which has its value as it was before YAML has cut it.
+    `key`: its key path. `leaf`: its last key. `sources`: key path -> the place in the config where it was written.
+    `lines`: if the value is a block of lines, its known keys; values that YAML has cut at commas are then joined again.
+    None: it is no such block.
     """
     entries: dict[str, Text] = {}
     pieces: list[str] = []
@@ -83,14 +85,14 @@ def write(
 
 
 def entry_of(block: Text, key: str, value: object = None) -> Text:
-    """Return the value of a key of a block; `value` where it has no such key, or is no block."""
+    """Return the value at a key of a block. If `block` has no such key or is no block, return `value` as Text."""
     if key in block.entries:
         return block.entries[key]
     return write(value, f"{block.key}.{key}", key, block.sources)
 
 
 def item_of(text: Text, index: int) -> Text:
-    """Return an item of a list."""
+    """Return the item at `index` of a list."""
     assert isinstance(text.value, Sequence)
     return write(text.value[index], f"{text.key}[{index}]", "-", text.sources)
 
@@ -98,9 +100,9 @@ def item_of(text: Text, index: int) -> Text:
 def joined(
     block: Mapping[object, object], known: Collection[str]
 ) -> tuple[dict[str, object], list[str]]:
-    """Join values that YAML has cut at their commas; return the block, and the keys that were pieces of values.
+    """Return a block with values joined again that YAML has cut at commas, and the keys that were pieces of values.
 
-    YAML reads {placement: 0-3,5-7} as {placement: 0-3, 5-7: null}. `known`: keys that are no pieces.
+    YAML reads {placement: 0-3,5-7} as {placement: 0-3, 5-7: null}. `known`: keys that are never pieces.
     """
     whole: dict[str, object] = {}
     pieces: list[str] = []
@@ -119,14 +121,14 @@ def joined(
 
 
 def one_line(value: object) -> str:
-    """Write a value on one line as it stands in braces."""
+    """Return a value as text on one line, as it is written inside of braces."""
     return quote(value).translate(_ONE_LINE)
 
 
 def _written_list(
     value: Sequence[object],
 ) -> tuple[str, list[tuple[int, int, object]]]:
-    """Write a list on one line; return it with the columns and value of each item."""
+    """Return a list as text on one line, and for each item (first column, column after the last, value)."""
     text = "["
     items: list[tuple[int, int, object]] = []
     for item in value:

@@ -31,10 +31,10 @@ def without_nodes(
     lost: Collection[int],
     again: str = AGAIN[0],
 ) -> dict[str, Any]:
-    """Return the block for the nodes that are left. As in any config, a placement may not fit there.
+    """Return the cluster block for the nodes that are left. As in any config, its placements may not fit.
 
-    cluster: the block of the job. lost: ranks of nodes. again: the placement of components
-    that have lost all ranks.
+    `cluster`: the block of the job before. `placement`: its placement. `lost`: ranks of the lost nodes. `again`: the
+    placement text of components that have lost all ranks.
     """
     left = dict(cluster)
     topology = placement.topology
@@ -54,7 +54,7 @@ def without_nodes(
 def placed_again(
     placement: HybridComponentPlacement, lost: Collection[int]
 ) -> list[str]:
-    """Return the components that have lost all ranks."""
+    """Return the components that have lost all ranks. `lost`: ranks of the lost nodes."""
     names = []
     for name in placement.components:
         if not _ranks_left(placement.spec(name), lost):
@@ -68,7 +68,10 @@ def _left_of(
     lost: Collection[int],
     again: str,
 ) -> str | dict[str, object]:
-    """Return the placement of a component on the nodes that are left, as the config has it."""
+    """Return the placement of a component on the nodes that are left, as a value for the config.
+
+    `lost`: ranks of the lost nodes. `again`: the placement text if all ranks are lost.
+    """
     spec = placement.spec(component)
     # Of several groups, those that have a node left.
     labels = []
@@ -103,7 +106,7 @@ def _left_of(
 
 
 def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ...]:
-    """Return the segments on other nodes, with ranks and numbers of the pool counted anew."""
+    """Return the segments on the nodes that are left; their ranks and numbers are counted anew, without gaps."""
     lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
     gone = Ranges.of(interval.numbers for interval in lost_intervals)
     kept: list[Segment] = []
@@ -126,7 +129,7 @@ def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ..
 def _machines(
     nodes: list[Mapping[str, Any]], lost: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries of `cluster.nodes` in the order of their ranks, without ranks of their own."""
+    """Yield the entries of `cluster.nodes` that have nodes left, ordered by rank and without the key `rank`."""
     first = 0
     for node in sorted(nodes, key=lambda node: node.get("rank") or 0):
         ranks = range(first, first + int(node.get("count") or 1))
@@ -143,7 +146,10 @@ def _machines(
 def _groups(
     groups: list[Mapping[str, Any]], topology: Topology, lost: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the node groups that have nodes left, and hardware where they had any."""
+    """Yield the node groups that have nodes left, with the nodes in new numbers.
+
+    A group that lost all of its hardware is left out.
+    """
     for group in groups:
         entry = dict(group)
         if not _renumber(entry, "node_ranks", topology, lost):
@@ -173,7 +179,7 @@ def _groups(
 def _renumber(
     block: dict[str, Any], key: str, topology: Topology, lost: Collection[int]
 ) -> bool:
-    """Write the nodes of `block[key]` in their new numbers; False where none of them is left."""
+    """Replace the nodes in `block[key]` by their new numbers; return whether any of these nodes is left."""
     written = write(block[key], PATH, key, {})
     nodes = read_nodes(written, topology, []) or Ranges()
     gone = Ranges.of(range(node, node + 1) for node in lost)

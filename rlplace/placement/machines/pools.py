@@ -31,7 +31,7 @@ NODE = "node"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareItem:
-    """One piece of hardware that is no accelerator, such as a robot."""
+    """A piece of hardware that is no accelerator, such as a robot."""
 
     node: int
     type: str
@@ -41,7 +41,7 @@ class HardwareItem:
 
 
 class Interval(NamedTuple):
-    """Neighbouring numbers of a pool that one rank may hold together: on one node, of one product."""
+    """Neighbouring numbers of a pool that one rank may hold together: they are on one node and of one product."""
 
     numbers: range  # in the pool
     node: int
@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pool:
-    """Numbers 0..count-1, at least one, and where each of them is. Lookups cost the logarithm of the nodes."""
+    """The numbers 0..count-1, at least one, and the place of each. A lookup takes time logarithmic in the nodes."""
 
     label: str  # the node group or groups as written
     noun: str  # what one number stands for
@@ -71,7 +71,7 @@ class Pool:
         intervals: Iterable[Interval],
         items: Iterable[HardwareItem] = (),
     ) -> Pool:
-        """Make a pool; intervals and items get the numbers from 0 on, in their order."""
+        """Return a pool whose intervals and items are numbered from 0 on, in the given order."""
         numbered: list[Interval] = []
         first = 0
         for interval in intervals:
@@ -100,27 +100,31 @@ class Pool:
         return self.noun == ACCELERATOR
 
     def interval_of(self, number: int) -> Interval:
-        """Return the interval of `number`, which must exist."""
+        """Return the interval of `number`, which must be a number of the pool."""
         return self.intervals_in(range(number, number + 1))[0]
 
     def intervals_in(self, window: range) -> tuple[Interval, ...]:
-        """Return the intervals that hold any number of `window`, ascending."""
+        """Return the intervals that contain numbers of `window`, in ascending order."""
         first = attrgetter("first")
         start = bisect_right(self.intervals, window.start, key=first)
         stop = bisect_right(self.intervals, window.stop - 1, key=first)
         return self.intervals[start - 1 : stop]
 
     def cut(self, numbers: range, each: int) -> Interval | None:
-        """Return the first interval that begins inside a rank when every rank holds `each` of `numbers`."""
+        """Return the first interval that begins inside a rank, if each rank holds `each` neighbours of `numbers`.
+
+        Return None if no rank is cut.
+        """
         for interval in self.intervals_in(numbers)[1:]:
             if (interval.first - numbers.start) % each:
                 return interval
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
-        """Return (numbers, their global accelerators) in the fewest pieces that are ranges on both sides.
+        """Return pairs (numbers of the pool, global numbers of the same accelerators) for `numbers`.
 
-        Empty where the pool holds no accelerators.
+        There are as few pairs as possible; both entries of a pair are ranges. The result is () if the pool holds no
+        accelerators.
         """
         if not self.holds_accelerators:
             return ()
@@ -137,7 +141,7 @@ class Pool:
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
-        """Return the numbers of this pool for these global accelerators."""
+        """Return the numbers of the pool for those of these global accelerators that it has."""
         pieces: list[range] = []
         for interval in self.intervals:
             start = interval.base
@@ -147,7 +151,7 @@ class Pool:
         return Ranges.of(pieces)
 
     def describe(self) -> str:
-        """Write `this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
+        """Return the size of the pool in words: `this cluster has 8 accelerators, 0-7 (1 node x 8)`."""
         owner = f"node group {self.label}"
         if self.label in (WHOLE_CLUSTER, ANY_NODE):
             owner = "this cluster"
@@ -160,7 +164,7 @@ class Pool:
 
 
 def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
-    """Count the accelerators of `nodes`, in this order."""
+    """Return the pool of all accelerators of `nodes`, in the order of `nodes`."""
     intervals: list[Interval] = []
     for node in nodes:
         base = node.first
@@ -171,20 +175,20 @@ def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 
 def node_pool(nodes: Iterable[Node], label: str = ANY_NODE) -> Pool:
-    """Count `nodes`, in this order."""
+    """Return the pool that counts `nodes`, in their order."""
     intervals = (Interval(range(1), node.rank, node.first, label) for node in nodes)
     return Pool.of(label, NODE, intervals)
 
 
 def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
-    """Count hardware items of one type, which must lie together by node."""
+    """Return the pool of hardware items, which must be of one type and sorted by node."""
     counts = Counter(item.node for item in items)
     intervals = (Interval(range(n), node, 0, label) for node, n in counts.items())
     return Pool.of(label, items[0].type, intervals, items)
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
-    """Join pools one after the other; they must count the same thing."""
+    """Return the pool with the numbers of several pools, one pool after the other. All must count the same thing."""
     intervals: list[Interval] = []
     items: list[HardwareItem] = []
     for pool in pools:

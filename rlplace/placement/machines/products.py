@@ -16,22 +16,22 @@ _KINDS = {"hbm2", "hbm2e", "hbm3", "hbm3e"}
 
 @functools.cache
 def products() -> Mapping[str, int]:
-    """Return the rows of products.toml in bytes."""
+    """Return product -> memory of one accelerator in bytes, for the products in products.toml."""
     file = Path(__file__).with_name("products.toml")
     rows = tomllib.loads(file.read_text(encoding="utf-8"))
     return {name.replace(" ", ""): int(gib * (1 << 30)) for name, gib in rows.items()}
 
 
 def memory_of(product: str) -> int:
-    """Return the bytes of one accelerator that CUDA offers; 0: not known.
+    """Return the memory in bytes that CUDA offers of one accelerator; 0 if the product is not known.
 
-    product: its name as a config, nvidia-smi or Ray writes it.
+    `product`: its name, as a config, nvidia-smi or Ray writes it.
     """
     return products().get(known_name(product), 0)
 
 
 def known_name(product: str) -> str:
-    """Return the name of a product in tables, without spaces."""
+    """Return the name of a product as tables have it: lower case, without maker, socket, kind of memory and spaces."""
     name = ""
     for word in re.split("[^a-z0-9]+", product.lower()):
         if word in _MAKER | _SOCKETS | _KINDS:

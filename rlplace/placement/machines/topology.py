@@ -32,13 +32,13 @@ DECLARED = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranges:
-    """A set of whole numbers as ascending pieces that neither overlap nor touch; costs grow with the pieces."""
+    """A set of whole numbers as ascending ranges that do not touch. Operations take time in the number of ranges."""
 
     pieces: tuple[range, ...] = ()
 
     @classmethod
     def of(cls, numbers: Iterable[range]) -> Ranges:
-        """Return the union of `numbers`, which may be in any order."""
+        """Return the union of `numbers`, which may be in any order and overlap."""
         merged: list[range] = []
         for piece in sorted(filter(None, numbers), key=attrgetter("start")):
             if merged and piece.start <= merged[-1].stop:
@@ -79,7 +79,7 @@ class Ranges:
         return self & Ranges.of(range(a, b) for a, b in gaps)
 
     def within(self, window: range) -> Ranges:
-        """Return the numbers inside `window` without visiting the pieces outside it."""
+        """Return the numbers that are in `window`. The time does not depend on pieces outside of it."""
         at = bisect_right(self.pieces, window.start, key=attrgetter("stop"))
         end = bisect_left(self.pieces, window.stop, key=attrgetter("start"))
         return Ranges(tuple(overlap(piece, window) for piece in self.pieces[at:end]))
@@ -88,26 +88,26 @@ class Ranges:
         return Ranges(tuple(range(p.start + by, p.stop + by) for p in self.pieces))
 
     def __str__(self) -> str:
-        """Write the canonical text, such as `0-2,5`."""
+        """Return the numbers as canonical text, such as `0-2,5`."""
         return ",".join(map(show_range, self.pieces))
 
 
 def overlap(a: range, b: range) -> range:
-    """Return the numbers of both, which may be none."""
+    """Return the numbers that are in both ranges; the result may be empty."""
     return range(max(a.start, b.start), min(a.stop, b.stop))
 
 
 def show_range(piece: range) -> str:
-    """Write `3` or `0-7`, both ends included."""
+    """Return a range as text, such as `3` or `0-7`, both ends included."""
     if len(piece) == 1:
         return str(piece.start)
     return f"{piece.start}-{piece.stop - 1}"
 
 
 def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
-    """Write `accelerator 3` or `accelerators 0-7`, with a verb where one is given.
+    """Return a range with its noun as text, such as `accelerator 3` or `accelerators 0-7`, with a verb if one is given.
 
-    one: the verb for a single number, "" for no verb. several: the verb for more numbers.
+    `one`: the verb for a single number; "" for no verb at all. `several`: the verb for more numbers.
     """
     text = f"{plural(len(piece), noun)} {show_range(piece)}"
     if not one:
@@ -119,7 +119,7 @@ def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Neighbouring accelerators of one node that are all alike."""
+    """Neighbouring accelerators of one node that are all of one product."""
 
     count: int
     product: str
@@ -128,7 +128,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine. Its accelerators are numbered 0..n-1 locally and `first`..`first + n - 1` over the cluster."""
+    """One machine. Its n accelerators have local numbers 0..n-1 and global numbers `first`..`first + n - 1`."""
 
     rank: int
     accelerators: int
@@ -152,7 +152,7 @@ class Node:
 
     @property
     def alike(self) -> tuple[Run, ...]:
-        """The accelerators in order, as runs of one product each; none on a node without accelerators."""
+        """The accelerators of this node in order, as runs of one product each; () for a node without accelerators."""
         if self.runs:
             return self.runs
         if not self.accelerators:
@@ -167,7 +167,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """All nodes in rank order. Accelerators are numbered through: node 0's first, then node 1's."""
+    """All nodes in rank order. Accelerators are numbered over all nodes: those of node 0 first, then of node 1."""
 
     nodes: tuple[Node, ...]
     # The reason for the ranks of the nodes, in words.
@@ -191,14 +191,20 @@ class Topology:
         kind: str = "emulated",
         memory_bytes: int = 0,
     ) -> Topology:
-        """Make nodes that all have the same number of accelerators."""
+        """Return a topology whose nodes all have the same number of accelerators.
+
+        `kind`: "cuda" or "emulated". `memory_bytes`: of one accelerator; 0: not known.
+        """
         return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
 
     @classmethod
     def uneven(
         cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0
     ) -> Topology:
-        """Make one node per entry, with that many accelerators."""
+        """Return a topology with one node per entry of `accelerators`, which is its number of accelerators.
+
+        `memory_bytes`: of one accelerator; 0: not known.
+        """
         nodes: list[Node] = []
         first = 0
         for rank, count in enumerate(accelerators):
@@ -215,12 +221,12 @@ class Topology:
 
     @property
     def topology(self) -> Topology:
-        """This topology, so that it can be given in place of a cluster."""
+        """This topology itself, so that it can be given in place of a cluster."""
         return self
 
     @property
     def memory_bytes(self) -> list[int]:
-        """Bytes of each accelerator, by its global number."""
+        """The bytes of each accelerator, by global number."""
         sizes: list[int] = []
         for node in self.nodes:
             sizes += [node.memory_bytes] * node.accelerators
@@ -239,7 +245,7 @@ class Topology:
         return Ranges.of([range(self.num_accelerators)])
 
     def node_of(self, accelerator: int) -> Node:
-        """Return the node that holds a global accelerator number. Raises IndexError when there is none."""
+        """Return the node that has the accelerator with this global number. Raise IndexError if there is none."""
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
@@ -247,7 +253,7 @@ class Topology:
         return self.nodes[after - 1]
 
     def parts(self, window: range) -> Iterator[tuple[Node, range]]:
-        """Yield the nodes that hold accelerators of `window`, each with those it holds."""
+        """Yield (node, its global accelerator numbers in `window`) for each node that has such accelerators."""
         for node in self.nodes[self.node_of(window.start).rank :]:
             if node.first >= window.stop:
                 return
@@ -256,12 +262,15 @@ class Topology:
                 yield node, part
 
     def describe(self) -> str:
-        """Write `8 accelerators, 0-7 (1 node x 8)`."""
+        """Return the size of the cluster in words: `8 accelerators, 0-7 (1 node x 8)`."""
         return describe_counts("accelerator", [n.accelerators for n in self.nodes])
 
 
 def describe_counts(noun: str, counts: Sequence[int]) -> str:
-    """Write how many there are, their numbers, and how many each node has: `8 accelerators, 0-7 (1 node x 8)`."""
+    """Return a total in words, with the numbers and the count of each node: `8 accelerators, 0-7 (1 node x 8)`.
+
+    `noun`: what is counted. `counts`: how many each node has.
+    """
     total = sum(counts)
     numbers = "no number"
     if total:
@@ -285,11 +294,11 @@ def declare_topology(
     *,
     by: str = PATH,
 ) -> Topology:
-    """Return the machines in the order of their ranks; without ranks, as written. Raises PlacementError.
+    """Return the topology of declared machines, ordered by rank, or as written if they have no ranks.
 
-    kind: how the accelerators will be driven, "cuda" or "emulated". num_nodes,
-    accelerators_per_node: must be right where they are given. by: the source of the nodes,
-    in words.
+    `kind`: how the accelerators will be driven, "cuda" or "emulated". `num_nodes`, `accelerators_per_node`: the counts
+    in the config, which must be right; None: not given. `sources`: key path -> the place in the config where it was
+    written. `by`: where the machines are declared, in words. Raise PlacementError if any of this is wrong.
     """
     problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {}, by)
     if problems:
@@ -309,7 +318,7 @@ def declare_topology(
 
 
 def _declared(declared: NodeConfig, rank: int, first: int, kind: str) -> Node:
-    """Return one machine of an entry; sizes that are not declared are those of its products."""
+    """Return one machine of an entry. A memory size that is not declared is that of the product."""
     runs = []
     for mixed in declared.mixed:
         memory = mixed.memory or memory_of(mixed.product)
@@ -345,7 +354,11 @@ def _check_nodes(
     sources: Mapping[str, Source],
     by: str,
 ) -> list[Problem]:
-    """Return the problems of ranks, of mixed accelerators and of the numbers of nodes and accelerators."""
+    """Return the problems of ranks, of mixed accelerators, and of the counts of nodes and accelerators.
+
+    `num_nodes`, `each`: counts of nodes, and of accelerators per node, in the config; None: not given. `by`: where the
+    machines are declared, in words.
+    """
     problems: list[Problem] = []
 
     # Ranks: of all entries or of none, and without gaps.
@@ -421,7 +434,7 @@ def _check_nodes(
 
 
 def _first_wrong_rank(nodes: Sequence[NodeConfig]) -> tuple[int, int] | None:
-    """Return the entry with the first wrong rank, and the rank that was expected; None: all are right."""
+    """Return (index of the entry with the first wrong rank, the expected rank); None if all ranks are right."""
     expected = 0
     for i in sorted(range(len(nodes)), key=lambda i: nodes[i].rank or 0):
         if nodes[i].rank != expected:
@@ -431,7 +444,11 @@ def _first_wrong_rank(nodes: Sequence[NodeConfig]) -> tuple[int, int] | None:
 
 
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return living nodes by label `rlplace-node-rank`, else the head first, then by address. Raises PlacementError."""
+    """Return the living nodes of Ray in the order of their ranks. Raise PlacementError if labels are missing or wrong.
+
+    The rank of a node is in its label `rlplace-node-rank`. If no node has the label, the head is first, and the others
+    follow by address.
+    """
     key = "ray.address"
     alive = [node for node in nodes if node.get("Alive", True)]
     if not alive:
@@ -469,7 +486,7 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def _label_of(node: Mapping[str, Any]) -> str | None:
-    """Return the rank that a node of Ray was started with, as text."""
+    """Return the rank in the label of a node of Ray, as text; None without a label."""
     label: str | None = (node.get("Labels") or {}).get(RANK_LABEL)
     return label
 
@@ -477,7 +494,7 @@ def _label_of(node: Mapping[str, Any]) -> str | None:
 def _head_first(
     node: Mapping[str, Any],
 ) -> tuple[bool, bool, tuple[int, ...], str, int]:
-    """Return the sort key of a node without a label: head, numeric addresses, host names."""
+    """Return the sort key of a node without a label: head first, then numeric addresses, then host names."""
     address = str(node.get("NodeManagerAddress", ""))
     numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
     is_name = len(numbers) < address.count(".") + 1

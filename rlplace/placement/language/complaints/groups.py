@@ -14,12 +14,12 @@ from rlplace.placement.machines.topology import Ranges, named
 
 
 def _no_label(fault: Fault) -> Facts:
-    """Propose the last group."""
+    """Return the facts for a missing label: a line that names the last group of the cluster."""
     return {"line": line_of(fault.text, fault.facts["labels"][-1])}
 
 
 def _unknown_group(fault: Fault) -> Facts:
-    """Propose the group that is meant."""
+    """Return the facts for an unknown group: a similar label if there is one, and a line with that label."""
     label = fault.facts["label"]
     meant = did_you_mean(label, fault.facts["labels"])
     line = open_line(fault.text, "one of these")
@@ -29,17 +29,17 @@ def _unknown_group(fault: Fault) -> Facts:
 
 
 def _group_twice(fault: Fault) -> Facts:
-    """Write each group once."""
+    """Return the facts for a group that is named twice: a line that names each group once."""
     return {"line": line_of(fault.text, ",".join(fault.facts["found"]))}
 
 
 def _first_group(fault: Fault) -> Facts:
-    """Propose the first of the groups alone."""
+    """Return the facts for groups that cannot be joined: a line that names only the first of them."""
     return {"line": line_of(fault.text, fault.facts["first"])}
 
 
 def _free_label(fault: Fault) -> Facts:
-    """Propose a label that is free."""
+    """Return the facts for a label that cannot be used: a label that is not in use."""
     free = "train"
     if fault.facts["taken"]:
         free = f"{fault.facts['name']}_2"
@@ -47,25 +47,25 @@ def _free_label(fault: Fault) -> Facts:
 
 
 def _named(nodes: Ranges) -> str:
-    """Write `node 3, nodes 5-7`."""
+    """Return nodes as text, such as `node 3, nodes 5-7`."""
     return ", ".join(named(NODE, piece) for piece in nodes.pieces)
 
 
 def _outside(fault: Fault) -> Facts:
-    """Propose all nodes of the group."""
+    """Return the facts for nodes outside the group: those nodes, and a line with all nodes of the group."""
     members = str(fault.facts["members"])
     return {"nodes": _named(fault.facts["nodes"]), "line": line_of(fault.text, members)}
 
 
 def _item_outside(fault: Fault) -> Facts:
-    """Propose the first node of the group."""
+    """Return the facts for hardware on a node outside the group: that node, and a line with the group's first node."""
     members: Ranges = fault.facts["members"]
     line = line_of(fault.text, members.pieces[0].start)
     return {"node": show(fault.text.value), "line": line}
 
 
 def _two_envs(fault: Fault) -> Facts:
-    """Propose the nodes that have no environment yet."""
+    """Return the facts for nodes with two environments: those nodes, and a line with the nodes that have none yet."""
     left: Ranges = fault.facts["left"]
     line = "remove this entry"
     if left:

@@ -21,14 +21,14 @@ from rlplace.placement.machines.topology import Ranges
 
 
 def _empty_block(fault: Fault) -> Facts:
-    """Show what a block looks like, by the components that are to be placed."""
+    """Return the facts for an empty block: one line for each component that has to be placed."""
     shown = fault.facts["components"] or ("actor",)
     lines = ", ".join(f"{component}: ..." for component in shown)
     return {"lines": lines, "first": shown[0]}
 
 
 def _cut_key(fault: Fault) -> Facts:
-    """Write the key that YAML has cut, in quotes."""
+    """Return the facts for a key that YAML has cut at a comma: a line with the whole key in quotes."""
     keys = fault.facts["keys"]
     last = fault.facts["last"]
     return {
@@ -39,12 +39,15 @@ def _cut_key(fault: Fault) -> Facts:
 
 
 def _cut_value(fault: Fault) -> Facts:
-    """Write the block with its values as they were."""
+    """Return the facts for values that YAML has cut at commas: a line of the block with its values joined again."""
     return _cut(fault.text, _whole(fault.text))
 
 
 def _cut_lines(fault: Fault) -> Facts:
-    """Join keys without a value to the next one: {actor: null, env: 0-3} was {actor,env: 0-3}."""
+    """Return the facts for a block whose keys and values YAML has cut at commas: a line of the block as it was meant.
+
+    A key without a value belongs to the next key: {actor: null, env: 0-3} was {actor,env: 0-3}.
+    """
     found: dict[str, object] = {}
     names: list[str] = []
     for key, value in _whole(fault.text).items():
@@ -56,14 +59,17 @@ def _cut_lines(fault: Fault) -> Facts:
 
 
 def _whole(block: Text) -> dict[str, object]:
-    """Return a block with its values joined again."""
+    """Return a block with the values joined again that YAML has cut at commas."""
     assert isinstance(block.value, Mapping)
     keys = [str(key) for key in block.value if str(key) not in block.pieces]
     return joined(block.value, keys)[0]
 
 
 def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
-    """Return the keys that are pieces, and the line with the block that is meant."""
+    """Return the facts for a block that YAML has cut: the keys that are pieces of values, and a line with `meant`.
+
+    `meant`: the block as it was meant.
+    """
     assert isinstance(block.value, Mapping)
     # A piece such as 4:7 has become the number 247.
     remarks = []
@@ -76,18 +82,21 @@ def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
 
 
 def _whole_line(fault: Fault) -> Facts:
-    """Show the key beside the value."""
+    """Return the fact `got`: the key with its value."""
     return {"got": f"{fault.text.leaf}: {fault.text.text}"}
 
 
 def _no_name(fault: Fault) -> Facts:
-    """Write the line without the gap between its names."""
+    """Return the facts for an empty name in a key: a line with the other names alone."""
     others = ",".join(filter(None, fault.facts["names"])) or "actor"
     return _whole_line(fault) | {"line": f"{others}: {quote(fault.text.value)}"}
 
 
 def _unknown_name(fault: Fault) -> Facts:
-    """Propose a component, where one is near and the line has no other names."""
+    """Return the facts for an unknown component: a similar name if there is one, the known names, and a line.
+
+    The line has the similar name in place of the key, if the key had only one name.
+    """
     name = fault.facts["name"]
     components = fault.facts["components"]
     meant = meant_component(name, fault.facts["free"])
@@ -103,7 +112,11 @@ def _unknown_name(fault: Fault) -> Facts:
 
 
 def _unknown_key(fault: Fault) -> Facts:
-    """Propose a key: that of another library, else a near one that is not given yet."""
+    """Return the facts for an unknown key: the key that was probably meant, the known keys, and a line.
+
+    The key that was meant is our name for a key of another library, else a similar key that the block does not have
+    yet.
+    """
     key = fault.text.leaf
     known = fault.facts["known"]
     left = [name for name in known if name not in fault.facts["given"]]
@@ -149,7 +162,7 @@ def _known_places(fault: Fault) -> Facts:
 
 
 def _no_count(fault: Fault) -> Facts:
-    """Write the number that stands in a text, if there is one."""
+    """Return the facts for a value that is no count: a line with a number, which is that of the text if it has one."""
     value = fault.text.value
     line = open_line(fault.text, "a number")
     if isinstance(value, str) and re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", value):
@@ -158,7 +171,7 @@ def _no_count(fault: Fault) -> Facts:
 
 
 def _no_fraction(fault: Fault) -> Facts:
-    """Write the next whole number."""
+    """Return the facts for a fraction that gives no whole number: a line with the whole number below it, at least 1."""
     count = max(1, fault.facts["count"])
     line = line_of(fault.text, {"accelerators": count})
     if fault.text.leaf == "accelerators":
@@ -167,7 +180,7 @@ def _no_fraction(fault: Fault) -> Facts:
 
 
 def _alone(fault: Fault) -> Facts:
-    """Offer the line of a component that can share the process."""
+    """Return the facts for a shared process with a single component: a line for a component that can join it."""
     able = fault.facts["able"]
     remark = ""
     if able:
@@ -185,7 +198,7 @@ def _circle(fault: Fault) -> Facts:
 
 
 def _unknown_target(fault: Fault) -> Facts:
-    """Propose the component that is meant by `same_as`."""
+    """Return the facts for an unknown name after `same_as`: a similar component if there is one, and a line with it."""
     text = fault.text
     names = fault.facts["line"].names
     others = [name for name in fault.facts["placed"] if name not in names]
@@ -204,13 +217,13 @@ def _nothing_left(fault: Fault) -> Facts:
 
 
 def _no_units(fault: Fault) -> Facts:
-    """Propose the next multiple of a unit."""
+    """Return the facts for a count of accelerators that does not divide into units: the next multiple of a unit."""
     unit = fault.facts["unit"]
     return {"multiple": -(-fault.facts["count"] // unit) * unit}
 
 
 def _not_free(fault: Fault) -> Facts:
-    """Say how many are free, and offer the places of other components."""
+    """Return the facts for too few free accelerators: how many are free, and lines with places of other components."""
     free: Ranges = fault.facts["free"]
     unit = fault.facts["unit"]
     left = "none is free"
@@ -230,7 +243,7 @@ def _not_free(fault: Fault) -> Facts:
 
 
 def _unknown_preset(fault: Fault) -> Facts:
-    """Propose a preset, in place of the part that is wrong."""
+    """Return the facts for an unknown preset: a similar one if there is one, the known presets, and a line."""
     word = fault.facts["word"]
     text = fault.text.text
     meant = meant_word(word, (*PRESETS, *TOGETHER))
@@ -248,7 +261,10 @@ def _no_such_number(fault: Fault) -> Facts:
 
 
 def _sizes_differ(fault: Fault) -> Facts:
-    """Propose the larger size for the smaller component."""
+    """Return the facts for different sizes in one set: all sizes, and a line that makes the smallest one equal.
+
+    The line gives the component with the smallest size the largest one.
+    """
     sized: Mapping[str, int] = fault.facts["sized"]
     smallest = min(sized, key=lambda name: sized[name])
     return _size(fault, smallest) | {
@@ -259,7 +275,7 @@ def _sizes_differ(fault: Fault) -> Facts:
 
 
 def _too_few(fault: Fault) -> Facts:
-    """Propose sizes that are equal, or as many accelerators as there are sets."""
+    """Return the facts for too few accelerators: a line with equal sizes, or one with as many accelerators as sets."""
     sets = fault.facts["sets"]
     sizes = fault.facts["sizes"]
     sized = [name for members in sets for name in members if name in sizes]
@@ -276,7 +292,10 @@ def _too_few(fault: Fault) -> Facts:
 
 
 def _size(fault: Fault, key: str) -> Facts:
-    """Return the text of the size of a component, in place of the whole block."""
+    """Return the facts `at` and `got`, which make the problem point to the size of a component, not to the whole block.
+
+    `key`: the key of that size.
+    """
     text = entry_of(fault.text, key, 0)
     return {"at": text, "got": f"{key}: {text.text}"}
 

@@ -23,7 +23,7 @@ _PYTHON_RANGE = re.compile(
 
 
 def meant_component(name: str, components: Collection[str]) -> str | None:
-    """Return the component that an unknown name probably stands for."""
+    """Return the component that an unknown name probably stands for; None if no component is similar."""
     alias = COMPONENTS.get(name.lower(), name)
     if alias in components:
         return alias
@@ -31,7 +31,10 @@ def meant_component(name: str, components: Collection[str]) -> str | None:
 
 
 def meant_numbers(piece: str) -> str | None:
-    """Translate other forms of the same numbers: `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`, `range(0,8)`; else None."""
+    """Return the numbers in `piece` in the notation of placement texts; None if it has no known notation.
+
+    Known are `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`, `range(0,8)` and the like.
+    """
     guess = DASHES.sub("-", piece.lower()).strip()
     if guess in ("*", "everything", "all"):
         return "all"
@@ -61,9 +64,9 @@ def meant_numbers(piece: str) -> str | None:
 
 
 def meant_line(text: Text) -> str | None:
-    """Write the line with every piece as the grammar has it.
+    """Return the line with every piece in the notation of placement texts.
 
-    None where the value is not one text, or a piece cannot be translated.
+    Return None if the value is not one text, or if one of its pieces has no known notation.
     """
     if not isinstance(text.value, str) or len(text.text) > LONGEST:
         return None
@@ -87,13 +90,16 @@ def meant_line(text: Text) -> str | None:
 
 
 def _forwards(match: re.Match[str]) -> str:
-    """Write a range with its smaller number first."""
+    """Return a range as text with its smaller number first."""
     first, last = sorted((int(match[1]), int(match[2])))
     return f"{first}-{last}"
 
 
 def without_gaps(text: Text) -> str:
-    """Write the line without its empty pieces where the others are readable; else leave the numbers open."""
+    """Return the line without its empty pieces.
+
+    If there are none, or the other pieces cannot be read, return the line with a description in place of its numbers.
+    """
     pieces = [piece.strip() for piece in text.text.split(",")]
     rest = ",".join(filter(None, pieces))
     if "" in pieces and SEGMENTS.fullmatch(rest):

@@ -28,7 +28,7 @@ _LONGEST_PIECE = 40  # characters that an error repeats
 
 
 def _other_type(fault: Fault) -> Facts:
-    """Name the type of an item that is no number and no text."""
+    """Return the facts for an item that is neither a number nor a text: the name of its type."""
     item = fault.facts["item"]
     kind = type(item).__name__
     if isinstance(item, Mapping):
@@ -39,7 +39,7 @@ def _other_type(fault: Fault) -> Facts:
 
 
 def _other_number(fault: Fault) -> Facts:
-    """Write an item that is no number of what is counted."""
+    """Return the facts for a number that counts nothing, such as 1.5: the number as text."""
     item = fault.facts["item"]
     number = show(item)
     if isinstance(item, float):
@@ -51,7 +51,10 @@ def _other_number(fault: Fault) -> Facts:
 
 
 def _base_60(fault: Fault) -> Facts:
-    """The pair may be a rank on an accelerator, or a range."""
+    """Return the facts for a pair that YAML has read as one number in base 60: the pair, and a line.
+
+    The line has what the pair may mean: rank 0 on an accelerator, a range, else all.
+    """
     pool: Pool = fault.facts["pool"]
     first, second = divmod(fault.facts["value"], BASE)
     pair = f"{first}:{second}"
@@ -73,14 +76,14 @@ def _base_60(fault: Fault) -> Facts:
 
 
 def _reversed(fault: Fault) -> Facts:
-    """Write the range forwards."""
+    """Return the facts for a range that runs backwards: a line with the range forwards."""
     forwards = f"{fault.facts['last']}-{fault.facts['first']}"
     line = meant_line(fault.text)
     return {"line": line or with_part(fault.text, span_of(fault), forwards)}
 
 
 def _no_part(fault: Fault) -> Facts:
-    """Propose the part that is meant: `part 2/1` for `part 1/2`."""
+    """Return the facts for a share that does not exist: a line with the likely one (`part 1/2` for `part 2/1`)."""
     number = fault.facts["number"]
     parts = fault.facts["parts"]
     if not parts or not fault.facts["count"]:
@@ -93,7 +96,7 @@ def _no_part(fault: Fault) -> Facts:
 
 
 def _slice(fault: Fault) -> Facts:
-    """Propose the range that Python reads in `0:8`."""
+    """Return the facts for a slice of Python such as `0:8`: a line with the range that Python means."""
     start = fault.facts["start"]
     stop = fault.facts["stop"]
     pool: Pool = fault.facts["pool"]
@@ -105,18 +108,18 @@ def _slice(fault: Fault) -> Facts:
 
 
 def _gaps(fault: Fault) -> Facts:
-    """Write the line without gaps."""
+    """Return the facts for empty pieces: a line without them."""
     return {"line": without_gaps(fault.text)}
 
 
 def _all_ranks(fault: Fault) -> Facts:
-    """Write the ranks that follow from the accelerators."""
+    """Return the facts for `all` in place of ranks: a line with the ranks that follow from the accelerators."""
     ranks = show_range(fault.facts["ranks"])
     return {"line": with_part(fault.text, span_of(fault), ranks)}
 
 
 def _dash(fault: Fault) -> Facts:
-    """Write the piece with hyphens."""
+    """Return the facts for a dash in place of a hyphen: the dash, and a line with hyphens."""
     hyphenated = fault.facts["hyphenated"]
     # The first letter that is another one.
     pairs = zip(fault.facts["piece"], hyphenated, strict=True)
@@ -126,7 +129,7 @@ def _dash(fault: Fault) -> Facts:
 
 
 def _unreadable(fault: Fault) -> Facts:
-    """Translate the piece, if it has another notation."""
+    """Return the facts for a piece that cannot be read: the piece, and a line with it in our notation, if known."""
     span = span_of(fault)
     piece = fault.text.text[slice(*span)]
     what = "this"
@@ -140,7 +143,7 @@ def _unreadable(fault: Fault) -> Facts:
 
 
 def _without_ranks(fault: Fault) -> Facts:
-    """Write the line without ranks."""
+    """Return the facts for ranks that are not allowed here: a line without ranks."""
     unquoted = re.sub(r'[\[\]"]', "", fault.text.text)
     return {"line": line_of(fault.text, re.sub(r":[^,]*", "", unquoted))}
 
@@ -149,7 +152,7 @@ def _without_ranks(fault: Fault) -> Facts:
 
 
 def _missing(fault: Fault) -> Facts:
-    """Mark the numbers that do not exist."""
+    """Return the facts for numbers that do not exist: their names, their columns, and a line."""
     pool: Pool = fault.facts["pool"]
     segments: Sequence[Segment] = fault.facts["segments"]
     numbers = fault.facts["segment"].accelerators
@@ -170,19 +173,19 @@ def _missing(fault: Fault) -> Facts:
 
 
 def _numbers_span(fault: Fault) -> tuple[int, int]:
-    """Return the columns before the colon of a segment."""
+    """Return the columns of the accelerators of a segment, which are before its colon."""
     first, *_ = split_at(fault.text.text, ":", *span_of(fault))
     return stripped(fault.text.text, *first)
 
 
 def _ranks_span(fault: Fault) -> tuple[int, int]:
-    """Return the columns after the colon of a segment; all where it has none."""
+    """Return the columns of the ranks of a segment, which are after its colon; without a colon, all its columns."""
     *_, last = split_at(fault.text.text, ":", *span_of(fault))
     return stripped(fault.text.text, *last)
 
 
 def _too_many(fault: Fault) -> Facts:
-    """Propose one rank on each accelerator."""
+    """Return the facts for too many ranks: their number, and a line with one rank on each accelerator."""
     segment: Segment = fault.facts["segment"]
     on = counted(len(segment.accelerators), fault.facts["pool"].noun)
     ranks = segment.ranks.stop - segment.ranks.start
@@ -191,7 +194,10 @@ def _too_many(fault: Fault) -> Facts:
 
 
 def _uneven(fault: Fault) -> Facts:
-    """One line for all segments that are uneven: fewer ranks, or more."""
+    """Return the facts for ranks that do not divide evenly: two lines that mend all such segments.
+
+    One line has fewer ranks, the other has more.
+    """
     segments: Sequence[Segment] = fault.facts["segments"]
     segment: Segment = fault.facts["segment"]
     fewer: dict[Segment, int] = {}
@@ -216,7 +222,7 @@ def _uneven(fault: Fault) -> Facts:
 
 
 def _twice(fault: Fault) -> Facts:
-    """Write each accelerator once."""
+    """Return the facts for accelerators that are named twice: their names, and a line with each accelerator once."""
     segments: Sequence[Segment] = fault.facts["segments"]
     once = Ranges.of(segment.accelerators for segment in segments)
     line = line_of(fault.text, str(once))
@@ -228,14 +234,17 @@ def _twice(fault: Fault) -> Facts:
 
 
 def _rank_order(fault: Fault) -> Facts:
-    """Write the ranks in order."""
+    """Return the facts for ranks that are given twice or left out: their names, and a line with the ranks in order."""
     ranks = named("rank", fault.facts["wrong"], "is")
     line = line_of(fault.text, _renumbered(fault.facts["segments"], {}))
     return {"ranks": ranks, "line": line, "span": _ranks_span(fault)}
 
 
 def _cut_rank(fault: Fault) -> Facts:
-    """One placement with fewer accelerators for each rank mends all segments."""
+    """Return the facts for a rank that lies on two nodes or products, and a line that mends all such segments.
+
+    In that line each rank has fewer accelerators.
+    """
     pool: Pool = fault.facts["pool"]
     segment: Segment = fault.facts["segment"]
     before: Interval = fault.facts["before"]
@@ -261,7 +270,7 @@ def _cut_rank(fault: Fault) -> Facts:
 
 
 def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
-    """Return (what, why) of a rank that lies on both intervals."""
+    """Return (what, why) for the error of a rank that lies on both intervals: words to complete its texts."""
     if before.node == after.node:
         why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
         return "of two products", why
@@ -272,7 +281,7 @@ def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
 
 
 def _spread(fault: Fault) -> Facts:
-    """Propose the largest size of a rank that fits everywhere."""
+    """Return the facts for ranks that cannot be spread over numbers: the largest size of a rank that fits."""
     pool: Pool = fault.facts["pool"]
     piece: range = fault.facts["piece"]
     facts: Facts = {
@@ -288,7 +297,7 @@ def _spread(fault: Fault) -> Facts:
 
 
 def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
-    """Write the placement with consecutive ranks. `counts`: segment -> its new number of ranks."""
+    """Return the segments as placement text with consecutive ranks. `counts`: segment -> its new number of ranks."""
     renumbered: list[Segment] = []
     following = 0
     for segment in segments:
@@ -299,7 +308,7 @@ def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> s
 
 
 def _most_even(pieces: Sequence[range], each: int, pool: Pool) -> int:
-    """Return the largest size below `each` in which ranks fill all pieces and none is cut; 1 always does."""
+    """Return the largest size of a rank below `each` with which ranks fill all pieces uncut, at least 1."""
     for size in range(each - 1, 1, -1):
         if all(
             len(piece) % size == 0 and pool.cut(piece, size) is None for piece in pieces
@@ -309,7 +318,7 @@ def _most_even(pieces: Sequence[range], each: int, pool: Pool) -> int:
 
 
 def _next_divisor(number: int, least: int) -> int:
-    """Return the smallest divisor of `number` from `least` on."""
+    """Return the smallest divisor of `number` that is at least `least`."""
     size = least
     while number % size:
         size += 1
@@ -317,7 +326,7 @@ def _next_divisor(number: int, least: int) -> int:
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of `number` that is not above `most`."""
+    """Return the largest divisor of `number` that is at most `most`."""
     size = min(number, most)
     while number % size:
         size -= 1
@@ -328,7 +337,7 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _uneven_copies(fault: Fault) -> Facts:
-    """Propose the nearest sizes that divide the accelerators."""
+    """Return the facts for accelerators that do not divide into copies: lines with the nearest sizes that do."""
     total = fault.facts["total"]
     tensor = fault.facts["sizes"].tensor_parallel_size
     larger = total
@@ -339,7 +348,7 @@ def _uneven_copies(fault: Fault) -> Facts:
 
 
 def _uneven_context(fault: Fault) -> Facts:
-    """Propose the largest size below that divides the copies."""
+    """Return the facts for copies that the context-parallel size does not divide: the next smaller size that does."""
     sizes = fault.facts["sizes"]
     copies = fault.facts["total"] // sizes.tensor_parallel_size
     size = _largest_divisor(copies, sizes.context_parallel_size)
@@ -347,7 +356,10 @@ def _uneven_context(fault: Fault) -> Facts:
 
 
 def _other_total(fault: Fault) -> Facts:
-    """Propose the number of copies, or the size of a copy, that uses all."""
+    """Return the facts for parallel sizes that do not use all accelerators: a line with sizes that do.
+
+    It changes the number of copies, or the size of a copy.
+    """
     total = fault.facts["total"]
     sizes = fault.facts["sizes"]
     data = sizes.data_parallel_size
@@ -361,7 +373,7 @@ def _other_total(fault: Fault) -> Facts:
 
 
 def _copy_on_two_nodes(fault: Fault) -> Facts:
-    """Propose the largest size at which no copy lies on two nodes."""
+    """Return the facts for a copy on two nodes: the largest smaller size with which no copy lies on two nodes."""
     lengths = fault.facts["lengths"]
     fewer = fault.facts["sizes"].tensor_parallel_size - 1
     while any(length % fewer for length in lengths):

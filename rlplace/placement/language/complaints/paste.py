@@ -11,14 +11,17 @@ LONGEST = 160  # characters of a text that an error repeats; around the mistake 
 
 
 def lead_of(text: Text) -> str:
-    """Return what stands before the value: `actor: `, or `- ` in a list."""
+    """Return the text before the value of a line: `actor: `, or `- ` in a list."""
     if text.leaf == "-":
         return "- "
     return f"{quote(text.leaf)}: "
 
 
 def line_of(text: Text, value: object, remark: str = "") -> str:
-    """Write the line with another value: `actor: 0-7`. A remark follows in parentheses."""
+    """Return the line of a text with another value, such as `actor: 0-7`.
+
+    `remark`: words that follow in parentheses; "" for none.
+    """
     line = lead_of(text) + quote(value)
     if remark:
         line += f"        ({remark})"
@@ -26,12 +29,15 @@ def line_of(text: Text, value: object, remark: str = "") -> str:
 
 
 def open_line(text: Text, what: str = "numbers, such as 0-3, or all") -> str:
-    """Write the line with a description of the value, where the value that is meant is not known."""
+    """Return the line of a text with a description in place of its value: `actor: <a number>`.
+
+    This is for errors that do not know which value was meant.
+    """
     return f"{lead_of(text)}<{what}>"
 
 
 def with_part(text: Text, span: tuple[int, int], new: str) -> str:
-    """Write the line with other text in some columns; of a very long line, only the change."""
+    """Return the line of a text with `new` in the columns `span`; if the text is very long, words about the change."""
     start, stop = span
     if len(text.text) > LONGEST:
         return f"write {new} instead of {text.text[start:stop]}"
@@ -43,7 +49,7 @@ def with_part(text: Text, span: tuple[int, int], new: str) -> str:
 
 
 def near(text: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
-    """Cut a long text around `span`; return it with the columns of the span in it."""
+    """Return at most about LONGEST characters of a text around `span`, and the columns of `span` in them."""
     if len(text) <= LONGEST:
         return text, span
     start, stop = span

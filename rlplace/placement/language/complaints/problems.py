@@ -26,7 +26,10 @@ WRITERS = {**lines.WRITERS, **numbers.WRITERS, **groups.WRITERS}
 
 
 def problems_of(faults: Iterable[Fault]) -> list[Problem]:
-    """Return the problems of faults, in their order."""
+    """Return the problems of faults, in the order of the faults, at most MOST_MISTAKES for each key.
+
+    A component that is not placed because its name is misspelt has no problem of its own.
+    """
     problems: list[Problem] = []
     told = Counter[str]()
     for fault in faults:
@@ -40,14 +43,14 @@ def problems_of(faults: Iterable[Fault]) -> list[Problem]:
 
 
 def _is_misspelt(fault: Fault) -> bool:
-    """Whether a component is not placed because its name is misspelt, which is a fault of its own."""
+    """Return whether the component that a fault reports as not placed is in the block under a misspelt name."""
     components = fault.facts["components"]
     wrong = [name for name in fault.facts["named"] if name not in components]
     return fault.facts["name"] in {meant_component(name, components) for name in wrong}
 
 
 def _problem(fault: Fault) -> Problem:
-    """Return the problem of one fault."""
+    """Return the problem of a fault, with its words filled in."""
     kind = (fault.code, fault.error)
     facts: Facts = {name: _shown(fact) for name, fact in fault.facts.items()}
     if kind in WRITERS:
@@ -78,7 +81,7 @@ def _problem(fault: Fault) -> Problem:
 
 
 def _shown(fact: object) -> object:
-    """Write names with commas between them; all else is for the template or the writer."""
+    """Return a list of names as one text, joined by commas; other values unchanged."""
     if isinstance(fact, list | tuple) and all(isinstance(name, str) for name in fact):
         return ", ".join(fact)
     return fact

@@ -8,7 +8,7 @@ import math
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One parameter tensor, or the same tensor in all layers of a block."""
+    """A parameter tensor of a model, or the tensors of one name in all layers of a block."""
 
     name: str  # "*" stands for the layer number
     shape: tuple[int, ...]
@@ -23,13 +23,14 @@ class Weight:
 
     @property
     def by_columns(self) -> bool:
-        """Whether tensor parallelism splits its columns (partial products are summed) instead of its rows."""
+        """Whether tensor parallelism splits the columns of the weight (partial products are summed), not its rows."""
         return self.name.endswith(("o_proj.weight", "down_proj.weight"))
 
     def part(self, tensor_parallel: int, shards: int = 1) -> int:
-        """Return the elements on the fullest rank, after sharding dimension 0 and splitting for tensor parallelism.
+        """Return the elements of the weight on the fullest rank.
 
-        As in FSDP2: dimension 0 is cut into equal chunks, and the last chunk is padded to the size of the others.
+        `tensor_parallel`: ranks that split the weight. `shards`: ranks that shard dimension 0. As in FSDP2, dimension 0
+        is cut into equal chunks, and the last chunk is padded to the size of the others.
         """
         rows = self.shape[0] if self.shape else 1
         return -(
@@ -40,7 +41,7 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """Numbers per token that one layer keeps for the backward pass, without attention's s x s matrix."""
+    """How many numbers per token one layer saves for the backward pass, without attention's s x s matrix."""
 
     compute: int = 0  # in the dtype of the computation
     compute_cut: int = 0  # the same, but divided by tensor parallelism
@@ -50,10 +51,11 @@ class Saved:
     def bytes_per_token(
         self, compute_bytes: int, tensor_parallel: int, gathered: int | None = None
     ) -> int:
-        """Return the bytes per token on one rank.
+        """Return the bytes per token that one layer saves on one rank.
 
-        `gathered`: numbers in the compute dtype that a rank holds for all tokens under sequence parallelism; the rest
-        it holds for its own tokens only. None: no sequence parallelism.
+        `compute_bytes`: bytes of a number in the compute dtype. `tensor_parallel`: ranks that split a layer.
+        `gathered`: numbers in the compute dtype that a rank holds for all tokens under sequence parallelism; all others
+        it holds only for its own tokens. None: no sequence parallelism.
         """
         kept = self.compute if gathered is None else min(self.compute, gathered)
         whole = kept * compute_bytes + self.float32 * 4 * (gathered is None)
@@ -65,7 +67,7 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Identical layers; each is one unit that FSDP gathers."""
+    """A kind of layers that are all identical. Each layer is one unit that FSDP gathers."""
 
     layers: int
     weights: tuple[Weight, ...]  # of one layer
@@ -76,7 +78,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """The vision encoder in front of the decoder: identical layers. Numbers are per image patch."""
+    """The vision encoder before the decoder: identical layers. Sizes are per image patch."""
 
     block: Block
     hidden: int
@@ -89,14 +91,17 @@ class Tower:
         return tokens * self.patches * self.pixels * 4
 
     def layer(self, tokens: int, compute: int) -> int:
-        """Return the bytes that one layer saves for the backward pass; also the peak of a pass without gradients."""
+        """Return the bytes that one layer saves for the backward pass of images that give `tokens` tokens.
+
+        They are also the peak of a pass without gradients. `compute`: bytes of a number in the compute dtype.
+        """
         return tokens * self.patches * self.block.saved.bytes_per_token(compute, 1)
 
     def kept(self, tokens: int, compute: int, checkpointing: bool) -> int:
-        """Return the bytes kept between forward and backward pass.
+        """Return the bytes that are kept between the forward and the backward pass of images that give `tokens` tokens.
 
-        These are layer inputs with checkpointing, else all activations. States of modules that merge patches are
-        included.
+        With `checkpointing`, these are the inputs of layers, else all activations. States of the modules that merge
+        patches are included. `compute`: bytes of a number in the compute dtype.
         """
         inputs = tokens * self.patches * self.hidden * compute
         layers = self.block.layers * (
@@ -105,13 +110,16 @@ class Tower:
         return layers + 4 * self.mergers * inputs
 
     def flowing(self, tokens: int, compute: int) -> int:
-        """Return the bytes of gradients that flow through a layer, as `formulas.flowing`."""
+        """Return the bytes of gradients that flow through a layer for `tokens` tokens; see `formulas.flowing`.
+
+        `compute`: bytes of a number in the compute dtype.
+        """
         return tokens * self.patches * self.block.saved.compute_cut // 2 * compute
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayers:
-    """Layers with equal KV caches."""
+    """Layers whose KV caches have the same size."""
 
     layers: int
     heads: int  # tensor parallelism divides them, down to one
@@ -120,7 +128,10 @@ class KvLayers:
     state: int = 0  # numbers per sequence and head, independent of its length
 
     def of(self, tokens: int, step: int, parallel: int) -> int:
-        """Return the numbers in a rank's cache for a sequence; `step` of its tokens are computed at once."""
+        """Return the numbers in these layers' KV cache of one rank, for a sequence of `tokens` tokens.
+
+        `step`: how many of its tokens are computed at once. `parallel`: ranks that split the heads.
+        """
         kept = min(tokens, self.window - 1 + step) if self.window else tokens
         return (
             self.layers

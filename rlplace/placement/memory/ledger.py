@@ -51,7 +51,7 @@ _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A moment in an iteration: a stage, or the entry to it. `start` marks the very first entry."""
+    """A point in time of an iteration: a stage, or the entry to it. `start` marks the very first entry."""
 
     stage: str
     entering: bool = False
@@ -67,7 +67,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Bytes of one component for one purpose, over all its ranks on the accelerator or host."""
+    """The bytes that one component uses for one purpose on an accelerator or host, over all its ranks on it."""
 
     component: str  # for HostPart.SHARED, the purpose: channels, weights, NCCL
     part: Part | HostPart
@@ -76,7 +76,7 @@ class Hold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The memory that one accelerator, or one host, holds at a moment."""
+    """The bytes that one accelerator, or one host, holds at a moment."""
 
     moment: Moment
     holds: tuple[Hold, ...]  # the largest first
@@ -93,7 +93,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The loads of accelerators, or hosts, that are used in the same way: each of them holds this."""
+    """The loads of accelerators, or of hosts, that are all used in the same way. All sizes are of one of them."""
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str
@@ -103,26 +103,29 @@ class Account:
 
     @property
     def worst(self) -> Load:
-        """The load of the fullest moment; the first such, and a stage before its entry."""
+        """The load at the fullest moment. Of equal loads, it is the first, and a stage comes before an entry."""
         return max(
             self.loads, key=lambda load: (load.total_bytes, not load.moment.entering)
         )
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that components may use of one accelerator or host; 0: not known, or all is reserved."""
+        """The bytes of one accelerator or host that components may use; 0 if not known or if all is reserved."""
         return self.capacity_bytes - self.reserve_bytes
 
     @property
     def margin_bytes(self) -> int | None:
-        """Bytes free beside the reserve at the worst moment; below 0 if it does not fit, None if unknown."""
+        """The bytes that stay free at the worst moment, reserve not counted; None if the capacity is not known.
+
+        The number is negative if the load does not fit.
+        """
         if self.capacity_bytes:
             return self.room_bytes - self.worst.total_bytes
         return None
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes in the shared memory of a host, the same at all moments."""
+        """The bytes that a host holds in shared memory, which are the same at all moments."""
         return sum(
             hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED
         )
@@ -134,7 +137,7 @@ class Account:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLedger:
-    """Bytes by accelerator, moment, component and purpose. Immutable."""
+    """The memory proof of a plan: bytes by accelerator and host, moment, component and purpose. Immutable."""
 
     # Component -> footprints of one rank, one for each occupancy of its ranks.
     footprints: Mapping[str, tuple[Footprint, ...]]
@@ -147,12 +150,12 @@ class MemoryLedger:
 
     @property
     def empty(self) -> bool:
-        """Whether no byte of any component is known."""
+        """Whether no byte of any component on accelerators is known."""
         return not any(account.worst.total_bytes for account in self.accelerators)
 
     @property
     def known(self) -> bool:
-        """Whether the ledger is complete: every component is counted and every capacity is known."""
+        """Whether all is known about the accelerators: the bytes of every component, and every capacity."""
         return (
             not self.empty
             and not self.uncounted
@@ -164,19 +167,22 @@ class MemoryLedger:
         return (*self.accelerators, *self.hosts)
 
     def bytes(self, component: str, residency: Residency) -> int:
-        """Return the bytes of the fullest rank on each of its accelerators, as the worker reports them after a move."""
+        """Return the bytes of the fullest rank of a component on each accelerator, as workers report after a move."""
         return max(
             (f.reported_bytes(residency) for f in self.footprints[component]), default=0
         )
 
     def host_bytes(self, component: str, residency: Residency) -> int:
-        """Return the bytes that the fullest rank keeps on its host."""
+        """Return the bytes that the fullest rank of a component keeps on its host in a residency."""
         return max(
             (f.host_bytes(residency) for f in self.footprints[component]), default=0
         )
 
     def working(self, component: str) -> dict[str, int]:
-        """Return stage -> bytes of the fullest rank's work on each accelerator, in addition to its residency."""
+        """Return stage -> bytes that the work of a component's fullest rank takes on each accelerator.
+
+        These bytes come on top of those of its residency.
+        """
         stages = [
             working for f in self.footprints[component] for working in f.working.items()
         ]
@@ -186,14 +192,14 @@ class MemoryLedger:
         }
 
     def account(self, accelerator: int) -> Account:
-        """Return the account of a global accelerator number. Raises KeyError if no component uses it."""
+        """Return the account of the accelerator with this global number. Raise KeyError if no component uses it."""
         for account in self.accelerators:
             if accelerator in account.numbers:
                 return account
         raise KeyError(f"no component uses accelerator {accelerator}")
 
     def shared_bytes(self, node: int) -> int:
-        """Return the most bytes that the run takes in a node's /dev/shm, or `cluster.comm.shm_folder`."""
+        """Return the most bytes that the run takes in shared memory of a node (`cluster.comm.shm_folder`)."""
         return next(
             (account.shared_bytes for account in self.hosts if node in account.numbers),
             0,
@@ -201,7 +207,10 @@ class MemoryLedger:
 
     @property
     def tightest(self) -> Account | None:
-        """The accelerators with the smallest margin; the fullest if no capacity is known; None without accelerators."""
+        """The account of accelerators with the smallest margin; None without accelerators.
+
+        If no capacity is known, it is that of the fullest accelerators.
+        """
         return min(
             self.accelerators,
             key=lambda a: (
@@ -214,7 +223,7 @@ class MemoryLedger:
 
     @property
     def lacking(self) -> tuple[tuple[str, str], ...]:
-        """Pairs (component, reason) of components that cannot work with the memory they are given."""
+        """Pairs (component, reason) for the components that cannot work with the memory that they get."""
         found = (
             (c, f.lacking)
             for c, footprints in self.footprints.items()
@@ -232,7 +241,7 @@ class MemoryLedger:
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits, as far as it is known."""
+        """Whether everything fits, as far as memory is known."""
         return self.within_capacity and not self.lacking
 
 
@@ -241,7 +250,7 @@ class MemoryLedger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Ranks of one component with this many accelerators each; 0: they use a host only."""
+    """A kind of ranks: those of one component that have this many accelerators each; 0: they use only a host."""
 
     component: str
     accelerators_per_rank: int
@@ -249,7 +258,7 @@ class Occupancy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OccupancyClass:
-    """Equal accelerators, or equal nodes, that hold the same number of ranks of the same occupancies."""
+    """Equal accelerators, or equal nodes, each with the same number of ranks of each occupancy."""
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str  # of accelerator
@@ -261,7 +270,8 @@ class OccupancyClass:
 def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
     """Return the bytes of one accelerator that stay free.
 
-    For "auto", an emulated accelerator reserves nothing, since it holds only accounted bytes.
+    `reserve`: bytes, a share of the memory, or "auto". `kind`: of the accelerator; with "auto", an emulated one
+    reserves nothing, since it holds only accounted bytes. `memory_bytes`: of one accelerator.
     """
     if reserve == "auto":
         reserve = 0.0 if kind == "emulated" else USUAL_RESERVE
@@ -275,10 +285,10 @@ def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
 def accelerator_classes(
     placement: HybridComponentPlacement,
 ) -> tuple[OccupancyClass, ...]:
-    """Return the accelerators in use, grouped by equal use, lowest number first. Linear in nodes and segments.
+    """Return the accelerators in use, grouped by equal use, in the order of their lowest numbers.
 
-    The function sweeps over the accelerators from one change to the next. A change is another kind of hardware, or
-    another set of ranks.
+    Takes time linear in nodes and segments: the accelerators are swept from one change to the next. A change is another
+    kind of hardware, or another set of ranks.
     """
     # First accelerator of a run of equal ones -> (kind, memory in bytes).
     hardware: dict[int, tuple[str, int]] = {}
@@ -323,7 +333,10 @@ def accelerator_classes(
 
 @functools.lru_cache(maxsize=8)
 def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
-    """Return the nodes that host a rank, grouped by equal use, lowest number first. Linear in nodes and ranks."""
+    """Return the nodes that have a rank, grouped by equal use, in the order of their lowest numbers.
+
+    Takes time linear in nodes and ranks.
+    """
     hosted: list[dict[Occupancy, int]] = [{} for _ in placement.topology.nodes]
     for component in placement.components:
         at = placement.locations(component)
@@ -357,9 +370,9 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
-    """The input from which a ledger is computed.
+    """All that a memory ledger is computed from.
 
-    Components without a demand count as 0 bytes, and the `notes` of the ledger list them.
+    Components without a demand count as 0 bytes, and the `notes` of the ledger name them.
     """
 
     placement: HybridComponentPlacement
@@ -389,7 +402,10 @@ class MemoryCase:
     lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
-        """Return the case planned with these config lines changed too; None if that plan is rejected."""
+        """Return the case of the job with these config lines changed too; None if its plan is rejected.
+
+        `lines`: key path -> value.
+        """
         assert self.job is not None, "asked of a case without a config"
         lines = {**self.lines, **lines}
         found = self.job(lines)
@@ -400,7 +416,7 @@ class MemoryCase:
     def schedule(self) -> Schedule:
         """Return the schedule of the plan.
 
-        Components that would clash may stay resident here: the ledger decides by memory, not by the rule.
+        Components that clash by the rules of `schedule` may stay resident: the ledger decides by bytes.
         """
         leaving = {c: self.offload.get(c, False) for c in self.placement.components}
         return schedule_of(self.placement, self.needs, leaving)
@@ -411,7 +427,7 @@ class MemoryCase:
         footprints: dict[str, dict[Placed, Footprint]] = {c: {} for c in components}
 
         def rank_in(used: OccupancyClass) -> dict[Occupancy, Footprint]:
-            """Return occupancy -> footprint of one rank; each footprint is computed once."""
+            """Return occupancy -> footprint of one rank, for `used`. Each footprint is computed once."""
             found = {}
             for occupancy in used.ranks:
                 placed = self._placed(occupancy, used)
@@ -470,7 +486,7 @@ class MemoryCase:
         )
 
     def counts(self, component: str) -> bool:
-        """Return whether the bytes of a component on its accelerators are known."""
+        """Return whether the bytes that a component holds on accelerators are known."""
         known = component in self.demands or component in self.measured
         return known and component not in self.unknown
 
@@ -478,7 +494,7 @@ class MemoryCase:
         return self.blocks.get(component, component)
 
     def sharers(self, component: str) -> list[str]:
-        """Return the components that share the config block of `component`."""
+        """Return the components that share the config block of `component`, itself included."""
         return [
             c
             for c in self.placement.components
@@ -486,7 +502,11 @@ class MemoryCase:
         ]
 
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
-        """Return the case with other values in the demands of `components`, or at these keys of their blocks."""
+        """Return the case with other values in the demands of `components`.
+
+        `values`: field of the demand, or key of the component's config block -> value. Components that share a block
+        change together.
+        """
         demands = dict(self.demands)
         for component in {
             c for name in components for c in self.sharers(name) if c in demands
@@ -498,14 +518,14 @@ class MemoryCase:
 
 
 def _with(of: Any, key: str, value: object) -> Any:
-    """Return a dataclass with another value at a path of fields, such as `block.optimizer.kind`."""
+    """Return the dataclass `of` with another value at a path of fields, such as `block.optimizer.kind`."""
     field, _, rest = key.partition(".")
     inside = _with(getattr(of, field), rest, value) if rest else value
     return dataclasses.replace(of, **{field: inside})
 
 
 def _moments(schedule: Schedule) -> Iterator[tuple[Moment, Mapping[str, Residency]]]:
-    """Yield every moment in order of time, with the residency of each component."""
+    """Yield (moment, residency of each component) in order of time."""
     first = schedule.stages[0]
     yield Moment(stage=first, entering=True, start=True), schedule.residency[first]
     for stage in schedule.stages:

@@ -33,7 +33,7 @@ _FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A transformer decoder."""
+    """The sizes of a language model: its weights, its kinds of layers, its KV caches, and its vision encoder if any."""
 
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
@@ -51,21 +51,24 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """The exact number of trainable numbers, tied ones counted once."""
+        """The number of parameters of the model; tied weights count once."""
         return sum(w.elements * copies for w, copies in self.weights())
 
     @property
     def met(self) -> int:
-        """The number of parameters that compute one token; for mixtures of experts, fewer than `parameters`."""
+        """The number of parameters that compute one token; in a mixture of experts, fewer than `parameters`."""
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
-        """Return each weight and the number of layers that have it."""
+        """Return (weight, number of layers that have it) for each weight; it is 1 for weights outside the layers."""
         inner = tuple((w, block.layers) for block in self._units for w in block.weights)
         return (*((w, 1) for w in self.root), *inner)
 
     def parts(self, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
-        """Return, for each weight, its elements on the fullest rank and the number of layers that have it."""
+        """Return (elements on the fullest rank, number of layers that have the weight) for each weight.
+
+        `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each of these parts.
+        """
         return [
             (w.part(tensor_parallel, shards), copies) for w, copies in self.weights()
         ]
@@ -73,9 +76,10 @@ class ModelShape:
     def stored(
         self, each: int, tensor_parallel: int = 1, shards: int = 1
     ) -> list[tuple[int, int]]:
-        """Return the same as `parts` in bytes, for a frozen model.
+        """Return (bytes on the fullest rank, number of layers that have the weight) for each weight of a frozen model.
 
-        Weights that the files have quantised keep their bits; all others have `each` bytes per number.
+        `each`: bytes per number of weights that the files do not have quantised; quantised weights keep their bits.
+        `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each of these parts.
         """
         return [
             (math.ceil(part * w.bits / 8) if w.bits else part * each, copies)
@@ -87,11 +91,11 @@ class ModelShape:
     def lora_parts(
         self, rank: int, tensor_parallel: int = 1, shards: int = 1
     ) -> list[tuple[int, int]]:
-        """Return the same as `parts` for LoRA factors: [rank, in] and [out, rank] for each projection.
+        """Return (elements on the fullest rank, number of layers) for each LoRA factor: [rank, in] and [out, rank].
 
-        Source: Hu et al. 2022, arXiv:2106.09685, section 4.1. Exact if all linear layers except experts are adapted.
-        Tensor parallelism splits one factor along the dimension in which it splits the weight; the other factor is
-        whole.
+        `rank`: the rank of the factors. `tensor_parallel`, `shards`: as in `parts`. Source: Hu et al. 2022,
+        arXiv:2106.09685, section 4.1. Exact if all linear layers except experts are adapted. Tensor parallelism splits
+        one factor along the dimension in which it splits the weight; the other factor is whole.
         """
         return [
             (
@@ -128,11 +132,11 @@ class ModelShape:
 
     @property
     def read_again(self) -> float:
-        """The attention tensors that each further segment saves for a shared prompt token, as a share of a layer's.
+        """What a token of a shared prompt costs for each further answer, as a share of its cost for the first answer.
 
-        Counted are queries, keys, values and the attention output, with as many key heads as query heads, because ranks
-        that exchange tokens for heads hold them so. This is an upper bound: other saved tensors bring the true share
-        nearer to 1.
+        The cost is the bytes that a layer saves for the token. A further answer saves only attention tensors: queries,
+        keys, values and the attention output. As many key heads as query heads are counted, because ranks that exchange
+        tokens for heads hold that many. This is an upper bound: other saved tensors bring the true share nearer to 1.
         """
         attention = self.attention
         shares = list[float]()
@@ -149,7 +153,7 @@ class ModelShape:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Heads of grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """The sizes of grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     hidden: int
     heads: int
@@ -168,10 +172,11 @@ class Attention:
 def read_model(
     config: Mapping[str, object], *, head: Head = Head.LANGUAGE, key: str = "model"
 ) -> ModelShape:
-    """Return the shape of the model that `config` describes. `key`: where the config stands, for errors.
+    """Return the shape of the model that `config`, the content of a config.json, describes.
 
-    Families without a shipped description are described by transformers in a subprocess. Raises ConfigError with all
-    problems at once: an unknown family, or keys that are missing or not numbers.
+    `head`: the output head. `key`: key path of the model in the job's config, for errors. Families without a shipped
+    description are described by transformers in a subprocess. Raises ConfigError with all problems at once: an unknown
+    family, or keys that are missing or not numbers.
     """
     shape = shape_of(description_of(config, key), config, head=head, key=key)
     quantised = config.get("quantization_config")
@@ -187,9 +192,10 @@ def shape_of(
     head: Head = Head.LANGUAGE,
     key: str = "model",
 ) -> ModelShape:
-    """Return the shape that a description gives for the keys of a `config`.
+    """Return the shape that a family's description `record` gives for the content of a config.json.
 
-    Raises ConfigError with all keys that are missing or not numbers.
+    `head`: the output head. `key`: key path of the model in the job's config, for errors. Raises ConfigError with all
+    keys that are missing or not numbers.
     """
     letters = Letters(record.get("letters", {}), config, key)
     if "text" in record:
@@ -202,7 +208,11 @@ def shape_of(
 
 
 def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
-    """Return the model with quantised bits per weight, from the `quantization_config` of its config.json."""
+    """Return the model with the bits of its quantised weights filled in.
+
+    `quantised`: the `quantization_config` of its config.json. If its method is not known, the model gets a note
+    instead.
+    """
     bits = bits_of(quantised)
     method = quantised.get("quant_method")
     if not bits:
@@ -226,7 +236,7 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 
 
 def _shape(record: Mapping[str, Any], letters: Letters, head: Head) -> ModelShape:
-    """Return the shape that a description says, with the head of a role."""
+    """Return the shape for a description of a whole model, with the output head `head`."""
     hidden = int(letters.value(record["hidden"]))
     attention = Attention(hidden=hidden, **_numbers(record["attention"], letters))
     vocabulary = int(letters.value(record["vocabulary"]))
@@ -263,7 +273,11 @@ def _with_text(
     head: Head,
     key: str,
 ) -> ModelShape:
-    """Return the shape of a model whose decoder has a description of its own, by keys of its own in the config."""
+    """Return the shape for a description that leaves the decoder to another description.
+
+    The keys of the decoder are in a block of their own in `config`. `key`: key path of the model in the job's config,
+    for errors.
+    """
     text = record["text"]
     own = config.get(text["key"])
     keys = {**text["defaults"], **(own if isinstance(own, Mapping) else {})}
@@ -278,7 +292,7 @@ def _with_text(
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[Block]:
-    """Yield kinds of layers. A kind of which the model has no layer needs no letters."""
+    """Yield the kinds of layers that the model has. Letters of other kinds are not read."""
     for row in rows:
         layers = int(letters.value(row["layers"]))
         if layers:
@@ -306,7 +320,7 @@ def _kv(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[KvLayer
 def _weights(
     rows: Sequence[Mapping[str, Any]], letters: Letters, layer: str = ""
 ) -> Iterator[Weight]:
-    """Yield the weights that the model has. `layer`: begins their names."""
+    """Yield the weights that the model has. `layer`: text before their names."""
     for row in rows:
         if letters.value(row.get("if", True)):
             yield Weight(

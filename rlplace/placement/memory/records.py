@@ -33,7 +33,7 @@ _ACCURACY = (
 
 
 def render_ledger(ledger: MemoryLedger) -> str:
-    """Render the ledger: a verdict, a table per kind of accelerator and host, and its accuracy.
+    """Return the ledger as text: a verdict, a table for each kind of accelerator and host, and how accurate it is.
 
     The text has 100 columns of plain ASCII.
     """
@@ -51,14 +51,14 @@ def render_ledger(ledger: MemoryLedger) -> str:
 
 
 def render_hosts(ledger: MemoryLedger) -> list[str]:
-    """Render what hosts hold; nothing where they hold nothing."""
+    """Return the text about host memory in a list; [] if hosts hold nothing."""
     if any(account.worst.total_bytes for account in ledger.hosts):
         return [_hosts(ledger.hosts)]
     return []
 
 
 def verdict(ledger: MemoryLedger) -> str:
-    """Say whether the job fits, and how full the tightest accelerators are at their fullest moment."""
+    """Return the words about whether the job fits, and about the tightest accelerators at their fullest moment."""
     tightest = ledger.tightest
     if tightest is None:
         return "memory: no accelerator is used"
@@ -76,7 +76,7 @@ def verdict(ledger: MemoryLedger) -> str:
 
 
 def show_room(account: Account) -> str:
-    """Write `80 GiB`, or `76 GiB (80 GiB less 4 GiB reserve)`."""
+    """Return the memory that components may use as text, such as `80 GiB`, or `76 GiB (80 GiB less 4 GiB reserve)`."""
     all_of_it = show_bytes(account.capacity_bytes)
     kept = show_bytes(account.reserve_bytes)
     if account.reserve_bytes:
@@ -118,7 +118,7 @@ def _largest(load: Load) -> str:
 
 
 def _table(account: Account) -> list[str]:
-    """Return the table of an account: one row per distinct moment, one column per component; the worst is marked."""
+    """Return the lines of a table: a row for each distinct moment, a column for each component; the worst is marked."""
     shown = _without_repeats(account.loads)
     components = list(
         dict.fromkeys(hold.component for load in account.loads for hold in load.holds)
@@ -143,7 +143,7 @@ def _table(account: Account) -> list[str]:
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
-    """Drop entries without moves, and entries that end as full as their stage."""
+    """Return the loads without entries that move nothing, and without entries that end as full as their stage."""
     entries = [load for load in loads if load.moment.entering and not load.moment.start]
     stages = {
         load.moment.stage: load.holds for load in loads if not load.moment.entering
@@ -204,7 +204,7 @@ def _trust(ledger: MemoryLedger) -> str:
 
 
 def ledger_record(ledger: MemoryLedger) -> dict[str, Any]:
-    """Return the ledger as a dict with sizes in bytes. Equal ledgers give equal dicts, in the same key order."""
+    """Return the ledger as a dict for JSON, with sizes in bytes. Equal ledgers give equal dicts in equal order."""
     return {
         "fits": ledger.fits,
         "known": ledger.known,
@@ -248,7 +248,7 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def record_measurements(measured: Measurements) -> dict[str, object]:
-    """Return measurements as plain values for a JSON file; `read_measurements` reads them back."""
+    """Return measurements as plain values for a JSON file. `read_measurements` reads such a file."""
     components = {
         c: {r.word: size for r, size in sorted(found.items())}
         for c, found in measured.items()
@@ -257,9 +257,9 @@ def record_measurements(measured: Measurements) -> dict[str, object]:
 
 
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
-    """Read measurements from plain values of a JSON file.
+    """Return the measurements in the plain values of a JSON file.
 
-    Raises ConfigError with all problems at once. `key`: the origin of the record, for errors.
+    `key`: the origin of the record, for errors. Raises ConfigError with all problems at once.
     """
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
         raise config_error(
@@ -290,7 +290,10 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
 
 
 def _not_measured(key: str, word: object, size: object) -> Problem:
-    """Return the problem of a residency, or of its size."""
+    """Return the problem of an entry whose residency is unknown or whose size is not valid.
+
+    `key`: key path of its component. `word`: the residency. `size`: the size as it was read.
+    """
     if word in _WORDS:
         return problem("bad-size", f"{key}.{word}", show(size), word=word)
     return problem(
@@ -303,7 +306,7 @@ def _not_measured(key: str, word: object, size: object) -> Problem:
 
 
 def _block(value: object) -> Mapping[object, object]:
-    """Return `value` if it is a block; else a block with one entry "", which the reader rejects."""
+    """Return `value` if it is a mapping; else a mapping with the one key "", which the caller rejects."""
     if isinstance(value, Mapping):
         return value
     return {"": value}

@@ -25,9 +25,10 @@ _SWITCHES = (False, True)
 
 
 def too_small(case: MemoryCase) -> str | None:
-    """Name a component that does not fit even alone, spread over the whole cluster, with every saving applied.
+    """Return words about a component that does not fit even alone on the whole cluster, with every saving; else None.
 
-    None if every component fits on its own, which does not prove that all fit together, or if too little is known.
+    None means that every component fits on its own, which does not prove that all fit together, or that too little is
+    known.
     """
     nodes = [node for node in case.placement.topology.nodes if node.accelerators]
     if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):
@@ -69,7 +70,10 @@ def _least(
     memory_bytes: int,
     kind: str,
 ) -> int:
-    """Return the peak bytes per accelerator of one component, in its smallest form and spread."""
+    """Return the least bytes per accelerator that one component can take at its peak, if it has the whole cluster.
+
+    `count`: accelerators of the cluster. `memory_bytes`, `kind`: of one accelerator.
+    """
     # Spreads to try: one rank per accelerator or one rank over all; tensor parallelism of 1 or over all; context
     # parallelism of 1 or over all, which needs one more communicator.
     spread = [
@@ -92,7 +96,7 @@ def _least(
 
 
 def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
-    """Return the peak bytes of a footprint over the stages, at the least residency that each stage needs."""
+    """Return the bytes of a footprint at its peak over the stages, with the least residency that each stage needs."""
     return max(
         sum(footprint.held[schedule.needs.of(stage, component)].values())
         + sum(
@@ -104,9 +108,9 @@ def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
 
 
 def _forms(demand: Demand) -> Iterator[Demand]:
-    """Yield the demand with every memory saving at its strongest.
+    """Yield the demand with every saving of memory at its strongest.
 
-    A switch that does not always save memory is tried both ways.
+    A switch that does not always save memory gives two forms, with and without it.
     """
     match demand:
         case TrainingDemand(block=block):
@@ -150,7 +154,7 @@ def _forms(demand: Demand) -> Iterator[Demand]:
 
 
 def _smallest(block: Any, sequence_length: int, **kept: Any) -> Any:
-    """Return the block with forward and backward passes of one sequence."""
+    """Return the config block with passes of one sequence and the values in `kept`."""
     return dataclasses.replace(
         block,
         micro_batch=1,

@@ -108,8 +108,9 @@ def simulator_case(
 ) -> MemoryCase:
     """Return the memory case of a job on simulators; its `ledger()` is what a run holds.
 
-    `spaces`: shapes of the simulator. Without them the policy's weights cannot be counted, and the ledger notes it.
-    `replan`: plans the job with another config, to try remedies.
+    `replan`: plans the job with another config, to try remedies. `spaces`: shapes of the simulator; None: the policy's
+    weights are not counted, and the ledger has a note. `measured`: bytes that an earlier run measured; None: no earlier
+    run.
     """
     policy = PolicyShape(weights=(), buffer_bytes=0)
     notes = [_NO_SPACES]
@@ -140,10 +141,11 @@ def text_case(
     replan: Replan,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a job on language models.
+    """Return the memory case of a job on language models; its `ledger()` is what a run holds.
 
-    Raises ConfigError for a model that cannot be read, unless its component is `measured`. Raises PlacementError for
-    `gpu_memory_utilization: auto` if no accelerator memory is known.
+    `replan`: plans the job with another config, to try remedies. `measured`: bytes that an earlier run measured; None:
+    no earlier run. Raises ConfigError for a model that cannot be read, unless its component is `measured`. Raises
+    PlacementError for `gpu_memory_utilization: auto` if no accelerator memory is known.
     """
     demands: dict[str, Demand] = {}
     notes: list[str] = []
@@ -203,7 +205,7 @@ def _case(
 
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
-    """Return the case without host copies for checkpoints if a host has no room for them; else the case unchanged."""
+    """Return the case without host copies for checkpoints if some host is too full; else the case unchanged."""
     saved = {
         c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied
     }
@@ -219,7 +221,10 @@ def _without_copies(case: MemoryCase) -> MemoryCase:
 
 
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
-    """Return the sequences per optimizer step of each data-parallel replica, if micro-batches must divide them."""
+    """Return component -> sequences per optimizer step of each data-parallel replica, which micro-batches must divide.
+
+    The result is empty if micro-batches need not divide them, or if the number of prompts is not known.
+    """
     algorithm = config.algorithm
     if config.runs or algorithm.prompts is None:
         return {}
@@ -234,7 +239,10 @@ def _with_lines(
     lines: Mapping[str, object],
     replan: Replan,
 ) -> MemoryCase | None:
-    """Plan a job anew with other values at these key paths; None if a check rejects the new plan."""
+    """Return the memory case of a job with other config values; None if a check rejects the new plan.
+
+    `lines`: key path -> value. `replan`: plans a job with another config.
+    """
     for path, value in lines.items():
         config = replaced(config, path.split("."), value)
     try:
@@ -255,7 +263,7 @@ def _with_lines(
 
 
 def replaced(block: Any, path: Sequence[str], value: object) -> Any:
-    """Return a config, or a block of one, with another value at this path of keys."""
+    """Return a config, or a block of it, with another value at `path`, a list of keys."""
     name = path[0]
     below = path[1:]
     # Names of components and rewards may contain dots, so the rest of the path may be one key.
@@ -272,7 +280,10 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
 def _simulator_demand(
     config: Config, component: str, plan: Plan, policy: PolicyShape
 ) -> Demand | None:
-    """Return the memory demand of a component of a job on simulators; None if it needs none."""
+    """Return the memory demand of a component of a job on simulators; None if it has none.
+
+    `policy`: the sizes of the policy; without weights if they are not known.
+    """
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
             return SimulatorDemand(accelerator_bytes=env.accelerator_memory)
@@ -302,7 +313,7 @@ def _simulator_demand(
 
 
 def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
-    """Return the memory demand of a component of a job on language models; None if its model is not known."""
+    """Return the memory demand of a component of a job on language models; None if nothing is known of it."""
     length = config.algorithm.longest
     packed = config.runs
     match config.block_of(component):
@@ -400,7 +411,7 @@ def _training(
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
     """Return the most rows that a rollout rank answers at once.
 
-    These are the rows of one env rank, or with `merge_requests` all rows that can have arrived.
+    These are the rows of one env rank; with `merge_requests`, all rows that can have arrived.
     """
     route = plan.row_routes.observations
     if not rollout.merge_requests:
@@ -409,7 +420,7 @@ def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
 
 
 def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
-    """Return the most samples per iteration of any actor rank, and the most of them in one minibatch.
+    """Return (samples per iteration, samples of one minibatch) of the actor rank with the most.
 
     Minibatches are drawn at random over all ranks. The bound of a rank's part is its mean plus four standard
     deviations.
@@ -424,7 +435,7 @@ def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
 
 
 def _rows(route: Route) -> Counter[int]:
-    """Return the rows that each target rank receives."""
+    """Return target rank -> number of rows that it receives."""
     found: Counter[int] = Counter()
     for target, (start, stop) in zip(
         route.targets, itertools.pairwise(route.edges), strict=True
@@ -434,7 +445,7 @@ def _rows(route: Route) -> Counter[int]:
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
-    """Return the actor's demand with the memory of a weight sync added."""
+    """Return the actor's demand with the memory added that sending weights takes."""
     deliveries = plan.deliveries
     ranks = range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank can only send to: the number for the rank with the most.
@@ -449,7 +460,7 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
 
 
 def _streamed(plan: Plan) -> list[Delivery]:
-    """Return the host copies that some actor rank cannot write directly, so that weights are streamed there."""
+    """Return the deliveries through the host to which some actor rank must stream its weights over the network."""
     ranks = plan.placement.world_size("actor")
     return [
         delivery
@@ -461,9 +472,9 @@ def _streamed(plan: Plan) -> list[Delivery]:
 def model_of(
     config: Config, own: Mapping[str, object] | None, component: str
 ) -> ModelShape | None:
-    """Return the component's own model, else the actor's, with the head of its role.
+    """Return the shape of a component's model, with the output head of its role; None if no model is declared.
 
-    Engines generate with the actor's model.
+    `own`: the model that the component declares; None: it uses the actor's model, as engines do.
     """
     keys = config.model if own is None else own
     if keys is None:
@@ -480,10 +491,10 @@ def model_of(
 
 
 def read_again(config: Config) -> dict[str, float]:
-    """Return component -> relative cost of a prompt token for each further answer that shares the prompt.
+    """Return component -> what a prompt token costs for each further answer, as a share of its cost for the first.
 
-    The value is `SampleSizes.again`. Two kinds of components are left out because they compute the prompt anew for each
-    answer: rewards, which score the state at the end of a whole sequence, and models with unknown layers.
+    The values are used as `SampleSizes.again`. The result is empty if prompts are not shared. Rewards and models with
+    unknown layers are left out because they compute the prompt anew for each answer.
     """
     found: dict[str, float] = {}
     for component in config.placed if config.algorithm.share_prompts else ():
@@ -499,14 +510,14 @@ def read_again(config: Config) -> dict[str, float]:
 
 
 def _shares_memory(plan: Plan, config: Config) -> bool:
-    """Return whether workers are processes with channels; threads of one process need no shared memory."""
+    """Return whether the workers are processes with channels. Threads of one process need no shared memory."""
     return bool(plan.channels) and config.cluster.launcher != "inline"
 
 
 def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMemory:
-    """Return what channels and weights of a job on language models take in shared memory.
+    """Return what the channels and weights of a job on language models take of shared memory.
 
-    `trained`: the actor's demand.
+    `trained`: the actor's demand; None if it is not known.
     """
     actor = config.actor
     weights = 0
@@ -530,9 +541,9 @@ def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMe
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
-    """Replace `gpu_memory_utilization: auto` by the value computed for this memory case.
+    """Return the config with the memory share of its engine as computed in `case`, in place of `auto`.
 
-    For an engine other than vLLM, set `kv_cache_memory` to the bytes that this share leaves for the KV cache.
+    For an engine other than vLLM, `kv_cache_memory` is set to the bytes that this share leaves for the KV cache.
     """
     engine = case.demands.get("rollout")
     if not isinstance(engine, EngineDemand):
@@ -556,9 +567,10 @@ def with_share(config: Config, case: MemoryCase) -> Config:
 def count_shared(
     plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int
 ) -> SharedMemory:
-    """Return the most that channels, weights and NCCL take of each node's shared memory.
+    """Return the most bytes that channels, weights and NCCL take of each node's shared memory.
 
-    `item_bytes`: channel -> bytes of its largest item; 0 or missing if unknown. `weights_bytes`: 0 if unknown.
+    `item_bytes`: channel -> bytes of its largest item; 0 or missing if not known. `weights_bytes`: bytes of one whole
+    copy of the weights; 0 if not known.
     """
     by_node: Counter[int] = Counter()
     for channel in plan.channels:
@@ -582,12 +594,15 @@ def count_shared(
 
 
 def double_buffer_bytes(weights_bytes: int) -> int:
-    """Return the shared memory in bytes of a weight double buffer, on the node of its readers."""
+    """Return the bytes that a double buffer for weights takes in the shared memory of its node.
+
+    `weights_bytes`: bytes of one copy of the weights.
+    """
     return WEIGHT_BUFFERS * weights_bytes + _HEADER_BYTES
 
 
 def _count_nccl(plan: Plan) -> Counter[int]:
-    """Return node -> shared memory of NCCL, in bytes, if its GPUs cannot access each other directly.
+    """Return node -> bytes that NCCL takes in shared memory if the GPUs of the node cannot access each other directly.
 
     Counted are models and engines on several GPUs, and weight syncs.
     """
@@ -621,7 +636,10 @@ def channel_bytes(
     item_bytes: int = 0,
     participants: int = LEAST_PARTICIPANTS,
 ) -> int:
-    """Return an upper bound in bytes of one channel location whose largest item has `item_bytes`."""
+    """Return an upper bound of the bytes that one location of a channel takes in shared memory.
+
+    `item_bytes`: bytes of its largest item. `participants`: how many ranks and tools may use it.
+    """
     room = (
         min(max(_ALL_ROOM // location.capacity_items, _LEAST_ROOM), _MOST_ROOM)
         // 64
@@ -638,10 +656,10 @@ def channel_bytes(
 
 
 def item_segment_bytes(item_bytes: int) -> int:
-    """Return the size of the segment that holds an item.
+    """Return the bytes of the shared-memory segment that holds an item of `item_bytes`.
 
-    Segments have few different sizes, so that one can be reused for many items. At most an eighth of a large segment is
-    unused.
+    Segments have few different sizes, so that one segment can be reused for many items. At most an eighth of a large
+    segment is unused.
     """
     step = max(_SMALLEST_SEGMENT, 1 << max(0, (item_bytes - 1).bit_length() - 4))
     return -(-item_bytes // step) * step
@@ -652,8 +670,8 @@ def simulator_items(
 ) -> dict[str, int]:
     """Return channel -> bytes of its largest item, in a job with simulators.
 
-    Every episode is assumed to end once per iteration. Weights pass through no channel: ranks on a copy's node write it
-    directly, and the others stream their part to the rank that does.
+    Every episode is assumed to end once per iteration. Weights pass through no channel: actor ranks on the node of a
+    copy write into it directly, and the others stream their part to the rank that writes for them.
     """
     routes = plan.row_routes
     observation = observation_bytes(spaces)
@@ -672,7 +690,10 @@ def simulator_items(
 
 
 def _image_bytes(config: Config) -> int:
-    """Return the most bytes that the images of a prompt take; the samples of a group share them."""
+    """Return the most bytes that the images of one prompt take; 0 for a model without vision.
+
+    The samples of a group share the images.
+    """
     sees = config.model is not None and "vision_config" in config.model
     if sees:
         return config.text_env.max_image_bytes
@@ -682,10 +703,11 @@ def _image_bytes(config: Config) -> int:
 def text_items(
     plan: Plan, algorithm: AlgorithmConfig, weights_bytes: int, image_bytes: int = 0
 ) -> dict[str, int]:
-    """Return channel -> bytes of its largest item, in a job with text.
+    """Return channel -> bytes of its largest item, in a job on language models.
 
-    Bytes per token: 4 for a token id in a request; 12 in an answer, for id, log-probability and version; 13 in a
-    sample, which also has a mask.
+    `weights_bytes`: bytes of one whole copy of the weights. `image_bytes`: most bytes of the images of a prompt. Bytes
+    per token: 4 for a token id in a request; 12 in an answer, for id, log-probability and version; 13 in a sample,
+    which also has a mask.
     """
     tokens = algorithm.longest
     each = algorithm.samples_per_prompt
@@ -704,5 +726,5 @@ def text_items(
 
 
 def _group_bytes(algorithm: AlgorithmConfig) -> int:
-    """Return the most bytes that the samples of one prompt take, images left out."""
+    """Return the most bytes that the samples of one prompt take, without images."""
     return algorithm.samples_per_prompt * (13 * algorithm.longest + ITEM_BYTES)

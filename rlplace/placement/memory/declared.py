@@ -12,7 +12,7 @@ from rlplace.placement.schedule import Residency
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDemand:
-    """Bytes of one rank, as the component's config block declares them.
+    """The bytes of one rank of a component, as its config block declares them.
 
     `stages`: the stages in which the component works.
     """

@@ -33,7 +33,7 @@ _MOMENTS = 2  # of Adam
 
 
 class Part(enum.Enum):
-    """What bytes on an accelerator are used for."""
+    """The purposes that bytes on an accelerator are used for."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -54,7 +54,7 @@ class Part(enum.Enum):
 
 
 class HostPart(enum.Enum):
-    """What bytes on a host are used for."""
+    """The purposes that bytes on a host are used for."""
 
     OFFLOADED = "offloaded copies"
     DECLARED = "as declared"
@@ -108,7 +108,7 @@ _PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """How a component is placed on one kind of accelerator: everything its footprint depends on beside its demand."""
+    """How a component is placed on one kind of accelerator. With its demand, this gives its footprint."""
 
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
@@ -120,7 +120,7 @@ class Placed:
 
     @property
     def copies(self) -> int:
-        """The number of tensor-parallel groups, each of which holds one model copy; they may shard state."""
+        """The number of model copies of the component, at least 1; copies may shard their state."""
         return max(1, self.ranks * self.accelerators_per_rank // self.tensor_parallel)
 
     @property
@@ -129,7 +129,7 @@ class Placed:
         return 1 + (self.tensor_parallel > 1) + (self.context_parallel > 1)
 
     def tokens(self, of_pass: int) -> int:
-        """Return how many of a pass's tokens one context-parallel rank processes."""
+        """Return how many of the `of_pass` tokens of a pass one context-parallel rank processes."""
         return -(-of_pass // self.context_parallel)
 
     @property
@@ -137,7 +137,10 @@ class Placed:
         return self.kind == "emulated"
 
     def process(self, groups: int) -> dict[Part, int]:
-        """Return the bytes of a process with `groups` communicators, beside its tensors; empty if emulated."""
+        """Return the bytes that a process takes beside its tensors; empty on an emulated accelerator.
+
+        `groups`: the number of its communicators.
+        """
         if self.emulated:
             return {}
         several = self.ranks * self.accelerators_per_rank > 1
@@ -149,9 +152,9 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one rank on each of its accelerators, and on the host of its node (`host`).
+    """The bytes of one rank on each of its accelerators, and on its host (`host`).
 
-    `held` is complete for every residency: it repeats the parts that last as long as the process.
+    `held` is complete for every residency: the parts that last as long as the process are in all of them.
     """
 
     held: Mapping[Residency, Bytes]
@@ -164,13 +167,13 @@ class Footprint:
     lacking: str | None = None
 
     def reported_bytes(self, residency: Residency) -> int:
-        """Return what the worker itself reports after a move: all bytes except those of its process."""
+        """Return the bytes on an accelerator that the worker reports after a move: all but those of its process."""
         return sum(
             size for part, size in self.held[residency].items() if part not in _PROCESS
         )
 
     def host_bytes(self, residency: Residency) -> int:
-        """Return what the worker reports of its host: lasting copies, without the pinned pool and temporary bytes."""
+        """Return the bytes on its host that the worker reports: copies that last, without the pinned pool."""
         return sum(
             size
             for part, size in self.host.get(residency, {}).items()
@@ -180,10 +183,9 @@ class Footprint:
     def corrected(
         self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]
     ) -> Footprint:
-        """Return this footprint with `measured` bytes in place of formulas, and `unforeseen` bytes added.
+        """Return the footprint with `measured` bytes in place of those of formulas, and with `unforeseen` bytes added.
 
-        Both are given by residency. Unforeseen bytes are added to the formulas, so that changes of the demand still
-        count.
+        Both are by residency. Unforeseen bytes do not replace formulas, so that a change of the demand still counts.
         """
         held = dict(self.held)
         for residency, parts in self.held.items():
@@ -207,10 +209,11 @@ def total(tensors: Tensors) -> int:
 def host_copies(
     placed: Placed, part: HostPart, *, off: Tensors, weights: Tensors = ()
 ) -> dict[Residency, HostBytes]:
-    """Return what a rank keeps on its host in each residency: copies of tensors that are not on its accelerators.
+    """Return residency -> bytes that a rank keeps on its host: copies of tensors that are not on its accelerators.
 
-    Copies of GPU tensors are in pinned memory, and the pinned pool never shrinks. Setup ends with every component off,
-    so the pool has its full size from the first stage on, even if nothing moves later.
+    `part`: the purpose of the copies. `off`, `weights`: the tensors that are copied at these residencies. Copies of GPU
+    tensors are in pinned memory, and the pinned pool never shrinks. Setup ends with every component off, so the pool
+    has its full size from the first stage on, even if nothing moves later.
     """
     pool = (
         0
@@ -235,14 +238,17 @@ def saved_copy(tensors: Tensors, copied: bool) -> int:
 
 
 class Demand(Protocol):
-    """The memory that a component needs, before its placement is known."""
+    """The memory that a component needs, before its accelerators are known."""
 
     def footprint(self, placed: Placed) -> Footprint: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSync:
-    """What a weight sync between accelerators holds on one accelerator; zero if the sync goes through the host."""
+    """The memory that a weight sync between accelerators takes on one accelerator.
+
+    It takes none if the sync goes through the host.
+    """
 
     buckets: bool = False  # two buckets
     copy: bool = False  # a whole copy of the weights, before it replaces those in use
@@ -261,9 +267,10 @@ class DeviceSync:
     def receiving(
         cls, deliveries: Iterable[Delivery], dtype: Dtype = "fp32"
     ) -> DeviceSync:
-        """Return the sync demand of the taker that holds the most.
+        """Return what a sync takes on the receiving side, at the taker that holds the most.
 
-        A taker without an owner has its own buckets; a consumer uses the buckets of its owner.
+        `dtype`: of the weights on their way. A taker without an owner has buckets of its own; a consumer uses those of
+        its owner.
         """
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(owner is None for d in found for owner in d.owners)
@@ -274,7 +281,7 @@ class DeviceSync:
         )
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:
-        """Return the bytes of a process, with the communicator of the sync added."""
+        """Return the bytes of a process by purpose, with those of the communicator of the sync added."""
         group = (
             {
                 Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0)
@@ -288,15 +295,15 @@ class DeviceSync:
     def working(self, weights_bytes: int, loading: int = 0, windows: int = 0) -> int:
         """Return the peak bytes during a sync of `weights_bytes`.
 
-        `loading`: bytes that loading takes. With `windows`, buckets and windows exist at the same time as the loading
-        bytes; else only the larger of buckets and loading counts.
+        `loading`: bytes that loading takes. `windows`: bytes of the windows of whole weights. If the sync has windows,
+        buckets, windows and loading exist at the same time; else only the larger of buckets and loading counts.
         """
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
         beside = buckets + windows + loading if self.windows else 0
         return max(buckets, loading, beside) + (weights_bytes if self.copy else 0)
 
     def stages(self, weights_bytes: int) -> dict[str, Bytes]:
-        """Return stage -> bytes of this sync; empty if there are none."""
+        """Return stage -> bytes that the sync takes in it; empty if the sync takes no bytes."""
         size = self.working(weights_bytes)
         if size:
             return {"sync": {Part.SYNC: size}}
@@ -304,7 +311,7 @@ class DeviceSync:
 
 
 def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
-    """Convert element counts of tensors to bytes; `each`: bytes per element."""
+    """Return (bytes, count) of tensors that are given as (elements, count). `each`: bytes per element."""
     return [(elements * each, times) for elements, times in tensors]
 
 
@@ -323,7 +330,7 @@ def _parts(moment: Moment) -> Bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDemand:
-    """A trained language model. Its ranks shard the state; while it is off, its host holds a copy."""
+    """A language model that is trained. Its ranks shard its state; while it is off, its host holds a copy of that."""
 
     model: ModelShape
     block: TrainedConfig
@@ -444,7 +451,11 @@ class TrainingDemand:
     def _optimizer(
         self, placed: Placed
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return lists of (bytes, count): master weights, Adam's moments, and moments as checkpoints unpack them."""
+        """Return (master weights, Adam's moments, moments as checkpoints unpack them).
+
+        Each is a list of (bytes of a tensor on the fullest rank, number of such tensors). The last list is empty if
+        moments are not packed.
+        """
         trained = self._trained(placed, _OPTIMIZER)
         packed = self.block.optimizer.kind == "adamw_8bit"
         masters = _sized(trained, _FLOAT32) if self._masters else []
@@ -465,7 +476,7 @@ class TrainingDemand:
 
     @property
     def _masters(self) -> bool:
-        """Whether the optimizer steps float32 master copies of the weights."""
+        """Whether the optimizer steps master copies of the weights in float32."""
         return (
             self.block.optimizer.on_host or self.block.optimizer.kind == "adamw_master"
         )
@@ -491,7 +502,10 @@ class TrainingDemand:
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
-        """Return the fullest moment of an optimizer step with one or several micro-batches."""
+        """Return the fullest moment of an optimizer step, which may have several micro-batches.
+
+        `work`: the sizes of a pass.
+        """
         block = self.block
         parallel = placed.tensor_parallel
         shards = placed.copies
@@ -513,7 +527,7 @@ class TrainingDemand:
         )
 
     def _inputs(self, placed: Placed, work: Pass) -> int:
-        """Return the host bytes of the inputs of all layers, when activations are offloaded."""
+        """Return the host bytes of the inputs of all layers for offloaded activations. `work`: the sizes of a pass."""
         each = (
             formulas.checkpoints(self.model, work.tokens, work.number, work.parallel)
             // self.model.layers
@@ -521,7 +535,10 @@ class TrainingDemand:
         return self.model.layers * (each if placed.emulated else formulas.pinned(each))
 
     def _saving(self, shards: int, each: int) -> int:
-        """Return the bytes for saving the model: one whole weight after the other, with LoRA factors merged."""
+        """Return the bytes on an accelerator while the model is saved: one whole weight at a time, with LoRA merged.
+
+        `shards`: ranks that shard or split a weight. `each`: bytes per number.
+        """
         factors = self.block.lora_rank is not None
         projection = max(
             (w.elements for w, _ in self.model.weights() if factors and w.projection),
@@ -532,9 +549,9 @@ class TrainingDemand:
         )
 
     def _exchanged(self, placed: Placed, shards: int) -> int:
-        """Return the bytes of column-split weights, which are exchanged into whole rows before they are sent.
+        """Return the bytes of weights split by columns, which ranks exchange into whole rows before they are sent.
 
-        The last of them needs its pieces at the same time.
+        The last weight needs its pieces at the same time. `shards`: ranks that shard a weight.
         """
         if placed.tensor_parallel == 1:
             return 0
@@ -549,7 +566,10 @@ class TrainingDemand:
         return each * (total(cut) + max((size for size, _ in cut), default=0))
 
     def _merged(self, placed: Placed, shards: int, number: int) -> int:
-        """Return the bytes of weights with merged LoRA factors, kept until they are sent; merging uses float32."""
+        """Return the bytes of weights with merged LoRA factors, which are kept until they are sent.
+
+        Merging uses float32. `shards`: ranks that shard a weight. `number`: bytes per number of the merged weights.
+        """
         cut = placed.tensor_parallel
         parts = [
             (w.part(cut, shards), layers)
@@ -561,7 +581,10 @@ class TrainingDemand:
         )
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
-        """Return (elements, count) of the trained tensors, sharded if the ZeRO stage is at least `shared_from`."""
+        """Return the trained tensors as (elements on the fullest rank, count).
+
+        `shared_from`: the ZeRO stage from which on ranks shard them.
+        """
         shards = placed.copies if self.block.zero_stage >= shared_from else 1
         if self.block.lora_rank is None:
             return self.model.parts(placed.tensor_parallel, shards)
@@ -572,7 +595,7 @@ class TrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringDemand:
-    """A reference or reward model: forward passes only.
+    """A reference or reward model, which makes only forward passes.
 
     While it is off, its host holds a copy. Without accelerators, or with `on_host`, its host holds it at all times.
     """
@@ -649,7 +672,7 @@ class ScoringDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDemand:
-    """A generation engine such as vLLM. It uses a share of each accelerator's memory, or a KV cache of a fixed size."""
+    """A generation engine such as vLLM. It takes a share of an accelerator, or has a KV cache of fixed size."""
 
     model: ModelShape
     block: TextRolloutConfig
@@ -750,7 +773,7 @@ class EngineDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorDemand:
-    """Environments with declared memory. They are fully resident or off, with no state in between."""
+    """Environments whose memory is declared. They are either full or off, with nothing in between."""
 
     accelerator_bytes: int = 0
     host_bytes: int = 0

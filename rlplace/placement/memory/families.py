@@ -70,9 +70,10 @@ _MEASURED = (
 
 
 def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    """Return the description of the model's family. `key`: where the config stands, for errors.
+    """Return the description of the family of a model.
 
-    Raises ConfigError if none is shipped and transformers is missing or does not know the family.
+    `config`: the content of its config.json. `key`: key path of the model in the job's config, for errors. Raises
+    ConfigError if no description is shipped and transformers is missing or does not know the family.
     """
     family = config.get("model_type")
     if isinstance(family, str) and family in SHIPPED:
@@ -82,16 +83,17 @@ def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 
 @functools.cache
 def shipped(family: str) -> Mapping[str, Any]:
-    """Return the description of a family in `SHIPPED`."""
+    """Return the shipped description of a family, which must be in `SHIPPED`."""
     file = Path(__file__).with_name("descriptions") / f"{family}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    """Return the description of a model by transformers.
+    """Return the description of a model that transformers makes.
 
-    Raises ConfigError if transformers is missing or does not know the family. No similar family name is suggested,
-    since it would be another model.
+    `config`: the content of its config.json. `key`: key path of the model in the job's config, for errors. Raises
+    ConfigError if transformers is missing or does not know the family. No similar family name is suggested, since it
+    would be another model.
     """
     family = config.get("model_type")
     keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
@@ -129,7 +131,10 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _kept(keys: str) -> Mapping[str, Any]:
-    """Return the description from its file, else make it; errors are not kept in files."""
+    """Return the description of a model from the cache folder; without such a file, make the description and keep it.
+
+    `keys`: the content of the model's config.json. An answer with an "error" is not kept.
+    """
     name = f"{_VERSION} {importlib.metadata.version('transformers')} {keys}"
     folder = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -162,7 +167,10 @@ def _ask(keys: str) -> Mapping[str, Any]:
 
 
 def ask(module: str, keys: str) -> Mapping[str, Any]:
-    """Run a module in a subprocess with `keys` as its input; return its JSON answer, or an "error"."""
+    """Return the JSON answer of a module that runs in a subprocess with `keys` as its input.
+
+    If the subprocess fails, the answer has only the key "error".
+    """
     command = [sys.executable, "-m", module]
     # Nothing is downloaded, and no model code from the hub runs.
     offline = {

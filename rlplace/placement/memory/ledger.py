@@ -199,7 +199,10 @@ class MemoryLedger:
         raise KeyError(f"no component uses accelerator {accelerator}")
 
     def shared_bytes(self, node: int) -> int:
-        """Return the most bytes that the run takes in shared memory of a node (`cluster.comm.shm_folder`)."""
+        """Return the most bytes that the run takes in the shared memory of a node.
+
+        This is /dev/shm, or `cluster.comm.shm_folder` if that is set.
+        """
         return next(
             (account.shared_bytes for account in self.hosts if node in account.numbers),
             0,

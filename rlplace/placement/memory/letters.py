@@ -69,7 +69,7 @@ class Letters:
 
     @property
     def problems(self) -> list[Problem]:
-        """All problems, in the order in which the description lists its letters."""
+        """The problems of all letters that were read, in the order in which the description lists its letters."""
         names = (*self._letters, "")
         return [self._problems[name] for name in names if name in self._problems]
 
@@ -78,7 +78,7 @@ class Letters:
         return self._config.get("model_type")
 
     def give(self, name: str, value: int) -> None:
-        """Set a letter that no key of the config has."""
+        """Set the value of a letter that no key of the config has."""
         self._values[name] = value
 
     def __getitem__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ class Letters:
         return self._values[name]
 
     def value(self, written: Any) -> Any:
-        """Return what is written in a description: a text is an expression, all else stands for itself."""
+        """Return the value of an entry of a description: a text is an expression, all else stands for itself."""
         if isinstance(written, str):
             return meaning(written)(self, 0)
         return written
@@ -95,7 +95,11 @@ class Letters:
     def number(
         self, name: str, default: int | None = None, *, least: int = 1, letter: str = ""
     ) -> int:
-        """Return the whole number under a key of the config."""
+        """Return the whole number at key `name` of the config, or `default` if the config does not have it.
+
+        `least`: the smallest number accepted. `letter`: the letter that is read. A number that is missing or wrong is a
+        problem of this letter and counts as 1.
+        """
         value = self._config.get(name)
         if value is None and default is not None:
             return default
@@ -144,7 +148,10 @@ class Letters:
 
 @functools.cache
 def meaning(expression: str) -> _Meaning:
-    """Return the function of letters that an expression is. Raises ValueError for what no expression can have."""
+    """Return the function that computes an expression from letters and a layer number.
+
+    Raises ValueError for anything that an expression cannot contain.
+    """
     return _meaning(ast.parse(expression, mode="eval").body)
 
 
@@ -194,7 +201,7 @@ def _combined(
 
 
 def _joined(every: bool, parts: list[_Meaning]) -> _Meaning:
-    """Return `and` or `or` of conditions; those after the deciding one are not evaluated."""
+    """Return `and` (if `every`) or `or` of conditions. Conditions after the deciding one are not evaluated."""
     join = all if every else any
     return lambda letters, layer: join(part(letters, layer) for part in parts)
 

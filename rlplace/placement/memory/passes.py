@@ -33,7 +33,10 @@ class Moment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A forward, or forward and backward, pass over `tokens` tokens on one rank. `number`: bytes per number."""
+    """A forward pass, or a forward and backward pass, over `tokens` tokens on one rank.
+
+    `number`: bytes of a number in the compute dtype. `parallel`: tensor-parallel ranks.
+    """
 
     model: ModelShape
     tokens: int
@@ -88,9 +91,10 @@ class Pass:
     ) -> Moment:
         """Return the fullest moment of a forward and backward pass and the optimizer step.
 
-        `trained`: elements of this rank's shards, in the layers and outside of them. `offload`: layer inputs are on the
-        host. `earlier`: gradients of earlier micro-batches exist. `master`: bytes per trained number that the optimizer
-        step adds.
+        `trained`: elements of this rank's shards, (inside, outside) of the layers. `checkpointing`: whether activations
+        are computed again in the backward pass. `offload`: whether layer inputs are kept on the host. `earlier`:
+        whether gradients of earlier micro-batches exist. `master`: bytes per trained number that the optimizer step
+        adds.
         """
         return _fullest(
             *self._moments(trained, checkpointing, offload, earlier, master)
@@ -173,7 +177,10 @@ class Pass:
         yield Moment(0, beside, 0, layers + outside + master * sum(trained))
 
     def _arriving(self) -> Moment:
-        """Return the moment before the first layer, when the buffer of gathered root weights still exists."""
+        """Return the moment before the first layer.
+
+        The buffer through which the weights outside the layers were gathered still exists at that moment.
+        """
         if not (self.copied and self.shared):
             return Moment()
         weights = 2 * self._cut(self.model.root_elements) + 2 * self._layer
@@ -186,7 +193,10 @@ class Pass:
         )
 
     def _exchange(self) -> int:
-        """Return the bytes of the exchange around attention: inputs, send and receive buffers, and tensors by heads."""
+        """Return the bytes of the exchange of tokens for heads around attention; 0 without context parallelism.
+
+        Counted are the inputs, the buffers to send and receive, and the tensors by heads.
+        """
         if self.exchanged == 1:
             return 0
         attention = self.model.attention
@@ -196,7 +206,9 @@ class Pass:
     def _head_backward(self, tile: int, before: int, full: bool) -> tuple[int, int]:
         """Return (bytes of scores, bytes of gradients) in the backward pass of the head.
 
-        Below float32, products are computed in the smaller dtype beside the float32 sum that they are added to.
+        `tile`: bytes of the scores of a tile. `before`: bytes of gradients of earlier micro-batches. `full`: whether
+        the head has a gradient. Below float32, products are computed in the smaller dtype, beside the float32 sum that
+        they are added to.
         """
         rows, entries = formulas.score_tile(
             self.tokens, self._cut(self.model.vocabulary), self.model.hidden
@@ -212,7 +224,7 @@ class Pass:
         return sums + rounded + max(tile, product), before + summed
 
     def _gathered(self) -> int:
-        """Return the bytes of gathered weights while a layer computes and the next one arrives."""
+        """Return the bytes of the weights that are gathered while a layer computes and the next layer arrives."""
         if not self.copied:
             return 0
         if self.kept_gathered:
@@ -240,7 +252,7 @@ class Pass:
 
     @property
     def _beside(self) -> int:
-        """Bytes per token beside activations; input images count as if all tokens came from images."""
+        """Bytes beside activations; those of input images are counted as if all tokens came from images."""
         return _TOKEN_BYTES * self.tokens + (
             self.model.tower.given(self.tokens) if self.model.tower else 0
         )

@@ -26,21 +26,21 @@ _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
 
 @runtime_checkable
 class Choices(Protocol):
-    """Discrete actions: one choice of n, or one choice per element of a shape."""
+    """Discrete actions. `n`: the number of choices, or one such number for each element of an action."""
 
     @property
     def n(self) -> int | tuple[int, ...]: ...
 
 
 class Vector(Protocol):
-    """Continuous actions."""
+    """Continuous actions: arrays of numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 class Entry(Protocol):
-    """One entry of an observation."""
+    """One entry of an observation with several entries."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +53,7 @@ class Entry(Protocol):
 
 
 class PolicySpaces(Protocol):
-    """The spaces that a policy's size depends on; every simulator has them."""
+    """The shapes of observations and actions, on which the size of a policy depends. Every simulator has them."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...
@@ -79,7 +79,7 @@ def observation_bytes(spaces: PolicySpaces) -> int:
 
 
 def outputs_of(actions: Choices | Vector) -> int:
-    """Return the number of outputs of a policy head."""
+    """Return the number of outputs that a policy needs for these actions."""
     if isinstance(actions, Choices):
         if isinstance(actions.n, int):
             return actions.n
@@ -95,7 +95,10 @@ def action_bytes(actions: Choices | Vector) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyShape:
-    """Float32 parameters and float64 buffers of the observation normaliser. This class describes an MLP."""
+    """The sizes of a policy; this class describes an MLP. Parameters are float32.
+
+    The buffers are those of the normaliser of observations, in float64.
+    """
 
     weights: tuple[Weight, ...]
     buffer_bytes: int
@@ -113,26 +116,26 @@ class PolicyShape:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of a whole policy, as it is sent and used for sampling."""
+        """The bytes of a whole policy, as it is sent and used for sampling."""
         return self.parameters_bytes + self.buffer_bytes
 
     @property
     def normalizer_bytes(self) -> int:
-        """Float32 bytes of the mean and scale of observations, and of the variance that gives the scale."""
+        """The float32 bytes of the mean, scale and variance of observations; 0 without a normaliser."""
         if self.widths:
             return 3 * _FLOAT32 * self.widths[0] * self.normalized
         return 0
 
     def samples_bytes(self, samples: int) -> int:
-        """Return the bytes of an iteration's samples, as learning uses them."""
+        """Return the bytes of `samples` samples as learning uses them."""
         return formulas.policy_samples(self.widths, samples)
 
     def statistics_bytes(self, samples: int) -> int:
-        """Return the bytes for computing mean and variance of the samples."""
+        """Return the bytes that computing mean and variance of `samples` samples takes."""
         return formulas.policy_statistics(self.widths, samples, self.normalized)
 
     def pass_bytes(self, samples: int, compute: int) -> int:
-        """Return the bytes of a forward and backward pass; `compute`: bytes per number."""
+        """Return the bytes of a forward and backward pass over `samples` samples. `compute`: bytes per number."""
         return formulas.policy_pass(self.widths, samples, compute, self.kept_each)
 
     def answer_bytes(self, rows: int) -> int:
@@ -142,7 +145,7 @@ class PolicyShape:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape(PolicyShape):
-    """A policy network traced in torch. Workspace of convolutions is not counted."""
+    """The sizes of a policy network that torch has traced. The workspace of convolutions is not counted."""
 
     observation_bytes: int
     numbers: int  # float32 numbers in an observation
@@ -164,7 +167,10 @@ class NetworkShape(PolicyShape):
         )
 
     def pass_bytes(self, samples: int, compute: int) -> int:
-        """Return the bytes of saved tensors, and of two gradients as large as the largest tensor."""
+        """Return the bytes of saved tensors and of two gradients as large as the largest tensor, for `samples` samples.
+
+        `compute`: bytes per number.
+        """
         terms = _FLOAT32 * (4 * self.outputs + 10)
         return samples * (
             terms + compute * (self.saved + 2 * self.largest + 2 * self.numbers)
@@ -179,11 +185,11 @@ class NetworkShape(PolicyShape):
 def policy_shape(
     model: PolicyConfig, spaces: PolicySpaces, *, normalize_observations: bool
 ) -> PolicyShape:
-    """Return the shape of a policy.
+    """Return the sizes of a policy.
 
-    An MLP has two trunks, policy and value, and a log standard deviation per element of a continuous action. Any other
-    network is traced by `models.describe_policy` in a subprocess. Raises ConfigError for a custom module that is
-    missing or does not do what a policy needs.
+    An MLP has two trunks, policy and value, and a log standard deviation for each element of a continuous action. Any
+    other network is traced by `models.describe_policy` in a subprocess. Raises ConfigError if torch is missing for
+    that, or if a custom module is missing or does not do what a policy needs.
     """
     if not isinstance(model, MlpConfig) or model.remembered:
         return _traced(model, spaces, normalize_observations)
@@ -250,7 +256,7 @@ def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> Polic
 
 
 def _plain(block: Any) -> Mapping[str, Any]:
-    """Return the fields of a block, and of the blocks in it, with the name of its class."""
+    """Return the fields of a config block as plain values, with the name of its class; blocks in it likewise."""
     kind = {"class": type(block).__name__}
     return kind | {
         f.name: _value(getattr(block, f.name)) for f in dataclasses.fields(block)

@@ -34,7 +34,7 @@ _MOMENTS = 2  # of Adam
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrainingDemand:
-    """The actor of a job on simulators: every rank holds all float32 weights in one tensor, and Adam's moments."""
+    """The actor of a job on simulators. Every rank holds all weights in one float32 tensor, and Adam's moments."""
 
     policy: PolicyShape
     sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
@@ -82,7 +82,11 @@ class PolicyTrainingDemand:
         )
 
     def _learning(self, placed: Placed) -> Bytes:
-        """Return the peak of learning: of statistics, sample order, a minibatch's pass, or the gradient sum."""
+        """Return the bytes of the fullest moment of learning.
+
+        This is in the statistics, the order of the samples, the pass of a minibatch, or the sum of gradients over
+        ranks.
+        """
         whole = self.policy.parameters_bytes
         number = DTYPE_BYTES[self.compute]
         samples, statistics = (
@@ -109,7 +113,7 @@ class PolicyTrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRolloutDemand:
-    """A rollout rank of a job on simulators: the policy, one pass of it, and the workspace declared in its config."""
+    """A rollout rank of a job on simulators: the policy, one pass of it, and the workspace that its config declares."""
 
     policy: PolicyShape
     workspace_bytes: int = 0

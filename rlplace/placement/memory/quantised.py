@@ -9,7 +9,10 @@ from typing import Any
 
 
 def excepted(name: str, kept: Sequence[str]) -> bool:
-    """Return whether a weight is excluded from quantisation by a listed name, part of a name, or pattern."""
+    """Return whether weight `name` is excluded from quantisation.
+
+    `kept`: names of excluded weights or modules, parts of such names, and patterns that begin with "re:".
+    """
     layers = (
         re.sub(r"\.\d+(?=\.|$)", ".*", entry)
         for entry in kept
@@ -22,9 +25,10 @@ def excepted(name: str, kept: Sequence[str]) -> bool:
 
 
 def bits_of(quantised: Mapping[str, Any]) -> float:
-    """Return the bits per number, including its share of scales and zero points; 0 for an unknown method.
+    """Return the bits per number of quantised weights, with their share of scales and zero points; 0 if not known.
 
-    Sources: the formats that transformers 5 reads, each by its own documentation.
+    `quantised`: the `quantization_config` of a config.json. Sources: the formats that transformers 5 reads, each by its
+    own documentation.
     """
     group = quantised.get("group_size")
     match str(quantised.get("quant_method")).replace("-", "_"):

@@ -9,7 +9,10 @@ from rlplace.placement.language.spec import ComponentSpec
 
 
 def undivided(spec: ComponentSpec, error: str) -> Iterator[Found]:
-    """Find parallel sizes of a component without parts. `error`: of the code parallel-sizes, says why."""
+    """Yield the parallel sizes above 1 of a component that has nothing to divide.
+
+    `error`: name of the error of the code `parallel-sizes`, which says why.
+    """
     sizes = {
         "tensor_parallel_size": spec.parallel.tensor_parallel_size,
         "context_parallel_size": spec.parallel.context_parallel_size,

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedJob(Placed):
-    """A job that comes with rlplace, and its placement."""
+    """A job that comes with rlplace, with its config and its placement. This is what rules of such jobs check."""
 
     config: Config
 
     @classmethod
     def of(cls, config: Config, placed: Placed) -> PlacedJob:
-        """Return the job with this placement."""
+        """Return the job with this config and this placement."""
         return cls(
             config=config,
             cluster=placed.cluster,
@@ -36,10 +36,10 @@ class PlacedJob(Placed):
 
 
 def runs(case: PlacedJob) -> bool:
-    """Whether the job runs, rather than being planned only."""
+    """Return whether the job is one that runs, not one that is only planned."""
     return case.config.runs
 
 
 def planned_only(case: PlacedJob) -> bool:
-    """Whether the job is planned only."""
+    """Return whether the job is only planned, and never runs."""
     return not case.config.runs

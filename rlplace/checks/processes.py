@@ -10,7 +10,7 @@ from rlplace.placement.language.spec import role_of
 
 
 def _joined(case: PlacedJob) -> list[str]:
-    """Return the components whose ranks form one torch process group."""
+    """Return the components whose ranks form a torch process group."""
     found = []
     for component in case.placement.components:
         role = role_of(component)
@@ -23,7 +23,7 @@ def _joined(case: PlacedJob) -> list[str]:
 
 
 def _ranks_on_one_gpu(case: PlacedJob) -> Iterator[Found]:
-    """Find ranks of one process group that share a GPU: NCCL allows one rank of a group per GPU."""
+    """Yield components with a process group in which ranks share a GPU: NCCL allows one rank of a group per GPU."""
     placement = case.placement
     nodes = placement.topology.nodes
     for component in _joined(case):
@@ -49,7 +49,7 @@ def _threads_of_one_process(case: PlacedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlacedJob) -> Iterator[Found]:
-    """Find process groups of several ranks, which would be threads of one process."""
+    """Yield the process groups with several ranks of a job whose ranks are threads of one process."""
     crowded = {c: case.ranks(c) for c in _joined(case) if case.ranks(c) > 1}
     if not crowded:
         return

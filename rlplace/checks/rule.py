@@ -23,8 +23,8 @@ class Found:
     """One place that breaks a rule.
 
     `key`, `got`, `span`, `source`: as in `Problem`. `error`: the name of the error, for a code that has several.
-    `reasons`: names of the reasons that hold, if the code has a table of them. `facts`: values of the names in the
-    texts of the code.
+    `reasons`: the reasons that hold, if the code has a table of reasons. `facts`: values of the names in the texts of
+    the code.
     """
 
     key: str
@@ -44,7 +44,10 @@ def at_key(
     reasons: Sequence[str | Reason] = (),
     **facts: object,
 ) -> Found:
-    """Return what is found at a key of the config. `value`: as the config has it; None: the key is not written."""
+    """Return a breach of a rule at a key of the config.
+
+    `value`: the value in the config; None: the key is not in the config. `error`, `reasons`, `facts`: as in `Found`.
+    """
     got = None
     if value is not None:
         got = f"{key.rpartition('.')[2]}: {show(value)}"
@@ -52,18 +55,21 @@ def at_key(
 
 
 def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
-    """Return what is found at the line of a component in the placement."""
+    """Return a breach of a rule at the placement line of a component. `error`, `facts`: as in `Found`."""
     return Found(key=spec.key, got=spec.text, error=error, facts=facts)
 
 
 def always(case: object) -> bool:
-    """Apply a rule to every case."""
+    """Return True: the rule applies to every case."""
     return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Generic[Case]):
-    """One rule. `facts` yields each place that breaks the rule; it is asked where `applies` is true."""
+    """A rule that a case must keep, and the error code for a breach.
+
+    `facts`: yields each place that breaks the rule. `applies`: whether the rule is checked for a case.
+    """
 
     code: str
     facts: Callable[[Case], Iterable[Found]]
@@ -71,7 +77,7 @@ class Rule(Generic[Case]):
 
 
 def broken(rules: Iterable[Rule[Case]], case: Case) -> Iterator[Problem]:
-    """Yield the problems of a case, in the order of the rules."""
+    """Yield a problem for each place in `case` that breaks one of the rules, in the order of the rules."""
     for rule in rules:
         if not rule.applies(case):
             continue

@@ -10,7 +10,7 @@ from rlplace.placement.plan import Placed
 
 
 def _idle(case: Placed) -> Iterator[Found]:
-    """Find accelerators that no component uses."""
+    """Yield the accelerators that no component uses."""
     topology = case.placement.topology
     idle = topology.all - case.placement.used
     if not idle:
@@ -22,7 +22,7 @@ def _idle(case: Placed) -> Iterator[Found]:
 
 
 def _wide_copies(case: Placed) -> Iterator[Found]:
-    """Find tensor parallelism across nodes where the config allows it: every layer then waits for the network."""
+    """Yield components with a copy of their model on several nodes: every layer then waits for the network."""
     placement = case.placement
     for component in placement.components:
         spec = placement.spec(component)

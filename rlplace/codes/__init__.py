@@ -49,7 +49,7 @@ _FILES = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Templates of one error in the standard error form; names in braces are facts."""
+    """The texts of one error, as templates in the form that all errors have. Names in braces stand for facts."""
 
     what: str
     why: str | Mapping[str, str] | None = None
@@ -57,7 +57,7 @@ class Texts:
 
 
 class Reason(NamedTuple):
-    """A reason of a table, and the values of names that are in its text alone."""
+    """A reason in a table of reasons, with the values of names that only its text has."""
 
     name: str
     facts: Mapping[str, object]
@@ -65,7 +65,7 @@ class Reason(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """One code, as stable as the name of a function."""
+    """One error code: its explanation and the texts of its errors. Its name never changes."""
 
     name: str
     when: str  # it can occur
@@ -78,7 +78,7 @@ class Code:
     earlier: Code | None = None
 
     def render(self) -> str:
-        """Return the explanation: the name, and four lines for each time at which the code occurs."""
+        """Return the explanation of the code: its name, and four lines for each time at which the code occurs."""
         lines = [self.name]
         for code in (self.earlier, self):
             if code is None:
@@ -96,7 +96,7 @@ class Code:
 
 @functools.cache
 def codes() -> Mapping[str, Code]:
-    """All codes by name, read from their files on the first call."""
+    """Return name -> code for all codes. Their files are read on the first call."""
     files = [_tables(file) for file in _FILES]
     # Errors that several codes have, by group
     shared: dict[str, Any] = {}
@@ -118,13 +118,13 @@ def codes() -> Mapping[str, Code]:
 
 
 def _tables(file: str) -> dict[str, Any]:
-    """Return the content of a file of codes."""
+    """Return the tables in a file of codes. `file`: its name without ".toml"."""
     path = Path(__file__).with_name(f"{file}.toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _code(name: str, when: str, table: Mapping[str, Any]) -> Code:
-    """Return the code of one table."""
+    """Return the code `name` from its table. `when`: the time at which it can occur, in words."""
     texts: dict[str, Texts] = {}
     if "what" in table:
         texts[""] = _texts(table)
@@ -156,11 +156,11 @@ def problem(
     reasons: Iterable[str | Reason] = (),
     **facts: object,
 ) -> Problem:
-    """Return a problem with the texts of its code.
+    """Return a problem with the texts of an error code.
 
-    error: the name of the error, for a code that has several. got, span, source: as in `Problem`.
-    reasons: the names of those that hold, if `why` is a table. facts: the values of the names in the templates. Raises
-    KeyError for a code, an error, a reason or a fact that is missing.
+    `key`: the key path in the config. `got`, `span`, `source`: as in `Problem`. `error`: the name of the error, for a
+    code that has several. `reasons`: the reasons that hold, if `why` is a table of reasons. `facts`: the values of the
+    names in the templates. Raises KeyError for a code, an error, a reason or a fact that is missing.
     """
     texts = codes()[code].texts[error]
     why: str | None
@@ -192,7 +192,7 @@ def config_error(
     reasons: Iterable[str | Reason] = (),
     **facts: object,
 ) -> ConfigError:
-    """Return an error with one problem; the arguments are those of `problem`."""
+    """Return a ConfigError with one problem. The arguments are those of `problem`."""
     found = problem(
         code,
         key,
@@ -209,14 +209,17 @@ def config_error(
 def _line(
     table: Mapping[str, str], reason: str | Reason, facts: Mapping[str, object]
 ) -> str:
-    """Return the line of a reason that holds."""
+    """Return the text of a reason that holds. `table`: name of a reason -> its template."""
     if isinstance(reason, Reason):
         return table[reason.name].format(**facts, **reason.facts)
     return table[reason].format(**facts)
 
 
 def _filled(template: str | None, facts: Mapping[str, object]) -> str | None:
-    """Return the template with its facts; None without a template, and for one that is a name with the value None."""
+    """Return a template with its facts filled in.
+
+    Return None without a template, and if the template is a single name whose value is None.
+    """
     if template is None:
         return None
     alone = re.fullmatch(r"{(\w+)}", template)

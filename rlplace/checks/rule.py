@@ -60,7 +60,7 @@ def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
 
 
 def always(case: object) -> bool:
-    """Return True: the rule applies to every case."""
+    """Return True. This is `applies` of rules for every case."""
     return True
 
 

@@ -328,7 +328,10 @@ def channel_plan(
 def plan_weights(
     placement: HybridComponentPlacement, name: str, source: str, target: str
 ) -> ChannelPlan:
-    """Return the channel of weights to target ranks that cannot read weights from shared memory or from a GPU."""
+    """Return the plan of channel `name`, which carries weights from component `source` to ranks of component `target`.
+
+    The channel serves ranks that cannot read weights from shared memory or from a GPU.
+    """
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
     return channel_plan(
@@ -356,7 +359,7 @@ def _inside(
     sources: RankLocations,
     targets: RankLocations,
 ) -> bytearray:
-    """Return by target rank 1 if all items for it come from its own process, else 0.
+    """Return an array by target rank: 1 if all items for the rank come from its own process, else 0.
 
     `givers`, `takers`: source ranks and target ranks, in pairs. `sources`, `targets`: locations of the ranks.
     """

@@ -147,7 +147,7 @@ def _each(items: int, takers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """How many accelerators a placement uses, compared with accelerators of its own for every component."""
+    """The number of accelerators in use, and the number if every component had accelerators of its own."""
 
     by_component: Mapping[str, int]  # component -> accelerators that it uses
     used: int
@@ -178,7 +178,7 @@ class Savings:
 
 
 def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str, int]:
-    """Return stage -> number of accelerators whose components include one that is needed in that stage."""
+    """Return stage -> number of accelerators with at least one component that is needed in that stage."""
     at_work = {}
     for stage in needs.stages:
         needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]

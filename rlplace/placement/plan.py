@@ -54,13 +54,13 @@ class Plan:
 
     @property
     def row_routes(self) -> Routes:
-        """The routes of rows in a job with simulators; an AssertionError in other jobs."""
+        """The routes of rows in a job with simulators. Raises AssertionError in other jobs."""
         assert isinstance(self.routes, Routes), "of simulators only"
         return self.routes
 
     @property
     def savings(self) -> Savings:
-        """How many accelerators sharing saves."""
+        """How many accelerators are saved because components share them."""
         sizes = {
             c: len(self.placement.accelerators(c)) for c in self.placement.components
         }
@@ -160,7 +160,7 @@ def plan_components(
 
 
 def _written(problem: Problem, sources: Mapping[str, Source]) -> Problem:
-    """Return the problem with the place where its key was written."""
+    """Return the problem with the place in the config where its key was written. `sources`: key path -> place."""
     return dataclasses.replace(problem, source=source_of(problem.key, sources))
 
 

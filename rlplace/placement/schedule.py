@@ -91,10 +91,10 @@ class Needs:
         return max(found, default=Residency.OFF)
 
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
-        """Return the stages whose work a component does while `stage` runs.
+        """Return the stages whose work a component does while `stage` runs; () if it does none.
 
-        This is `stage` itself if it names the component. If rollout runs ahead (`ahead` above 0), "rollout" comes
-        before it.
+        If rollout runs ahead of learning (`ahead` above 0), the stage "rollout" runs during every other stage. A
+        component may then work for both.
         """
         at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
         return tuple(s for s in at_once if component in self.residency[s])
@@ -193,7 +193,10 @@ def text_needs(
 
 
 def placed_names(block: Mapping[str, object]) -> list[str]:
-    """Return the component names in a placement block; for a preset, five fixed names and the keys with a dot."""
+    """Return the component names in a placement block.
+
+    For a preset, these are actor, critic, reference, reward and rollout, and the keys of the block with a dot.
+    """
     if "preset" in block:
         return [
             "actor",

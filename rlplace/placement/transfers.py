@@ -117,9 +117,10 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 
 
 def _delivered(plan: Plan, source: str, target: str) -> Transfer:
-    """Return the transfer of weights from `source` to `target`: each source rank sends its part to each copy.
+    """Return the transfer of weights from component `source` to component `target`.
 
-    A copy is in the shared memory of a node, or on the accelerator of a rank.
+    Each source rank sends its part to each copy. A copy is in the shared memory of a node, or on the accelerator of a
+    rank.
     """
     deliveries = [
         delivery
@@ -251,7 +252,7 @@ def weight_transfers(plan: Plan) -> list[Transfer]:
 def _weight_bytes(
     plan: Plan, ledger: MemoryLedger, transfer: Transfer
 ) -> Counter[Transport]:
-    """Return the bytes that one sync of weights sends, by transport."""
+    """Return transport -> bytes that one sync of weights sends."""
     segments = plan.placement.spec(transfer.target).segments
     each = max((s.accelerators_per_rank for s in segments), default=1)
     copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * each

@@ -31,8 +31,8 @@ def check_fit(
 ) -> bool:
     """Return whether the ranks of `segments` fit on their numbers; if not, faults are added to `faults`.
 
-    `text`: the placement as it was written. `pool`: what the numbers count. Takes time in the number of segments, not
-    of ranks.
+    `text`: the placement as it was written. `pool`: what the numbers count. The time grows with the number of segments,
+    not of ranks.
     """
     if not check_exist(text, segments, pool, faults):
         return False
@@ -161,7 +161,7 @@ def _check_cut(
 
 
 def crossing(before: Interval, after: Interval) -> str:
-    """Return the error code for a rank that lies on both intervals."""
+    """Return the error code for a rank that lies on both intervals, which are on two nodes or of two products."""
     if before.node == after.node:
         return "rank-spans-products"
     return "rank-spans-nodes"

@@ -167,8 +167,9 @@ def is_cut(
 ) -> bool:
     """Return whether YAML has cut the key of a line: it reads `{actor,rollout: 0-3}` as {actor: null, rollout: 0-3}.
 
-    One fault for all keys that were cut is added to `faults`. Outside of braces, a key without a value is only an empty
-    line, which is not a cut.
+    `text`: the line. `block`: the block that has it. `components`: components of the algorithm; None: any name may be
+    placed. One fault for all keys that were cut is added to `faults`. Outside of braces, a key without a value is only
+    an empty line, which is not a cut.
     """
     if text.value is not None:
         return False

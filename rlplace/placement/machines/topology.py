@@ -32,7 +32,7 @@ DECLARED = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranges:
-    """A set of whole numbers as ascending ranges that do not touch. Operations take time in the number of ranges."""
+    """A set of whole numbers as ascending ranges that do not touch. The time of operations grows with the ranges."""
 
     pieces: tuple[range, ...] = ()
 

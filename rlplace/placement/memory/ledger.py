@@ -419,7 +419,8 @@ class MemoryCase:
     def schedule(self) -> Schedule:
         """Return the schedule of the plan.
 
-        Components that clash by the rules of `schedule` may stay resident: the ledger decides by bytes.
+        Components that `find_clashes` would report may stay resident here: the ledger decides by bytes, not by that
+        rule.
         """
         leaving = {c: self.offload.get(c, False) for c in self.placement.components}
         return schedule_of(self.placement, self.needs, leaving)

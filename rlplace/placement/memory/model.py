@@ -56,7 +56,7 @@ class ModelShape:
 
     @property
     def met(self) -> int:
-        """The number of parameters that compute one token; in a mixture of experts, fewer than `parameters`."""
+        """The number of parameters that the computation of one token uses; in a mixture of experts, not all."""
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
@@ -236,7 +236,10 @@ def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
 
 
 def _shape(record: Mapping[str, Any], letters: Letters, head: Head) -> ModelShape:
-    """Return the shape for a description of a whole model, with the output head `head`."""
+    """Return the shape of a model, with the output head `head`.
+
+    `record`: the description of the whole model. `letters`: the values of its letters.
+    """
     hidden = int(letters.value(record["hidden"]))
     attention = Attention(hidden=hidden, **_numbers(record["attention"], letters))
     vocabulary = int(letters.value(record["vocabulary"]))
@@ -275,8 +278,8 @@ def _with_text(
 ) -> ModelShape:
     """Return the shape for a description that leaves the decoder to another description.
 
-    The keys of the decoder are in a block of their own in `config`. `key`: key path of the model in the job's config,
-    for errors.
+    `record`: the description. `letters`: the values of its letters. `config`: a config.json, in which the keys of the
+    decoder are in a block of their own. `key`: key path of the model in the job's config, for errors.
     """
     text = record["text"]
     own = config.get(text["key"])
@@ -292,7 +295,10 @@ def _with_text(
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[Block]:
-    """Yield the kinds of layers that the model has. Letters of other kinds are not read."""
+    """Yield the kinds of layers that the model has. Letters of other kinds are not read.
+
+    `rows`: kinds of layers in a description. `letters`: the values of its letters.
+    """
     for row in rows:
         layers = int(letters.value(row["layers"]))
         if layers:
@@ -320,7 +326,11 @@ def _kv(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[KvLayer
 def _weights(
     rows: Sequence[Mapping[str, Any]], letters: Letters, layer: str = ""
 ) -> Iterator[Weight]:
-    """Yield the weights that the model has. `layer`: text before their names."""
+    """Yield the weights that the model has.
+
+    `rows`: weights in a description. `letters`: the values of its letters. `layer`: text before the names of the
+    weights.
+    """
     for row in rows:
         if letters.value(row.get("if", True)):
             yield Weight(

@@ -252,7 +252,7 @@ class Pass:
 
     @property
     def _beside(self) -> int:
-        """Bytes beside activations; those of input images are counted as if all tokens came from images."""
+        """The bytes that a pass takes beside activations; input images count as if all tokens came from images."""
         return _TOKEN_BYTES * self.tokens + (
             self.model.tower.given(self.tokens) if self.model.tower else 0
         )

@@ -58,7 +58,7 @@ def render_hosts(ledger: MemoryLedger) -> list[str]:
 
 
 def verdict(ledger: MemoryLedger) -> str:
-    """Return the words about whether the job fits, and about the tightest accelerators at their fullest moment."""
+    """Return words that say whether the job fits, and how full the tightest accelerators are at their worst moment."""
     tightest = ledger.tightest
     if tightest is None:
         return "memory: no accelerator is used"

@@ -65,7 +65,10 @@ _CUT = 14  # length of the marks between the accelerators of a block
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the grid: neighbouring accelerators of a fold with the same components, and its place on the page."""
+    """One row of the grid: neighbouring accelerators with the same components, within the nodes that `fold` stands for.
+
+    `y`, `height`: where the row is on the page, in pixels.
+    """
 
     fold: NodeFold
     accelerators: range  # numbered within the node
@@ -75,7 +78,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The numbers of the accelerators: over the cluster for a fold of one node, else within the node."""
+        """The numbers of the accelerators: over the cluster if `fold` is a single node, else within the node."""
         base = 0
         if len(self.fold.nodes) == 1:
             base = self.fold.first
@@ -87,7 +90,7 @@ class Row:
 
     @property
     def starts_fold(self) -> bool:
-        """Whether this row is the first of its fold, so that the label of the nodes is written beside it."""
+        """Whether this row is the first of its nodes, so that the label of the nodes is written beside it."""
         return self.accelerators.start == 0
 
 
@@ -196,7 +199,8 @@ def _lay_out(
 ) -> tuple[list[str], _Layout]:
     """Return the drawn names of the components, and the places of stages, rows and texts.
 
-    `folds`: the folds that have accelerators. `several`: whether these folds have more than one node.
+    `folds`: the nodes that have accelerators, equal neighbours together. `several`: whether they are more than one
+    node.
     """
     # Across: the labels at the left, then a column for each stage.
     rows = []
@@ -293,12 +297,12 @@ def _place_of(view: PlanView, component: str) -> str:
 def _text(
     x: float, y: float, shown: str, look: str = "soft", **attributes: Attribute
 ) -> str:
-    """Return a text element, with its place rounded to one decimal."""
+    """Return a text element at (`x`, `y`), rounded to one decimal. `look`: its class in the style sheet."""
     return text(float(x), float(y), shown, look, **attributes)
 
 
 def _markup(x: float, y: float, inside: str, look: str, **attributes: Attribute) -> str:
-    """Return a text element whose content is SVG already."""
+    """Return a text element at (`x`, `y`). `inside`: its content, which is SVG already. `look`: its class."""
     return element("text", inside, class_=look, x=float(x), y=float(y), **attributes)
 
 
@@ -555,7 +559,7 @@ def _block(
 ) -> str:
     """Return the drawn block of a component on the neighbouring rows `run`.
 
-    `size`: bytes on each accelerator; 0 if not known.
+    `box`: the rectangle of the block. `size`: bytes on each accelerator; 0 if not known.
     """
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
@@ -591,14 +595,17 @@ def _filled(number: int, look: str, box: Box) -> str:
 
 
 def _ink(number: int, look: str) -> str:
-    """Return the look of a text on a block: white on a block in full colour, else the colour of the component."""
+    """Return the look of a text on a block: white on a block in full colour, else the colour of the component.
+
+    `number`: the colour. `look`: the look of the block.
+    """
     if look == Residency.FULL.word:
         return "on"
     return f"t{number}"
 
 
 def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> str:
-    """Return the drawn block of a component that has no accelerators."""
+    """Return the drawn block of a component that has no accelerators. `box`: the rectangle of the block."""
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
     place = _place_of(view, component)
@@ -626,7 +633,10 @@ def _label(
 
 
 def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box) -> str:
-    """Return one line of text: the name, followed by state and bytes if there is room for them."""
+    """Return one line of text: the name, followed by state and bytes if there is room for them.
+
+    Arguments: see `_label`.
+    """
     room = box.width - 8
     named = span(component, "name")
     size = min(12.0, room / width_of(f"{component} {state}", 1, bold=True))
@@ -647,7 +657,10 @@ def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box)
 def _turned_label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> str:
-    """Return one line of text that runs upwards: name and state, with the bytes if there is room for them."""
+    """Return one line of text that runs upwards: name and state, with the bytes if there is room.
+
+    Arguments: see `_label`.
+    """
     room = box.height - 12
     words = f"{component} {state}"
     with_bytes = f"{words} {bytes_held}"
@@ -665,7 +678,10 @@ def _turned_label(
 def _tall_label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> list[str]:
-    """Return the name, split at its dots if it is too long for one line, with state and bytes on the lines below."""
+    """Return the name, split at its dots if it is too long, with state and bytes on lines below.
+
+    Arguments: see `_label`.
+    """
     # `reward.math` has two lines where one would be too long.
     words = component.split(".")
     room = box.width - 8

@@ -108,9 +108,9 @@ def _rank_sizes(spec: ComponentSpec) -> str:
 
 
 def _map(fold: NodeFold) -> list[str]:
-    """Return the lines of a map of a fold: a column for each accelerator, a row for each component.
+    """Return the lines of a map of a node: a column for each accelerator, a row for each component.
 
-    A cell has the numbers of the ranks of that component on that accelerator.
+    A cell has the numbers of the ranks of that component on that accelerator. `fold`: the node, or equal nodes.
     """
     # The numbers are global for a single node, those of the first node for several.
     single = len(fold.nodes) == 1

@@ -220,7 +220,7 @@ def _view_stage(plan: Plan, stage: str) -> StageView:
 
 
 def _compare(plan: Plan, case: MemoryCase, ledger: MemoryLedger) -> Comparison | None:
-    """Return the comparison with the dedicated placement; None if no component has accelerators.
+    """Return the comparison with a placement that shares no accelerators; None if no component has accelerators.
 
     `ledger`: the ledger of `case`.
     """
@@ -290,7 +290,10 @@ def show_move(move: Move) -> str:
 
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
-    """Return the folds of all nodes, in node order. Takes time linear in nodes x components and in segments."""
+    """Return all nodes in order, with equal neighbours joined in one `NodeFold`.
+
+    Takes time linear in nodes x components and in segments.
+    """
     topology = placement.topology
     # What each component has on each node; a node never cuts a rank.
     held = defaultdict[tuple[str, int], list[Segment]](list)
@@ -402,7 +405,7 @@ def _channel_record(channel: ChannelPlan) -> dict[str, Any]:
 
 
 def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
-    """Return the comparison with the dedicated placement as plain values; None if there is no comparison."""
+    """Return as plain values the comparison with a placement that shares no accelerators; None without a comparison."""
     if comparison is None:
         return None
     record = _fields(comparison.savings, "used", "dedicated", "saved", "by_component")
@@ -433,7 +436,10 @@ def _fields(value: object, *names: str) -> dict[str, Any]:
 
 
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the routes as a list; if weights have deliveries, as a dict by name, with the weights."""
+    """Return the routes of a plan as plain values, in a list.
+
+    If weights have deliveries, return a dict instead: name -> route, and for weights their copies.
+    """
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
     routes = {route.name: _fields(route, *_ROUTE) for route in plan.routes}

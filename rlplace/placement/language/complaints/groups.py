@@ -14,12 +14,12 @@ from rlplace.placement.machines.topology import Ranges, named
 
 
 def _no_label(fault: Fault) -> Facts:
-    """Return the facts for a missing label: a line that names the last group of the cluster."""
+    """Return the facts for a missing label: a corrected line that names the last group of the cluster."""
     return {"line": line_of(fault.text, fault.facts["labels"][-1])}
 
 
 def _unknown_group(fault: Fault) -> Facts:
-    """Return the facts for an unknown group: a similar label if there is one, and a line with that label."""
+    """Return the facts for an unknown group: a similar label if there is one, and a corrected line with that label."""
     label = fault.facts["label"]
     meant = did_you_mean(label, fault.facts["labels"])
     line = open_line(fault.text, "one of these")
@@ -29,12 +29,12 @@ def _unknown_group(fault: Fault) -> Facts:
 
 
 def _group_twice(fault: Fault) -> Facts:
-    """Return the facts for a group that is named twice: a line that names each group once."""
+    """Return the facts for a group that is named twice: a corrected line that names each group once."""
     return {"line": line_of(fault.text, ",".join(fault.facts["found"]))}
 
 
 def _first_group(fault: Fault) -> Facts:
-    """Return the facts for groups that cannot be joined: a line that names only the first of them."""
+    """Return the facts for groups that cannot be joined: a corrected line that names only the first of them."""
     return {"line": line_of(fault.text, fault.facts["first"])}
 
 
@@ -52,20 +52,26 @@ def _named(nodes: Ranges) -> str:
 
 
 def _outside(fault: Fault) -> Facts:
-    """Return the facts for nodes outside the group: those nodes, and a line with all nodes of the group."""
+    """Return the facts for nodes outside the group: those nodes, and a corrected line with all nodes of the group."""
     members = str(fault.facts["members"])
     return {"nodes": _named(fault.facts["nodes"]), "line": line_of(fault.text, members)}
 
 
 def _item_outside(fault: Fault) -> Facts:
-    """Return the facts for hardware on a node outside the group: that node, and a line with the group's first node."""
+    """Return the facts for hardware on a node outside the group.
+
+    The facts are the node, and a corrected line with the group's first node.
+    """
     members: Ranges = fault.facts["members"]
     line = line_of(fault.text, members.pieces[0].start)
     return {"node": show(fault.text.value), "line": line}
 
 
 def _two_envs(fault: Fault) -> Facts:
-    """Return the facts for nodes with two environments: those nodes, and a line with the nodes that have none yet."""
+    """Return the facts for nodes with two environments.
+
+    The facts are the nodes, and a corrected line with the nodes that have none yet.
+    """
     left: Ranges = fault.facts["left"]
     line = "remove this entry"
     if left:

@@ -28,7 +28,7 @@ def _empty_block(fault: Fault) -> Facts:
 
 
 def _cut_key(fault: Fault) -> Facts:
-    """Return the facts for a key that YAML has cut at a comma: a line with the whole key in quotes."""
+    """Return the facts for a key that YAML has cut at a comma: a corrected line with the whole key in quotes."""
     keys = fault.facts["keys"]
     last = fault.facts["last"]
     return {
@@ -39,14 +39,18 @@ def _cut_key(fault: Fault) -> Facts:
 
 
 def _cut_value(fault: Fault) -> Facts:
-    """Return the facts for values that YAML has cut at commas: a line of the block with its values joined again."""
+    """Return the facts for values that YAML has cut at commas.
+
+    The fact is a corrected line of the block with its values joined again.
+    """
     return _cut(fault.text, _whole(fault.text))
 
 
 def _cut_lines(fault: Fault) -> Facts:
-    """Return the facts for a block whose keys and values YAML has cut at commas: a line of the block as it was meant.
+    """Return the facts for a block whose keys and values YAML has cut at commas.
 
-    A key without a value belongs to the next key: {actor: null, env: 0-3} was {actor,env: 0-3}.
+    The fact is a corrected line of the block as it was meant. A key without a value belongs to the next key: {actor:
+    null, env: 0-3} was {actor,env: 0-3}.
     """
     found: dict[str, object] = {}
     names: list[str] = []
@@ -66,9 +70,10 @@ def _whole(block: Text) -> dict[str, object]:
 
 
 def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
-    """Return the facts for a block that YAML has cut: the keys that are pieces of values, and a line with `meant`.
+    """Return the facts for a block that YAML has cut.
 
-    `meant`: the block as it was meant.
+    The facts are the keys that are pieces of values, and a corrected line with `meant`. `meant`: the block as it was
+    meant.
     """
     assert isinstance(block.value, Mapping)
     # A piece such as 4:7 has become the number 247.
@@ -87,13 +92,13 @@ def _whole_line(fault: Fault) -> Facts:
 
 
 def _no_name(fault: Fault) -> Facts:
-    """Return the facts for an empty name in a key: a line with the other names alone."""
+    """Return the facts for an empty name in a key: a corrected line with the other names alone."""
     others = ",".join(filter(None, fault.facts["names"])) or "actor"
     return _whole_line(fault) | {"line": f"{others}: {quote(fault.text.value)}"}
 
 
 def _unknown_name(fault: Fault) -> Facts:
-    """Return the facts for an unknown component: a similar name if there is one, the known names, and a line.
+    """Return the facts for an unknown component: a similar name if there is one, the known names, and a corrected line.
 
     The line has the similar name in place of the key, if the key had only one name.
     """
@@ -112,7 +117,7 @@ def _unknown_name(fault: Fault) -> Facts:
 
 
 def _unknown_key(fault: Fault) -> Facts:
-    """Return the facts for an unknown key: the key that was probably meant, the known keys, and a line.
+    """Return the facts for an unknown key: the key that was probably meant, the known keys, and a corrected line.
 
     The key that was meant is our name for a key of another library, else a similar key that the block does not have
     yet.
@@ -162,7 +167,10 @@ def _known_places(fault: Fault) -> Facts:
 
 
 def _no_count(fault: Fault) -> Facts:
-    """Return the facts for a value that is no count: a line with a number, which is that of the text if it has one."""
+    """Return the facts for a value that is no count.
+
+    The fact is a corrected line with a number, which is that of the text if it has one.
+    """
     value = fault.text.value
     line = open_line(fault.text, "a number")
     if isinstance(value, str) and re.fullmatch(r"\s*0*[1-9][0-9]{0,5}\s*", value):
@@ -171,7 +179,10 @@ def _no_count(fault: Fault) -> Facts:
 
 
 def _no_fraction(fault: Fault) -> Facts:
-    """Return the facts for a fraction that gives no whole number: a line with the whole number below it, at least 1."""
+    """Return the facts for a fraction that gives no whole number.
+
+    The fact is a corrected line with the next smaller whole number, at least 1.
+    """
     count = max(1, fault.facts["count"])
     line = line_of(fault.text, {"accelerators": count})
     if fault.text.leaf == "accelerators":
@@ -180,7 +191,10 @@ def _no_fraction(fault: Fault) -> Facts:
 
 
 def _alone(fault: Fault) -> Facts:
-    """Return the facts for a shared process with a single component: a line for a component that can join it."""
+    """Return the facts for a shared process with a single component.
+
+    The fact is a corrected line for a component that can join it.
+    """
     able = fault.facts["able"]
     remark = ""
     if able:
@@ -198,7 +212,10 @@ def _circle(fault: Fault) -> Facts:
 
 
 def _unknown_target(fault: Fault) -> Facts:
-    """Return the facts for an unknown name after `same_as`: a similar component if there is one, and a line with it."""
+    """Return the facts for an unknown name after `same_as`.
+
+    The facts are a similar component if there is one, and a corrected line with it.
+    """
     text = fault.text
     names = fault.facts["line"].names
     others = [name for name in fault.facts["placed"] if name not in names]
@@ -223,7 +240,10 @@ def _no_units(fault: Fault) -> Facts:
 
 
 def _not_free(fault: Fault) -> Facts:
-    """Return the facts for too few free accelerators: how many are free, and lines with places of other components."""
+    """Return the facts for too few free accelerators.
+
+    The facts are how many are free, and corrected lines that use the places of other components.
+    """
     free: Ranges = fault.facts["free"]
     unit = fault.facts["unit"]
     left = "none is free"
@@ -243,7 +263,10 @@ def _not_free(fault: Fault) -> Facts:
 
 
 def _unknown_preset(fault: Fault) -> Facts:
-    """Return the facts for an unknown preset: a similar one if there is one, the known presets, and a line."""
+    """Return the facts for an unknown preset.
+
+    The facts are a similar preset if there is one, the known presets, and a corrected line.
+    """
     word = fault.facts["word"]
     text = fault.text.text
     meant = meant_word(word, (*PRESETS, *TOGETHER))
@@ -261,9 +284,10 @@ def _no_such_number(fault: Fault) -> Facts:
 
 
 def _sizes_differ(fault: Fault) -> Facts:
-    """Return the facts for different sizes in one set: all sizes, and a line that makes the smallest one equal.
+    """Return the facts for different sizes in one set.
 
-    The line gives the component with the smallest size the largest one.
+    The facts are the sizes of all components of the set, and a corrected line that makes the smallest one equal. The
+    line gives the component with the smallest size the largest one.
     """
     sized: Mapping[str, int] = fault.facts["sized"]
     smallest = min(sized, key=lambda name: sized[name])
@@ -275,7 +299,10 @@ def _sizes_differ(fault: Fault) -> Facts:
 
 
 def _too_few(fault: Fault) -> Facts:
-    """Return the facts for too few accelerators: a line with equal sizes, or one with as many accelerators as sets."""
+    """Return the facts for too few accelerators.
+
+    The fact is a corrected line with equal sizes, or with as many accelerators as there are sets.
+    """
     sets = fault.facts["sets"]
     sizes = fault.facts["sizes"]
     sized = [name for members in sets for name in members if name in sizes]

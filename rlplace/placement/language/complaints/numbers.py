@@ -51,7 +51,7 @@ def _other_number(fault: Fault) -> Facts:
 
 
 def _base_60(fault: Fault) -> Facts:
-    """Return the facts for a pair that YAML has read as one number in base 60: the pair, and a line.
+    """Return the facts for a pair that YAML has read as one number in base 60: the pair, and a corrected line.
 
     The line has what the pair may mean: rank 0 on an accelerator, a range, else all.
     """
@@ -76,14 +76,17 @@ def _base_60(fault: Fault) -> Facts:
 
 
 def _reversed(fault: Fault) -> Facts:
-    """Return the facts for a range that runs backwards: a line with the range forwards."""
+    """Return the facts for a range that runs backwards: a corrected line with the range forwards."""
     forwards = f"{fault.facts['last']}-{fault.facts['first']}"
     line = meant_line(fault.text)
     return {"line": line or with_part(fault.text, span_of(fault), forwards)}
 
 
 def _no_part(fault: Fault) -> Facts:
-    """Return the facts for a share that does not exist: a line with the likely one (`part 1/2` for `part 2/1`)."""
+    """Return the facts for a share that does not exist.
+
+    The fact is a corrected line with the likely one (`part 1/2` for `part 2/1`).
+    """
     number = fault.facts["number"]
     parts = fault.facts["parts"]
     if not parts or not fault.facts["count"]:
@@ -96,7 +99,7 @@ def _no_part(fault: Fault) -> Facts:
 
 
 def _slice(fault: Fault) -> Facts:
-    """Return the facts for a slice of Python such as `0:8`: a line with the range that Python means."""
+    """Return the facts for a slice of Python such as `0:8`: a corrected line with the range that Python means."""
     start = fault.facts["start"]
     stop = fault.facts["stop"]
     pool: Pool = fault.facts["pool"]
@@ -108,18 +111,21 @@ def _slice(fault: Fault) -> Facts:
 
 
 def _gaps(fault: Fault) -> Facts:
-    """Return the facts for empty pieces: a line without them."""
+    """Return the facts for empty pieces: a corrected line without them."""
     return {"line": without_gaps(fault.text)}
 
 
 def _all_ranks(fault: Fault) -> Facts:
-    """Return the facts for `all` in place of ranks: a line with the ranks that follow from the accelerators."""
+    """Return the facts for `all` in place of ranks.
+
+    The fact is a corrected line with the ranks that follow from the accelerators.
+    """
     ranks = show_range(fault.facts["ranks"])
     return {"line": with_part(fault.text, span_of(fault), ranks)}
 
 
 def _dash(fault: Fault) -> Facts:
-    """Return the facts for a dash in place of a hyphen: the dash, and a line with hyphens."""
+    """Return the facts for a dash in place of a hyphen: the dash, and a corrected line with hyphens."""
     hyphenated = fault.facts["hyphenated"]
     # The first letter that is another one.
     pairs = zip(fault.facts["piece"], hyphenated, strict=True)
@@ -129,7 +135,10 @@ def _dash(fault: Fault) -> Facts:
 
 
 def _unreadable(fault: Fault) -> Facts:
-    """Return the facts for a piece that cannot be read: the piece, and a line with it in our notation, if known."""
+    """Return the facts for a piece that cannot be read.
+
+    The facts are the piece, and a corrected line with it in our notation, if known.
+    """
     span = span_of(fault)
     piece = fault.text.text[slice(*span)]
     what = "this"
@@ -143,7 +152,7 @@ def _unreadable(fault: Fault) -> Facts:
 
 
 def _without_ranks(fault: Fault) -> Facts:
-    """Return the facts for ranks that are not allowed here: a line without ranks."""
+    """Return the facts for ranks that are not allowed here: a corrected line without ranks."""
     unquoted = re.sub(r'[\[\]"]', "", fault.text.text)
     return {"line": line_of(fault.text, re.sub(r":[^,]*", "", unquoted))}
 
@@ -152,7 +161,7 @@ def _without_ranks(fault: Fault) -> Facts:
 
 
 def _missing(fault: Fault) -> Facts:
-    """Return the facts for numbers that do not exist: their names, their columns, and a line."""
+    """Return the facts for numbers that do not exist: their names, their columns, and a corrected line."""
     pool: Pool = fault.facts["pool"]
     segments: Sequence[Segment] = fault.facts["segments"]
     numbers = fault.facts["segment"].accelerators
@@ -185,7 +194,7 @@ def _ranks_span(fault: Fault) -> tuple[int, int]:
 
 
 def _too_many(fault: Fault) -> Facts:
-    """Return the facts for too many ranks: their number, and a line with one rank on each accelerator."""
+    """Return the facts for too many ranks: their number, and a corrected line with one rank on each accelerator."""
     segment: Segment = fault.facts["segment"]
     on = counted(len(segment.accelerators), fault.facts["pool"].noun)
     ranks = segment.ranks.stop - segment.ranks.start
@@ -194,7 +203,7 @@ def _too_many(fault: Fault) -> Facts:
 
 
 def _uneven(fault: Fault) -> Facts:
-    """Return the facts for ranks that do not divide evenly: two lines that mend all such segments.
+    """Return the facts for ranks that do not divide evenly: two corrected lines that mend all such segments.
 
     One line has fewer ranks, the other has more.
     """
@@ -222,7 +231,10 @@ def _uneven(fault: Fault) -> Facts:
 
 
 def _twice(fault: Fault) -> Facts:
-    """Return the facts for accelerators that are named twice: their names, and a line with each accelerator once."""
+    """Return the facts for accelerators that are named twice.
+
+    The facts are their names, and a corrected line with each accelerator once.
+    """
     segments: Sequence[Segment] = fault.facts["segments"]
     once = Ranges.of(segment.accelerators for segment in segments)
     line = line_of(fault.text, str(once))
@@ -234,16 +246,20 @@ def _twice(fault: Fault) -> Facts:
 
 
 def _rank_order(fault: Fault) -> Facts:
-    """Return the facts for ranks that are given twice or left out: their names, and a line with the ranks in order."""
+    """Return the facts for ranks that are given twice or left out.
+
+    The facts are their names, and a corrected line with the ranks in order.
+    """
     ranks = named("rank", fault.facts["wrong"], "is")
     line = line_of(fault.text, _renumbered(fault.facts["segments"], {}))
     return {"ranks": ranks, "line": line, "span": _ranks_span(fault)}
 
 
 def _cut_rank(fault: Fault) -> Facts:
-    """Return the facts for a rank that lies on two nodes or products, and a line that mends all such segments.
+    """Return the facts for a rank that lies on two nodes or products.
 
-    In that line each rank has fewer accelerators.
+    The facts are the rank and its accelerators, where it lies, and a corrected line for all such segments. In that line
+    each rank has fewer accelerators.
     """
     pool: Pool = fault.facts["pool"]
     segment: Segment = fault.facts["segment"]
@@ -281,7 +297,10 @@ def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
 
 
 def _spread(fault: Fault) -> Facts:
-    """Return the facts for ranks that cannot be spread over numbers: the largest size of a rank that fits."""
+    """Return the facts for ranks that cannot be spread over numbers.
+
+    The facts are the numbers, the largest size of a rank that fits, and, for a rank that would be cut, where that is.
+    """
     pool: Pool = fault.facts["pool"]
     piece: range = fault.facts["piece"]
     facts: Facts = {
@@ -337,7 +356,10 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _uneven_copies(fault: Fault) -> Facts:
-    """Return the facts for accelerators that do not divide into copies: lines with the nearest sizes that do."""
+    """Return the facts for accelerators that do not divide into copies.
+
+    The fact is corrected lines, each with one of the nearest sizes that fit.
+    """
     total = fault.facts["total"]
     tensor = fault.facts["sizes"].tensor_parallel_size
     larger = total
@@ -356,7 +378,7 @@ def _uneven_context(fault: Fault) -> Facts:
 
 
 def _other_total(fault: Fault) -> Facts:
-    """Return the facts for parallel sizes that do not use all accelerators: a line with sizes that do.
+    """Return the facts for parallel sizes that do not use all accelerators: a corrected line with sizes that do.
 
     It changes the number of copies, or the size of a copy.
     """

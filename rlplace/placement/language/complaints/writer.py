@@ -14,6 +14,6 @@ Writer = Callable[[Fault], Facts]
 
 
 def span_of(fault: Fault) -> tuple[int, int]:
-    """Return the columns of a fault that must have columns."""
+    """Return the columns of a fault, which must have some."""
     assert fault.span is not None
     return fault.span

@@ -68,7 +68,7 @@ class Code:
     """One error code: its explanation and the texts of its errors. Its name never changes."""
 
     name: str
-    when: str  # it can occur
+    when: str  # the time at which it can occur, in words
     means: str
     example: str
     advice: str

@@ -10,7 +10,7 @@ An algorithm with frozen models and a critic declares stages whose components do
     rollout     full*             full      full          full, if no other component uses their accelerators
     infer      weights   full                             full
     learn      full      full
-                * to learn from groups that are whole, where it is asked for and no other uses its accelerators
+                * with accumulate_early: gradients of whole groups, if no other component uses its accelerators
 
 Such a stage is split where components that share accelerators have to run in turn::
 
@@ -116,7 +116,7 @@ SIMULATOR_NEEDS = Needs(
 # Roles; a name such as reward.math is one more component of the role before its dot.
 REQUIRED = ("actor", "rollout")
 OPTIONAL = ("critic", "reference", "reward", "env", "agent")
-# Roles whose models are frozen: their scores do not depend on learning, so they may start early.
+# Roles whose models are frozen: their scores do not depend on learning, so such a component may start early.
 _FROZEN = (
     "reference",
     "reward",

@@ -39,7 +39,8 @@ class Line:
     whole: Text  # key and value as they stand in `component_placement`
     where: Text  # the part that places
     pool: Pool
-    # These ranks on these numbers; a count of numbers; the component with the same place.
+    # Segments: ranks on numbers. A whole number: how many numbers; REST: all that are left. A text: the component whose
+    # place it takes.
     asked: tuple[Segment, ...] | int | str
     spread: Spread = dataclasses.field(default_factory=Spread)
     parallel: Parallel = dataclasses.field(default_factory=Parallel)

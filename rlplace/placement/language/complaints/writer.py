@@ -7,8 +7,8 @@ from typing import Any
 
 from rlplace.placement.language.faults import Fault
 
-# Three of them are for the problem instead: `at`, another text; `got`, what is shown in place of the text; `span`, its
-# columns that are marked.
+# Values of names in the templates of an error, such as `line`, a corrected line to paste. Three names are for the
+# problem itself: `at`, a text to point to instead; `got`, what to show in place of the text; `span`, columns to mark.
 Facts = dict[str, Any]
 Writer = Callable[[Fault], Facts]
 

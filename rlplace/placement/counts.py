@@ -80,7 +80,7 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
 
 
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
-    """Yield for each sharded component its number of ranks, and the share of its state that each rank holds."""
+    """Yield for each model on several accelerators its number of ranks, and the share of its state on each rank."""
     for component in placement.components:
         spec = placement.spec(component)
         # Tensor-parallel ranks split one copy of the model.

@@ -156,7 +156,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
+    """Return the public name `name` of this package. Its module is imported when the name is first asked for."""
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
@@ -168,10 +168,10 @@ def __dir__() -> list[str]:
 
 
 def load_policy(path: str | Path, *, seed: int = 0) -> Policy:
-    """Load the simulator policy of a run, a checkpoint or an exported folder; `policy.act(observations)` decides.
+    """Load a trained simulator policy and return it; `policy.act(observations)` returns the actions.
 
-    `seed`: of actions that are drawn, `deterministic=False`. Imports torch, and makes the simulator once to see its
-    spaces. Raises ConfigError.
+    `path`: folder of a run, of a checkpoint or of an export. `seed`: seed of actions that are sampled, as with
+    `deterministic=False`. Imports torch, and makes the simulator once to read its spaces. Raises ConfigError.
     """
     from rlplace.contract.trained import load_policy as load
 

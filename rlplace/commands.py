@@ -18,7 +18,11 @@ WRONG = 2
 
 
 def typed(command: str) -> str:
-    """Return how the user has called a command: `rlplace plan`, `scripts/plan`, else `python -m rlplace.plan`."""
+    """Return the words with which the user started a command: `rlplace plan`, `scripts/plan`, else
+    `python -m rlplace.plan`.
+
+    `command`: name of the command, such as `plan`.
+    """
     called = os.environ.get("RLPLACE_CALLED", "")
     if called.endswith((f"rlplace {command}", f"scripts/{command}")):
         return called
@@ -26,9 +30,11 @@ def typed(command: str) -> str:
 
 
 def answered(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; that of wrong usage, a wrong config or cluster is WRONG.
+    """Run a command, print the error that it raises to standard error, and return the exit code of the process.
 
-    FAILED is that of all else that the package raises on purpose, such as a file that cannot be written.
+    `command`: function that runs the command and returns its exit code. The exit code is WRONG for wrong usage, a wrong
+    config, a wrong placement or a wrong cluster, and FAILED for every other RlplaceError, such as a file that cannot be
+    written.
     """
     try:
         code = command()
@@ -50,14 +56,21 @@ def answered(command: Callable[[], int]) -> int:
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
-    """Run the command line of this process, and end it with the exit code; FAILED where its output was not written."""
+    """Run the command line of this process, then exit with its exit code.
+
+    `main`: function that runs the command line and returns its exit code. If standard output could not be written, the
+    exit code is FAILED.
+    """
     streams = begin()
     code = main()
     sys.exit(code_with_output(code, streams))
 
 
 def code_with_output(code: int, streams: Streams) -> int:
-    """Return the exit code of a command: FAILED, with the reason on standard error, where output was not written."""
+    """Return `code`, or FAILED if `code` is 0 and standard output could not be written; then also print the reason.
+
+    `code`: exit code of the command. `streams`: standard streams of this process.
+    """
     sys.stdout.flush()
     if streams.error is None:
         return code
@@ -66,7 +79,10 @@ def code_with_output(code: int, streams: Streams) -> int:
 
 
 def begin() -> Streams:
-    """Make a command's standard streams safe, keep its own calls from proxies; end it where its folder is gone."""
+    """Make the standard streams of this process safe, and return them.
+
+    Calls to this machine will not go through proxies. Exits with WRONG if the working folder no longer exists.
+    """
     streams = Streams()
     keep_local()
     try:

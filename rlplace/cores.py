@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def usable_cores(system: Path = Path("/")) -> int:
-    """Return the cores that this process may keep busy, at least 1. Half a core of a quota counts as none.
+    """Return the number of cores that this process may keep busy, at least 1. A quota of 2.5 cores counts as 2.
 
-    Affinity is looked up each time, quotas once: workers ask with every call. `system`: the root below which /proc and
-    /sys are.
+    The CPU affinity is read at each call. The quotas of cgroups are read once, since workers ask with every call.
+    `system`: folder that has /proc and /sys.
     """
     return max(1, math.floor(min(len(os.sched_getaffinity(0)), _least_quota(system))))
 
@@ -24,7 +24,10 @@ def _least_quota(system: Path) -> float:
 
 
 def _quotas(system: Path) -> Iterator[float]:
-    """Yield the processor time a second that each cgroup of this process allows, of either version."""
+    """Yield the quotas of all cgroups of this process, of version 1 and of version 2, in processor seconds per second.
+
+    `system`: folder that has /proc and /sys.
+    """
     for line in _text(system / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -60,7 +63,7 @@ def _of_version_1(folder: Path) -> Iterator[float]:
 
 
 def _text(file: Path) -> str:
-    """Return what a file has; nothing where it cannot be read, which is no limit."""
+    """Return the text of a file; "" if the file cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

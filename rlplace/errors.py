@@ -25,7 +25,7 @@ _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The file and line of a piece of config text."""
+    """The place where a piece of a config was written: file and line."""
 
     file: str
     # 1-based; None for text without lines, such as a command-line override
@@ -40,7 +40,10 @@ class Source:
 
 
 def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
-    """Return where `key`, or the nearest key above it, was written; None if no such key was."""
+    """Return where `key`, or the nearest key above it, was written; None if neither was written.
+
+    `sources`: place of each key that was written.
+    """
     while key:
         if key in sources:
             return sources[key]
@@ -52,7 +55,9 @@ def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
 class Problem:
     """One problem in the standard error form.
 
-    `code` is stable over versions. `span`: half-open range of columns of `got` that a caret marks.
+    `code`: name of the kind of problem, stable over versions. `key`: path of the config key. `what`: what is wrong.
+    `got`: the wrong value. `span`: columns of `got` that a caret marks, the second one excluded. `source`: where the
+    value was written. `why`: the rule. `fix`: lines to paste.
     """
 
     code: str
@@ -65,8 +70,10 @@ class Problem:
     fix: str | None = None
 
     def render(self) -> str:
-        """Return the problem as text: `key: what [code]`, then got with a caret, why and fix, as far as they are
-        known.
+        """Return the problem as text.
+
+        The first line is `key: what [code]`. Below it follow `got` with a caret, `why` and `fix`; fields that are None
+        are left out.
         """
         # Without a value, only the source is shown
         got = self.got
@@ -91,8 +98,8 @@ class Problem:
 
     @property
     def pasted(self) -> str | None:
-        """The fix in the form to paste: lines of a config, or words of a command line if the value came from
-        there.
+        """The fix as the user pastes it: words of a command line if the value came from a command line, else lines of a
+        config.
         """
         if (
             self.fix is None
@@ -104,9 +111,10 @@ class Problem:
 
 
 def _as_word(key: str, line: str) -> str:
-    """Return a line of a fix, `last part of the key: value` or `path: value`, as a word of a command line.
+    """Return a line of a fix as a word of a command line, such as `path=value`.
 
-    A line of another form is returned unchanged, as is one whose value is not YAML for one key.
+    `key`: path of the config key. `line`: `last part of the key: value` or `path: value`. A line of another form is
+    returned unchanged, and so is a line whose value is not YAML for one key.
     """
     match = _FIX.fullmatch(line)
     if match is None:
@@ -140,9 +148,9 @@ def _as_word(key: str, line: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` misspells, or None.
+    """Return the word of `known` that `word` misspells; None if there is none.
 
-    Words that differ in a number or in a whole part are different words, not misspelt ones.
+    Words that differ in a number or in a whole part count as different words.
     """
     names = {name.lower(): name for name in reversed(list(known))}
     near = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
@@ -153,8 +161,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def _misspells(word: str, name: str) -> bool:
-    """Whether `word` misspells `name`, both in lower case, part by part: `pipeline_size` does not misspell
-    `data_size`.
+    """Return whether `word` misspells `name`; both are in lower case, and are compared part by part.
+
+    So `pipeline_size` does not misspell `data_size`.
     """
     same_numbers = re.findall("[0-9]+", word) == re.findall("[0-9]+", name)
     has_letters = re.search("[a-z]", name) is not None
@@ -177,12 +186,12 @@ def _likeness(a: str, b: str) -> float:
 
 
 def one_of(lines: Iterable[str]) -> str:
-    """Return a fix that lists these lines, for a problem where only the user knows which one is meant."""
+    """Return the text of a fix that offers these lines, where only the user knows which line is right."""
     return "one of\n" + "\n".join(lines)
 
 
 def suggestion(near: str | None) -> str:
-    """Return the end of an error's first line that suggests a known word; "" for None."""
+    """Return `, did you mean 'near'?` for the end of an error's first line; "" if `near` is None."""
     if near:
         return f", did you mean {near!r}?"
     return ""
@@ -193,7 +202,7 @@ class RlplaceError(Exception):
 
 
 class ProblemsError(RlplaceError, ValueError):
-    """Problems that were found together and are raised as one error."""
+    """An error with all problems that were found together."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "a ProblemsError needs at least one problem"
@@ -213,7 +222,7 @@ class ProblemsError(RlplaceError, ValueError):
         span: tuple[int, int] | None = None,
         source: Source | None = None,
     ) -> Self:
-        """Return an error with one problem."""
+        """Return an error with one problem; the arguments are the fields of the Problem."""
         problem = Problem(
             code=code,
             key=key,
@@ -231,7 +240,7 @@ class ProblemsError(RlplaceError, ValueError):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The codes of all problems, in their order."""
+        """The codes of all problems, in the order of the problems."""
         return tuple(p.code for p in self.problems)
 
 
@@ -257,7 +266,7 @@ class _OneProblem(RlplaceError):
         why: str | None = None,
         fix: str | None = None,
     ) -> Self:
-        """Return an error with a problem of these fields."""
+        """Return an error whose problem has these fields."""
         return cls(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
 
     def __init__(self, problem: Problem) -> None:
@@ -288,9 +297,10 @@ class OutputError(_OneProblem):
         key: str = "runner.output_dir",
         place: str = "a folder",
     ) -> OutputError:
-        """Return the error of a path that cannot be written, with the reason and the free space of its disk.
+        """Return the error for a file that cannot be written, with the reason and the free space of the disk.
 
-        `key`: the config key that names the path. `place`: noun for it in the fix.
+        `path`: the file. `error`: what the operating system reported. `key`: the config key or option that names the
+        path. `place`: noun for the path in the fix.
         """
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = "cannot-write"
@@ -310,7 +320,10 @@ class OutputError(_OneProblem):
 
 
 def _free_space(path: Path) -> str | None:
-    """Return a text about the free space of the disk where `path` is or would be; None if it cannot be found out."""
+    """Return a text with the free bytes of the disk that has `path`; None if they cannot be found out.
+
+    If `path` does not exist, the nearest existing folder above it is asked.
+    """
     try:
         there = next((p for p in (path, *path.parents) if p.exists()), None)
         if there is None:
@@ -322,11 +335,11 @@ def _free_space(path: Path) -> str | None:
 
 
 class CallbackError(_OneProblem):
-    """A callback of the user raised an error; the state before the callback is saved."""
+    """A callback of the user raised an error. The state before the callback is saved."""
 
 
 class ChannelError(_OneProblem):
-    """Base of the errors of a channel."""
+    """Base of all errors of channels."""
 
 
 class ChannelFull(ChannelError):
@@ -338,7 +351,7 @@ class ChannelEmpty(ChannelError):
 
 
 class ChannelTimeout(ChannelError, TimeoutError):
-    """The deadline of a `put` or `get` passed."""
+    """A `put` or `get` did not end before its deadline."""
 
 
 class ChannelClosed(ChannelError):
@@ -350,15 +363,15 @@ class EndOfStream(ChannelError):
 
 
 class ChannelBroken(ChannelError):
-    """The peer died or the run was cancelled; the items in the channel are lost."""
+    """The peer died or the run was cancelled. The items in the channel are lost."""
 
 
 class ChannelMisuse(ChannelError, ValueError):
-    """A call that this channel can never fulfil, however long it waits."""
+    """A call of a channel that cannot succeed, however long it waits."""
 
 
 class WorkerMisuse(_OneProblem, ValueError):
-    """A worker class, or a call of one of the worker's tools, that cannot work, however long it waits."""
+    """A worker class that cannot work, or a call of a worker's tools that cannot succeed, however long it waits."""
 
 
 class NotSent(_OneProblem, TypeError):
@@ -366,25 +379,26 @@ class NotSent(_OneProblem, TypeError):
 
 
 class WeightSyncError(_OneProblem):
-    """The pushed weights have another version than the requested one, or are incomplete or damaged."""
+    """The weights that were pushed have another version than the requested one, are incomplete, or are damaged."""
 
 
 class DivergedError(_OneProblem):
-    """A policy update has NaN or infinite numbers; the weights are those before the update."""
+    """A policy update has numbers that are NaN or infinite. The weights are those before the update."""
 
 
 class SimulatorError(_OneProblem):
-    """A simulator returned NaN or infinity; nothing was learned from it."""
+    """A simulator returned NaN or infinity. Nothing was learned from that number."""
 
 
 class RewardError(_OneProblem):
-    """A reward function returned NaN, infinity or no number for an episode; nothing was learned from it."""
+    """A reward function returned NaN, infinity or no number for an episode. Nothing was learned from the episode."""
 
 
 class AcceleratorOutOfMemory(_OneProblem):
-    """More memory is requested than an accelerator has left; the text names the components that hold the rest.
+    """More memory is requested than an accelerator has free. The text names the components that hold its memory.
 
-    `accelerator`: global number. `lacking_bytes`: requested minus free bytes; 0 if unknown.
+    `accelerator`: number of the accelerator in the cluster; None if unknown. `lacking_bytes`: requested bytes minus
+    free bytes; 0 if unknown.
     """
 
     def __init__(
@@ -400,18 +414,18 @@ class NotResident(_OneProblem):
 
 
 class EngineBusy(_OneProblem):
-    """A generation engine was asked to release its cache while answers are in flight."""
+    """A generation engine was asked to release its cache while it still generates answers."""
 
 
 class EngineError(_OneProblem):
-    """A generation engine on a server did not answer, or has other weights than those that were sent to it."""
+    """A generation engine on a server did not answer, or has other weights than the weights that were sent to it."""
 
 
 class NodeLost(_OneProblem):
-    """Machines of a run are gone, and the run's workers were ended.
+    """Machines of a run are gone, and all workers of the run were ended.
 
-    `nodes`: ranks of the machines. `folder`: of the checkpoint from which the run resumes; the run's folder if there
-    is no checkpoint.
+    `nodes`: ranks of the lost machines. `folder`: folder of the checkpoint from which the run resumes; the run's folder
+    if there is no checkpoint.
     """
 
     def __init__(self, problem: Problem, nodes: Collection[int], folder: Path) -> None:
@@ -420,7 +434,7 @@ class NodeLost(_OneProblem):
         self.folder = folder
 
     def noted(self, note: str) -> NodeLost:
-        """Return the same error with a note added to its text."""
+        """Return a copy of the error with `note` added to its text."""
         why = "\n".join(filter(None, [self.problem.why, note]))
         noted = NodeLost(
             dataclasses.replace(self.problem, why=why), self.nodes, self.folder
@@ -432,7 +446,7 @@ class NodeLost(_OneProblem):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class WorkerError(RlplaceError):
-    """A worker's method failed, or its process died."""
+    """A method of a worker failed, or the worker's process died."""
 
     component: str
     rank: int
@@ -478,15 +492,15 @@ class WorkerError(RlplaceError):
         return "\n".join(lines)
 
     def at(self, *, stage: str, version: int) -> WorkerError:
-        """Return the same failure with the stage and policy version in which it happened."""
+        """Return a copy of the error with the stage and the policy version in which the failure happened."""
         return dataclasses.replace(self, stage=stage, version=version)
 
     def explained_by(self, cause: RlplaceError) -> WorkerError:
-        """Return the same failure with the text of `cause`, for a cause that only the driver knows."""
+        """Return a copy of the error whose text is that of `cause`, for a cause that only the driver knows."""
         error = dataclasses.replace(self, what=str(cause), cause=cause)
         error.__cause__ = cause
         return error
 
 
 class WorkerTimeout(_OneProblem, TimeoutError):
-    """Ranks did not finish a method before the caller's deadline. They still work on it."""
+    """Ranks did not finish a method before the caller's deadline. The ranks go on with the method."""

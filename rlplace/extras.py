@@ -14,7 +14,7 @@ _OURS = re.compile(r"rlplace\[(?P<extras>[\w,\s-]+)\]")
 
 
 def version_of(library: str) -> str | None:
-    """Return the version of an installed library; None where it is not there."""
+    """Return the version of an installed library; None if the library is not installed."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
@@ -22,14 +22,17 @@ def version_of(library: str) -> str | None:
 
 
 def versions_of(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those that are installed."""
+    """Return the versions of the installed libraries among `libraries`, by name."""
     return {
         name: version for name in libraries if (version := version_of(name)) is not None
     }
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs what an extra stands for; where this package is not installed, the extra."""
+    """Return the command that installs the libraries of an extra of rlplace, such as `vllm`.
+
+    If rlplace is not installed, return the command that installs rlplace with the extra from a clone.
+    """
     try:
         lines = importlib.metadata.requires("rlplace") or []
     except importlib.metadata.PackageNotFoundError:

@@ -16,9 +16,11 @@ _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
-    """One rank's number. `weight` counts in a mean only (samples, episodes); weight 0 means nothing was seen.
+    """A number from one rank, and how the numbers of all ranks are reduced to one.
 
-    `notes`: a line for each thing that it counts, or for the first few; the same on all ranks that count the same.
+    `reduce`: mean, sum, max or min. `weight`: in a mean, how much the number counts, such as the number of samples or
+    episodes; with every reduction, 0 means that the rank has no data. `notes`: lines of text about what the number
+    counts, one for each thing, or for the first few; ranks that count the same things have equal notes.
     """
 
     value: float
@@ -33,7 +35,10 @@ Metrics = Mapping[
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
-    """Reduce each name over all ranks with data. ValueError when two ranks disagree on how a name is reduced."""
+    """Reduce each metric over all ranks that have data, and return the numbers by name.
+
+    `ranks`: the metrics of each rank. Raises ValueError if two ranks name different reductions for one metric.
+    """
     by_name: dict[str, list[Metric]] = {}
     for metrics in ranks:
         for name, metric in metrics.items():
@@ -58,7 +63,7 @@ def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
 
 
 def notes_of(ranks: Iterable[Metrics]) -> dict[str, list[str]]:
-    """Return the notes of all ranks by metric, each once."""
+    """Return the notes of all ranks by the name of their metric; equal notes once."""
     found: dict[str, dict[str, None]] = {}
     for metrics in ranks:
         for name, metric in metrics.items():

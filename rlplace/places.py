@@ -14,9 +14,10 @@ _PACKAGE = str(Path(__file__).resolve().parent)
 
 
 def place_of(thing: Any) -> Source | None:
-    """Return the file and line of a class or function, or of the class of an object; None if Python does not know it.
+    """Return the file and line where a class or function is defined; None if Python does not know them.
 
-    Files below the working folder are named from there.
+    `thing`: a class, a function, or an object, for which its class is looked up. A file below the working folder has a
+    path relative to the working folder.
     """
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         thing = type(thing)
@@ -31,7 +32,7 @@ def place_of(thing: Any) -> Source | None:
 
 
 def place_of_caller() -> Source | None:
-    """Return the file and line that called rlplace; None where no file did."""
+    """Return the file and line of the nearest caller outside of rlplace; None if there is none."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename

@@ -15,9 +15,9 @@ DIRECT = (
 
 
 def keep_local(nodes: Iterable[str] = ()) -> None:
-    """Except this machine, and the addresses of `nodes`, from the proxies of this process and of those it starts.
+    """Let calls to this machine and to `nodes` bypass the proxies, in this process and in processes that it starts.
 
-    Does nothing where no proxy is set. What the user has excepted stays excepted.
+    `nodes`: addresses of machines. Exceptions that the user has set are kept. Does nothing if no proxy is set.
     """
     if not any(
         os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES

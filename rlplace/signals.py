@@ -35,7 +35,8 @@ _OUTPUTS = (1, 2)  # descriptors of standard output and standard error
 class Stopped(BaseException):
     """A signal asked the run to end.
 
-    `exit_code`: of the program. `by_scheduler`: whether a scheduler sent the signal, which may start the run again.
+    `exit_code`: exit code of the program, 128 plus the number of the signal. `by_scheduler`: whether the signal is one
+    that schedulers send; a scheduler may start the run again.
     """
 
     def __init__(self, number: int) -> None:
@@ -45,10 +46,10 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Turns the signals that end a program into Stopped; after a Stopped that ends it at once, further signals do
-    nothing.
+    """Turn signals that end a program into the exception Stopped.
 
-    Every wait of a run that is ending has a deadline.
+    After a Stopped that ends the run without saving, further signals have no effect: every wait of an ending run has a
+    deadline.
     """
 
     def __init__(self) -> None:
@@ -60,10 +61,10 @@ class Signals:
         self._cut = False  # whether the first half of the grace is over
 
     def listen(self) -> None:
-        """Handle the signals of this process from now on; does nothing outside of the main thread.
+        """Handle the signals of this process from now on. Does nothing outside of the main thread.
 
-        Warning signals that are ignored stay ignored, as `nohup` needs it; other programs' handlers of them stay,
-        too.
+        Warning signals (SIGHUP, SIGUSR1, SIGUSR2) are handled only if they would end the process. So a signal that is
+        ignored, as with `nohup`, stays ignored, and handlers of other programs stay.
         """
         if threading.current_thread() is threading.main_thread():
             for each in _STOPPING:
@@ -73,8 +74,10 @@ class Signals:
 
     @contextlib.contextmanager
     def patient(self, grace_s: float) -> Iterator[None]:
-        """Inside, let the first signal only ask the run to end; it is Stopped after half of `grace_s`, at once
-        for 0.
+        """Within the context, a first signal only asks the run to end; the run then saves and ends by itself.
+
+        `grace_s`: seconds in which the run has to end. After half of them, Stopped is raised; with 0 it is raised at
+        once.
         """
         self._grace_s = grace_s
         try:
@@ -90,7 +93,9 @@ class Signals:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raise Stopped in place of errors that follow from a Stopped, such as those of an interrupted import."""
+        """Within the context, raise Stopped in place of errors that a Stopped has caused, such as an interrupted
+        import.
+        """
         try:
             yield
         except Exception as error:
@@ -99,7 +104,7 @@ class Signals:
             raise error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, as in the drawing of the module."""
+        """Handle the signal `number`, as in the drawing of the module."""
         if number == signal.SIGHUP:
             _leave_closed_outputs()
         first = self.asked is None
@@ -122,7 +127,9 @@ class Signals:
         raise Stopped(self.asked)
 
     def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
-        """Interrupt the iteration after the first half of the grace, and saving after the second half."""
+        """Raise Stopped when the first half of the grace is over, and once more, without saving, when the second half
+        is over.
+        """
         self.at_once = self._cut
         self._cut = True
         if not self.at_once:
@@ -131,7 +138,7 @@ class Signals:
 
 
 class _Deferral:
-    """A handler that collects signals, to call the program's own handlers later."""
+    """A signal handler that collects signals, and calls the program's own handlers for them later."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
@@ -148,7 +155,7 @@ class _Deferral:
         )
 
     def deliver(self) -> None:
-        """Call the program's own handlers for the collected signals. They may raise, which ends the deferral."""
+        """Call the program's own handlers for the collected signals. A handler that raises ends the deferral."""
         if self._came:
             self.end()
             # No handler raised, so the deferral goes on
@@ -156,8 +163,9 @@ class _Deferral:
                 signal.signal(each, self)
 
     def end(self) -> None:
-        """Restore the program's handlers, unless it has set others meanwhile, and deliver the collected signals in
-        order.
+        """Restore the program's own handlers, and call them for the collected signals, in order.
+
+        A handler that the program has set meanwhile is kept.
         """
         for each, handler in self._before.items():
             if signal.getsignal(each) is self:
@@ -170,9 +178,10 @@ class _Deferral:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Defer signals inside, for library calls that break if a handler raises in their middle.
+    """Within the context, collect signals; at its end, handle them.
 
-    Does nothing outside of the main thread, since other threads never run a handler.
+    For calls of libraries that break if a signal handler raises during the call. Does nothing outside of the main
+    thread, since other threads never run a signal handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -185,8 +194,9 @@ def deferred() -> Iterator[None]:
 
 
 def deliver_deferred() -> None:
-    """Handle deferred signals now, at a point where an exception does no harm. Does nothing outside of the main
-    thread.
+    """Handle the collected signals now, within the context `deferred`. Call it where an exception does no harm.
+
+    Does nothing outside of the main thread.
     """
     deferral = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -196,10 +206,10 @@ def deliver_deferred() -> None:
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Inside, start processes that SIGTERM and warning signals do not reach, and delay these signals for this
-    process.
+    """Within the context, started processes do not receive SIGTERM and warning signals; this process receives them
+    later.
 
-    A terminal and Slurm send them to all processes of a run. Ray itself shields its processes from Ctrl-C.
+    A terminal and Slurm send these signals to all processes of a run. Ray itself shields its processes from Ctrl-C.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     try:
@@ -209,7 +219,7 @@ def blocked_signals() -> Iterator[None]:
 
 
 def outlast_sigterm() -> None:
-    """Make SIGTERM do nothing in a process that was started with `blocked_signals`; only in the main thread.
+    """Make SIGTERM have no effect in a process that was started within `blocked_signals`; only in the main thread.
 
     Threads that start processes should call `unblock_sigterm`.
     """
@@ -219,26 +229,28 @@ def outlast_sigterm() -> None:
 
 
 def unblock_sigterm() -> None:
-    """Let SIGTERM reach the processes that this thread starts: it is the usual way to end them."""
+    """Let SIGTERM reach the processes that this thread starts, since SIGTERM is the usual way to end a process."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
 
 def _would_end(number: int) -> bool:
-    """Whether a signal would end this process, or is handled by Signals of an earlier run in the same process."""
+    """Return whether the signal `number` would end this process, or is handled by Signals of an earlier run in this
+    process.
+    """
     handler = signal.getsignal(number)
     owner = getattr(handler, "__self__", None)
     return handler == signal.SIG_DFL or isinstance(owner, Signals)
 
 
 def _is_deferrable(number: int) -> bool:
-    """Whether a signal has an effect, through a handler that can be restored; handlers of C libraries cannot."""
+    """Return whether the signal `number` has an effect and a handler that can be restored; a handler in C cannot."""
     return signal.getsignal(number) not in (signal.SIG_IGN, None)
 
 
 def _leave_closed_outputs() -> None:
-    """Redirect standard output and standard error to nowhere if their terminal is gone.
+    """Redirect standard output and standard error to the null device if their terminal is gone.
 
-    Otherwise every write would fail, also the messages of saving.
+    Otherwise every write would fail, and the messages about saving too.
     """
     watched = select.poll()
     for descriptor in _OUTPUTS:
@@ -251,7 +263,7 @@ def _leave_closed_outputs() -> None:
 
 
 def _write_error(text: str) -> None:
-    """Write to standard error without `print`, which may be what the signal has interrupted."""
+    """Write `text` to standard error without `print`: the signal may have interrupted a `print`."""
     with contextlib.suppress(OSError):  # the terminal is gone
         descriptor = sys.__stderr__.fileno() if sys.__stderr__ else 2
         os.write(descriptor, text.encode())

@@ -38,7 +38,9 @@ _CALL: ContextVar[list[Stopwatch] | None] = ContextVar(
 
 
 class Part(NamedTuple):
-    """The laps of one part that did equally much, to two digits, and were cold or not, in one call."""
+    """The laps of one part in one call that had about equal sizes (to two digits), and that were all cold or all not
+    cold.
+    """
 
     name: str
     size: float  # mean of what a lap did: rows, tokens or sequences; 0 where nothing is counted
@@ -52,9 +54,10 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spans:
-    """The laps of one stopwatch in order: lap i of part `names[which[i]]` ended at `ends[i]`, and began as i - 1 ended.
+    """The laps of one stopwatch in order. Lap i belongs to part `names[which[i]]` and ended at `ends[i]`.
 
-    Times are seconds since the epoch, by the clock of the rank's node.
+    Lap i began when lap i - 1 ended, and lap 0 at `began_s`. Times are seconds since the epoch, by the clock of the
+    rank's node.
     """
 
     began_s: float
@@ -65,7 +68,9 @@ class Spans:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """The seconds that one call of a worker's method took on one rank: elapsed, of processors, and of its parts."""
+    """The time that one call of a worker's method took on one rank: elapsed time, processor time, and the times of its
+    parts.
+    """
 
     method: str
     began_s: float  # since the epoch
@@ -87,12 +92,15 @@ def _read() -> tuple[float, float]:
 
 
 class Stopwatch:
-    """Owns the seconds of one call by part. It runs from the start; a lap counts what passed since the lap before."""
+    """The seconds of one call, by part. The stopwatch runs from its construction; a lap ends where the next lap begins.
+    """
 
     def __init__(
         self, *parts: str, read: Callable[[], tuple[float, float]] = _read
     ) -> None:
-        """`parts` are reported even if no lap counts for them. `read`: seconds, and processor seconds of the thread."""
+        """`parts`: parts that are reported even without laps. `read`: returns the clock and the thread's processor
+        time, in seconds.
+        """
         self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
         self._sums: dict[tuple[str, float, bool], list[float]] = {}  # as of a Part
@@ -106,7 +114,10 @@ class Stopwatch:
             watches.append(self)
 
     def lap(self, part: str, size: float = 0.0) -> None:
-        """Count the time since the last lap for `part`, in which `size` rows, tokens or sequences were worked on."""
+        """Add the time since the last lap to `part`.
+
+        `size`: number of rows, tokens or sequences that the lap worked on; 0 if nothing is counted.
+        """
         now, cpu = self._read()
         wall_s = now - self._since
         cpu_s = max(0.0, cpu - self._cpu)  # below 0: lent to another thread
@@ -132,7 +143,7 @@ class Stopwatch:
         sums[5] = min(sums[5], wall_s - cpu_s)
 
     def _thin_out(self) -> None:
-        """Leave at most half of MOST_LAPS, and one: put laps together until they last for a share of the call."""
+        """Join neighbouring laps until at most about half of MOST_LAPS are left; each part keeps its seconds."""
         least_s = (self._ends[-1] - self._began) * 2 * len(self._names) / MOST_LAPS
         which = bytearray()
         ends = array("d")
@@ -152,11 +163,13 @@ class Stopwatch:
         self._ends = ends
 
     def draw(self, name: str, value: float) -> None:
-        """Keep a number of a distribution, such as the length of an answer."""
+        """Keep one value of the distribution `name`, such as the length of an answer."""
         self.draws.setdefault(name, array("f")).append(value)
 
     def metrics(self, component: str) -> Metrics:
-        """Return `<component>/<part>_s`, of which the longest of all ranks counts."""
+        """Return a metric `<component>/<part>_s` for each part: its seconds, of which the maximum over all ranks
+        counts.
+        """
         return {
             f"{component}/{part}_s": Metric(seconds, "max")
             for part, seconds in self.seconds.items()
@@ -183,7 +196,10 @@ class Stopwatch:
             )
 
     def spans(self, epoch_s: float) -> Spans:
-        """`epoch_s`: seconds since the epoch at zero of the performance counter."""
+        """Return the laps in order, with times in seconds since the epoch.
+
+        `epoch_s`: seconds since the epoch when the performance counter was 0.
+        """
         ends = array("d", (end + epoch_s for end in self._ends))
         return Spans(
             self._began + epoch_s, tuple(self._names), bytes(self._which), ends
@@ -196,7 +212,8 @@ def _rounded(size: float) -> float:
 
 
 class Recorder:
-    """Entered for one call, in its thread: makes the record of it from the stopwatches that are started meanwhile."""
+    """A context manager for one call, in its thread. It makes the record of the call, with all stopwatches of the call.
+    """
 
     def __init__(self, method: str) -> None:
         self._method = method
@@ -214,7 +231,7 @@ class Recorder:
         self._ended = time.perf_counter()
 
     def record(self) -> CallRecord:
-        """Return the record once the call has ended."""
+        """Return the record of the call, after the call has ended."""
         epoch_s = time.time() - time.perf_counter()
         cpu_s = time.thread_time() - self._cpu
         process_cpu_s = time.process_time()

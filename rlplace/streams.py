@@ -25,13 +25,13 @@ _PLAIN = {
 
 
 class Streams:
-    """The standard streams of this process, made safe by the constructor.
+    """The standard streams of this process, which the constructor makes safe to write to.
 
-    `FALLBACK`, an error handler for codecs, is registered by it.
+    The constructor also registers `FALLBACK`, an error handler for codecs.
     """
 
     def __init__(self) -> None:
-        """Replace `sys.stdin`, `sys.stdout` and `sys.stderr` where they are unsafe."""
+        """Replace `sys.stdin`, `sys.stdout` and `sys.stderr` if they are unsafe."""
         codecs.register_error(FALLBACK, _fallback)
         if sys.stdin is None:
             sys.stdin = _null(0, "r")
@@ -41,7 +41,7 @@ class Streams:
 
     @property
     def error(self) -> OSError | None:
-        """The error that kept standard output from being written completely; None also if its reader closed it
+        """The first error of a write to standard output; None if all writes succeeded, or if the reader closed the pipe
         early.
         """
         error = next((raw.error for raw in self._raw if raw.fileno() == 1), None)
@@ -50,8 +50,10 @@ class Streams:
         return error
 
     def _safe(self, stream: TextIO | None, descriptor: int) -> TextIO:
-        """Return a stream to the same place that never raises when it is written; a stream that is no file's is
-        returned itself.
+        """Return a stream for `descriptor` whose writes never raise.
+
+        `stream`: the present standard stream; None if there is none. It is returned unchanged if it does not belong to
+        `descriptor`, as in a notebook.
         """
         if stream is None:
             return _null(descriptor, "w")
@@ -73,7 +75,7 @@ class Streams:
 
 
 class _Output(io.FileIO):
-    """A descriptor that accepts all writes: data that cannot be written is dropped, and `error` says why.
+    """A file descriptor that accepts every write. Data that cannot be written is dropped, and `error` keeps the reason.
 
     So a run goes on when its terminal or its reader is gone, or the disk is full.
     """
@@ -81,7 +83,7 @@ class _Output(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write bytes, of a memoryview too; return their number."""
+        """Write an object that has bytes, such as a memoryview; return the number of bytes."""
         while self.error is None:
             try:
                 written = super().write(data)
@@ -96,17 +98,17 @@ class _Output(io.FileIO):
 
 
 class _Unbuffered(io.BufferedWriter):
-    """Writes everything to its descriptor at once: a bare descriptor may write only a part."""
+    """A writer that writes all bytes at once; a bare descriptor may write only a part of them."""
 
     def write(self, data: Any, /) -> int:
-        """Write an object with bytes and flush; return the number of bytes."""
+        """Write an object that has bytes, such as a memoryview, and flush; return the number of bytes."""
         written = super().write(data)
         self.flush()
         return written
 
 
 def _is_of(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
-    """Whether a stream writes to the descriptor and to nothing else."""
+    """Return whether a stream writes to the descriptor and to nothing else."""
     try:
         return type(stream) is io.TextIOWrapper and stream.fileno() == descriptor
     except OSError:  # a stream in memory has no descriptor
@@ -114,9 +116,9 @@ def _is_of(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
 
 
 def _null(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
-    """Return a stream to nowhere, and occupy the descriptor if it is closed.
+    """Return a stream of the null device, and connect `descriptor` to the null device if it is closed.
 
-    Otherwise the next file or socket would get the descriptor, and be printed to.
+    Otherwise the next file or socket would get the number of the descriptor, and prints would go to that file.
     """
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -132,7 +134,10 @@ def _null(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
 
 
 def _fallback(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replace a character that an encoding lacks: by its raw byte, by characters that resemble it, or by `?`."""
+    """Return the replacement for a character that an encoding lacks, and the position from which encoding goes on.
+
+    The replacement is the raw byte of a file name, or characters that resemble the character, or `?`.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]

@@ -14,12 +14,11 @@ def table(
     right: Collection[int] = (),
     most: int | None = None,
 ) -> list[str]:
-    """Return one line for each row, every column as wide as its widest cell.
+    """Return one line of text for each row; each column is as wide as its widest cell.
 
-    rows: all have the same number of cells. gap: spaces between columns. right: numbers
-    of the columns, from 0, that are set to the right; the others are set to the left.
-    most: largest width of a column; a longer cell moves the rest of its line. Lines have
-    no spaces at their ends.
+    `rows`: all have the same number of cells. `gap`: number of spaces between columns. `right`: numbers of the columns,
+    from 0, that are aligned to the right; the others are aligned to the left. `most`: greatest width of a column; a
+    longer cell moves the rest of its line; None for no limit. Lines have no spaces at their ends.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -38,12 +37,12 @@ def table(
 
 
 def chapter(title: str, lines: Iterable[str]) -> str:
-    """Return a title with its lines below, each indented by two spaces."""
+    """Return a text: the title, and below it the lines, each indented by two spaces."""
     return "\n".join([title, *indented(lines)])
 
 
 def indented(lines: Iterable[str]) -> list[str]:
-    """Indent lines by two spaces; an empty line stays empty."""
+    """Return the lines indented by two spaces; an empty line stays empty."""
     found = []
     for line in lines:
         if line:

@@ -92,8 +92,7 @@ def _read() -> tuple[float, float]:
 
 
 class Stopwatch:
-    """The seconds of one call, by part. The stopwatch runs from its construction; a lap ends where the next lap begins.
-    """
+    """The seconds of one call, by part. It runs from its construction; a lap begins where the lap before ended."""
 
     def __init__(
         self, *parts: str, read: Callable[[], tuple[float, float]] = _read
@@ -212,8 +211,7 @@ def _rounded(size: float) -> float:
 
 
 class Recorder:
-    """A context manager for one call, in its thread. It makes the record of the call, with all stopwatches of the call.
-    """
+    """A context manager for one call, in its thread: makes the record of the call from all stopwatches of the call."""
 
     def __init__(self, method: str) -> None:
         self._method = method

@@ -29,7 +29,7 @@ Files = Sequence[
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Produced by an env rank: a conversation for a rollout rank to continue, `samples` times."""
+    """An env rank's request to a rollout rank: continue a conversation, with `samples` different answers."""
 
     env_rank: int
     iteration: int
@@ -50,7 +50,9 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Produced by a rollout rank: one finished answer. Tokens and log-probabilities are of the same forward pass."""
+    """A rollout rank's result: one finished answer. Its tokens and log-probabilities come from the
+    same forward pass.
+    """
 
     env_rank: int  # that asked for it
     iteration: int
@@ -68,7 +70,7 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Produced by an env rank: one whole episode. Where `mask` is false, logprobs are 0 and versions -1."""
+    """An env rank's result: one whole episode. Where `mask` is false, `logprobs` is 0 and `versions` is -1."""
 
     group: int
     sample: int
@@ -111,17 +113,19 @@ class Sample:
 
     @property
     def weight(self) -> int:
-        """Tokens of the sample, its weight in a channel."""
+        """The number of tokens of the sample: the size that a channel counts for it."""
         return len(self.tokens)
 
     @property
     def response_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         return int(self.mask.sum())
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens are before the first that the policy sampled; all where it sampled none."""
+        """The number of tokens before the first token that the policy sampled; all tokens if the
+        policy sampled none.
+        """
         if self.mask.any():
             return int(self.mask.argmax())
         return len(self.tokens)
@@ -129,7 +133,9 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Produced by a critic, reference or reward: its scores of one sample; by actor rank 0 for the critic: returns."""
+    """The scores of one sample, from a critic, a reference or a reward; or its returns, from actor rank 0 to the
+    critic.
+    """
 
     group: int
     sample: int
@@ -140,7 +146,10 @@ class Scores:
 
 @dataclasses.dataclass(slots=True)
 class Episode:
-    """A conversation in progress: grows by answers and by what the environment writes, which is masked."""
+    """A conversation in progress: the prompt, and pieces, which are answers of the policy or texts of the environment.
+
+    The texts of the environment are masked: nothing is learned from them.
+    """
 
     group: int
     sample: int
@@ -149,7 +158,7 @@ class Episode:
     pieces: list[Completion | Tokens] = dataclasses.field(default_factory=list)
 
     def tokens(self) -> Tokens:
-        """Return all tokens so far, [L]."""
+        """Return all tokens of the conversation so far, [L]."""
         return np.concatenate(
             [
                 self.prompt,
@@ -160,7 +169,11 @@ class Episode:
     def finish(
         self, rewards: Mapping[str, float], weights: Mapping[str, float]
     ) -> Sample:
-        """Return the episode as a Sample; `weights` are those of the rewards in their sum."""
+        """Return the episode as a Sample.
+
+        `rewards`: value of each reward function. `weights`: factor of each reward function in the sum. The reward is
+        nan if a log-probability is not finite.
+        """
         answers = [p for p in self.pieces if isinstance(p, Completion)]
         logprobs = self._along(lambda c: c.logprobs, 0.0, np.float32)
         reward = float(sum(weights[name] * value for name, value in rewards.items()))
@@ -181,7 +194,9 @@ class Episode:
         )
 
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
-        """Return one array over all tokens: `of(completion)` for answers, `otherwise` for everything else."""
+        """Return an array over all tokens [L]: `of(completion)` at the tokens of answers, `otherwise` at all other
+        tokens.
+        """
         parts = [np.full(len(self.prompt), otherwise, dtype)]
         parts += [
             of(p) if isinstance(p, Completion) else np.full(len(p), otherwise, dtype)
@@ -191,7 +206,9 @@ class Episode:
 
 
 def by_group(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Return the samples of each group in the order of their numbers, groups ascending."""
+    """Return the samples by the number of their group, groups ascending; within a group, in the
+    order of their numbers.
+    """
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(samples, key=lambda s: (s.group, s.sample)):
         groups.setdefault(sample.group, []).append(sample)

@@ -16,7 +16,11 @@ _MODEL = "policy"  # the folder of a language model
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A trained policy on the disk. `weights`: POLICY, or the folder of the actor's state in a checkpoint."""
+    """A trained policy on the disk.
+
+    `weights`: the file POLICY, or the folder of the actor's state in a checkpoint. `config`: config of the job that
+    trained the policy. `checkpoint`: the checkpoint that has the policy; None if there are weights alone.
+    """
 
     weights: Path
     config: Any  # of the job that trained it
@@ -25,12 +29,12 @@ class Trained:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the checkpoint, or of the weights."""
+        """The folder of the checkpoint, or of the weights."""
         return self.weights.parent
 
     @property
     def text(self) -> str:
-        """Say which policy it is."""
+        """A text that says which policy this is: its file, or the iteration, the policy version and the folder."""
         found = self.checkpoint
         if found is None:
             return str(self.weights)
@@ -38,7 +42,10 @@ class Trained:
 
 
 def where(run: Path) -> str:
-    """Return the last line of what a run prints: its newest policy, and the command that plays it."""
+    """Return the last line that a run prints: its newest saved policy, and the command that plays the policy.
+
+    `run`: folder of the run.
+    """
     saved = [
         *folders_of(run)[:1],
         *(file for name in (POLICY, _MODEL) if (file := run / name).exists()),

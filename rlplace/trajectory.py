@@ -29,7 +29,7 @@ _ALONG_ROWS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Produced by an env rank: observations for a rollout rank to decide on."""
+    """A message of an env rank: observations, for which a rollout rank decides the actions."""
 
     env_rank: int
     stage_group: int
@@ -44,7 +44,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActionChunk:
-    """Produced by a rollout rank: the actions for one Observation, row for row."""
+    """A message of a rollout rank: the actions for one Observation, row for row."""
 
     stage_group: int
     step: int
@@ -60,14 +60,15 @@ class ActionChunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """Produced by an env rank: T steps of B neighbouring environments. `actions[t]` answers `observations[t]`.
+    """A message of an env rank: T steps of B neighbouring environments. `actions[t]` answers `observations[t]`.
 
-    An episode that ends at step t starts anew at once: `observations[t + 1]` is already the next episode's first. Where
-    it was cut by a time limit (`truncated`), its last observation is in `final_observations`, in the order of
-    `numpy.argwhere(truncated)`, so that the learner can bootstrap from it.
+    When an episode ends at step t, the next one begins at once, and `observations[t + 1]` is its first observation. If
+    the episode was cut by a time limit (`truncated`), its last observation is in `final_observations`, so that the
+    learner can bootstrap from it; these are in the order of `numpy.argwhere(truncated)`.
 
-    A step whose reward or next observation was not finite is poisoned: its reward is nan, it is `terminated`, and all
-    other numbers are finite. Nothing is learned from it; the step before it is bootstrapped from its observation.
+    A step is poisoned if its reward or next observation was not finite: then its reward is nan, it is `terminated`, and
+    all other numbers are finite. Nothing is learned from this step; the step before it is bootstrapped from its
+    observation.
     """
 
     first_row: int
@@ -113,11 +114,13 @@ class Trajectory:
 
     @property
     def weight(self) -> int:
-        """Samples of the trajectory, its weight in a channel."""
+        """The number of samples, T * B: the size that a channel counts for the trajectory."""
         return int(self.rewards.size)
 
     def split(self, start: int, stop: int) -> Trajectory:
-        """Cut out rows start..stop-1, counted within this trajectory; arrays are views where possible."""
+        """Return the rows start..stop-1 of this trajectory, counted from its first row; arrays are views where
+        possible.
+        """
         if not 0 <= start < stop <= self.rows:
             raise ValueError(f"trajectory: rows {start}:{stop} of {self.rows}")
         cut = np.argwhere(self.truncated)[:, 1]
@@ -132,7 +135,10 @@ class Trajectory:
 
 
 def concat(pieces: Sequence[Trajectory]) -> Trajectory:
-    """Join the trajectories of neighbouring rows, in any order. ValueError when rows are missing or given twice."""
+    """Return one trajectory of all rows of `pieces`, which are neighbours and may come in any order.
+
+    Raises ValueError if rows are missing or come twice.
+    """
     pieces = sorted(pieces, key=lambda p: p.first_row)
     if not pieces:
         raise ValueError("trajectory: nothing to join")

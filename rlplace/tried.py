@@ -18,14 +18,17 @@ PYTHON = "Python"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Versions of a library between which it was tried, and what it may mean to be outside."""
+    """The versions of a library with which rlplace was tried, from `oldest` to `newest`.
+
+    `means`: text that says what another version may cause.
+    """
 
     oldest: str
     newest: str
     means: str
 
     def holds(self, version: str) -> bool:
-        """Whether a version is inside. What comes after its third number does not count: local versions are builds."""
+        """Return whether a version is within the window; only its first three numbers count."""
         try:
             release = _release(version)
         except InvalidVersion:
@@ -35,7 +38,7 @@ class Window:
 
 @functools.cache
 def windows() -> Mapping[str, Window]:
-    """Return the window of each library that matters, by the name of its distribution."""
+    """Return the windows of `tried.toml`, by the name of the distribution, such as `torch`."""
     rows = tomllib.loads(
         files("rlplace").joinpath("tried.toml").read_text(encoding="utf-8")
     )
@@ -43,7 +46,10 @@ def windows() -> Mapping[str, Window]:
 
 
 def untried(name: str, version: str | None) -> Window | None:
-    """Return the window that a version is outside of; None where it is inside, or nothing is known or installed."""
+    """Return the window of the library `name` if `version` is outside of it.
+
+    Return None if `version` is within the window, if `version` is None, or if the library has no window.
+    """
     window = windows().get(name)
     if window is None or version is None or window.holds(version):
         return None
@@ -51,7 +57,7 @@ def untried(name: str, version: str | None) -> Window | None:
 
 
 def installed() -> dict[str, str]:
-    """Return the versions here of what has a window."""
+    """Return the installed versions of Python and of all libraries that have a window, by name."""
     found = {name: version_of(name) for name in windows() if name != PYTHON}
     return {PYTHON: platform.python_version()} | {
         name: found[name] or "" for name in found if found[name]

@@ -6,7 +6,7 @@ _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)
 
 
 def show_bytes(size: int) -> str:
-    """`62.8 GiB`, `256 MiB`, `12 bytes`: the largest unit that fits, three significant digits."""
+    """Return a size as text with three significant digits, in the largest unit that fits: `62.8 GiB`, `12 bytes`."""
     unit, scale = next(((u, s) for u, s in _UNITS if abs(size) >= s), ("bytes", 1))
     if abs(size) < 1000 * scale:
         return f"{size / scale:.3g} {unit}"
@@ -14,28 +14,32 @@ def show_bytes(size: int) -> str:
 
 
 def exact_bytes(size: int) -> str:
-    """`1.5 GiB (1610612736)`, for texts that compare sizes which differ by little."""
+    """Return a size as text with the exact number, `1.5 GiB (1610612736)`, for sizes that differ by little."""
     if abs(size) >= 1 << 10:
         return f"{show_bytes(size)} ({size})"
     return show_bytes(size)
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:
-    """Return `text`, or its beginning and a mark."""
+    """Return `text` if it has at most `longest` characters, else its beginning and `mark`, together `longest`
+    characters.
+    """
     if len(text) <= longest:
         return text
     return text[: longest - len(mark)] + mark
 
 
 def byte_unit(most: int) -> tuple[int, str]:
-    """Scale and name of the unit for a table whose largest entry is `most`."""
+    """Return the bytes and the name of the unit for a table whose largest entry is `most` bytes, such as (1 << 30,
+    "GiB").
+    """
     return next(
         ((scale, unit) for unit, scale in _UNITS[1:] if most >= scale), (1, "bytes")
     )
 
 
 def plural(count: int, noun: str) -> str:
-    """Return the noun for `count` things: `rank` for 1, `ranks` for all other counts."""
+    """Return the noun in the form for `count` things: `rank` for 1, `ranks` for all other counts."""
     if count == 1:
         return noun
     return f"{noun}s"

@@ -66,7 +66,7 @@ _LIMITS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library that rlplace or one of its extras requires. `found`: its version; None if it is not installed."""
+    """A library that rlplace or one of its extras requires. `found`: installed version; None if it is not installed."""
 
     name: str
     wanted: str  # version requirement as in pyproject.toml
@@ -74,7 +74,7 @@ class Library:
 
     @property
     def fits(self) -> bool:
-        """Return whether the version fits; a library of an extra may also be missing."""
+        """Whether the installed version meets the requirement; also true if the library is not installed."""
         return self.found is None or SpecifierSet(self.wanted).contains(
             self.found, prereleases=True
         )
@@ -82,9 +82,10 @@ class Library:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a config runs here. `problem`: the first reason against it.
+    """Whether a shipped config runs on this machine.
 
-    `inline`: overrides with which the config runs without Ray, if only Ray is missing; else None.
+    `config`: its name. `problem`: the first reason against a run; None if there is none. `inline`: overrides with which
+    the config runs without Ray, if only Ray is missing; else None.
     """
 
     config: str
@@ -97,7 +98,10 @@ class Verdict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Examine this machine; return the exit code."""
+    """Print what this machine has and which shipped configs run on it; return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
     about = "Shows what this machine has, and which of the shipped configs run on it."
     parser = OptionParser(typed("doctor"), description=about)
     parser.add_argument(
@@ -125,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Describe this machine without loading torch. Unknown values are left out or marked as unknown."""
+    """Return the properties of this machine as text, by name. Does not import torch."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {
         "Python": f"{platform.python_version()}, {sys.executable}",
@@ -176,7 +180,7 @@ def _gpus() -> str:
 
 
 def _first(pattern: str, file: Path) -> str:
-    """Return the first match in a file; empty if there is none or the file is missing."""
+    """Return the first match of the regular expression `pattern` in a file; "" if there is none, or no file."""
     match = (
         re.search(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
     )
@@ -186,7 +190,7 @@ def _first(pattern: str, file: Path) -> str:
 
 
 def _driver() -> str:
-    """Return the driver's version, with a note if it is too old for torch's CUDA."""
+    """Return the version of the GPU driver, with a warning if torch's CUDA needs a later one."""
     found = _first(r"\b\d{3}\.\d+(?:\.\d+)?\b", DRIVER)
     cuda = _cuda()
     least = _LEAST_DRIVERS.get(cuda.partition(".")[0], 0)
@@ -196,7 +200,7 @@ def _driver() -> str:
 
 
 def lacks_to_compile() -> str:
-    """Return what Triton lacks to compile kernels, by its own search rules; "" if nothing."""
+    """Return what Triton needs for compiling kernels and does not find here, as text; "" if nothing is missing."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     lacking = (
@@ -207,7 +211,7 @@ def lacks_to_compile() -> str:
 
 
 def _cuda() -> str:
-    """Return the CUDA version that torch was built with, read from its version.py without importing it."""
+    """Return the CUDA version of the installed torch, read from its version.py without importing torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return "no torch"
@@ -226,7 +230,9 @@ def _nccl() -> str:
 
 
 def libraries() -> list[Library]:
-    """List the requirements of rlplace and of its extras for runs, by name; empty if rlplace is not installed."""
+    """Return the libraries that rlplace and its extras for runs require, sorted by name; none if rlplace is not
+    installed.
+    """
     try:
         about = importlib.metadata.metadata("rlplace")
     except importlib.metadata.PackageNotFoundError:
@@ -251,7 +257,10 @@ def libraries() -> list[Library]:
 
 
 def examine(name: str) -> Verdict:
-    """Check a shipped config as `train` does before it starts, and check that Ray could start on this machine."""
+    """Return whether a shipped config runs here, by the checks that `train` makes before it starts.
+
+    `name`: name of the config. Whether Ray could start on this machine is checked too.
+    """
     lacking, job = _lacking([name])
     problem = next(iter(lacking), None)
     # One download command for all missing models of the config
@@ -275,7 +284,10 @@ def examine(name: str) -> Verdict:
 
 
 def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
-    """Return what prevents a run of a config here, and the prepared job; None if it cannot be planned."""
+    """Return the problems that prevent a run of a config here, and the prepared job.
+
+    `words`: words of a command line that names the config. The job is None if the config cannot be planned.
+    """
     job = None
     try:
         (composed,) = compose.with_hydra(words)
@@ -295,7 +307,7 @@ def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
 
 
 def _without_simulator(job: Prepared) -> list[Problem]:
-    """Report Gymnasium simulators if Gymnasium is not installed; a plan does not check this."""
+    """Return the problem that Gymnasium is not installed, if the job needs Gymnasium; a plan does not check this."""
     env = job.config.env
     if (
         not isinstance(env, SimulatorEnvConfig)
@@ -314,7 +326,10 @@ def _without_simulator(job: Prepared) -> list[Problem]:
 
 
 def _without_ray(name: str, job: Prepared) -> str | None:
-    """Return the overrides that run the job as threads without Ray; None if the job needs Ray."""
+    """Return the overrides with which the job runs in threads, without Ray.
+
+    Return None if Ray is installed, or if the job needs it. `name`: name of the config.
+    """
     if not missing_libraries(job.config):
         return None
     words = ["cluster.launcher=inline"]
@@ -331,7 +346,7 @@ def _without_ray(name: str, job: Prepared) -> str | None:
 
 
 def _check_machine(job: Prepared) -> None:
-    """Raise ClusterError if a Ray on this machine alone would be too small for the job."""
+    """Raise ClusterError if this machine alone is too small for the job."""
     cluster = job.config.cluster
     placement = job.plan.placement
     if cluster.launcher != "ray" or cluster.ray.address is not None:
@@ -358,7 +373,10 @@ def _check_machine(job: Prepared) -> None:
 def render(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Render three chapters: the machine, the libraries and the configs."""
+    """Return the report as text with three chapters: machine, libraries and shipped configs.
+
+    `found`: properties of the machine. `known`: required libraries. `verdicts`: whether each config runs.
+    """
     rows = [
         (name if at == 0 else "", line)
         for name, text in found.items()
@@ -400,7 +418,7 @@ def render(
 
 
 def notes() -> dict[str, str]:
-    """For each installed library outside of the tried versions, return what that may mean."""
+    """Return a note for each installed library of an untried version, by the library's name: what that may cause."""
     said = {}
     for name, version in installed().items():
         if (window := untried(name, version)) is not None:
@@ -410,7 +428,7 @@ def notes() -> dict[str, str]:
 
 
 def _rows(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return a config and its verdict; a config that does not run has a row for each line of the fix, too."""
+    """Return the table rows of a config and its verdict; each line of a fix has a row of its own."""
     problem = verdict.problem
     if verdict.inline is not None:
         return [(verdict.config, f"runs without Ray: {verdict.inline}")]
@@ -428,7 +446,7 @@ def _rows(verdict: Verdict) -> list[tuple[str, str]]:
 def _as_json(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Return what `render` shows as JSON for other programs."""
+    """Return the report as JSON, with what `render` shows."""
     configs = {}
     for verdict in verdicts:
         problem = verdict.problem

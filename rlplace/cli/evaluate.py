@@ -41,7 +41,7 @@ _EPISODES = 20  # number of episodes that a fix suggests
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The parsed command line."""
+    """The parsed command line. `run`: folder of the policy. `form`: text or json. `request`: what to evaluate."""
 
     run: str
     form: str
@@ -49,7 +49,10 @@ class Line:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate as one command line says; return the exit code."""
+    """Evaluate a trained policy, print the result, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
 
     def command() -> int:
         line = _line(sys.argv[1:] if argv is None else argv)

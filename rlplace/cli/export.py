@@ -20,7 +20,10 @@ _KEY = "CHECKPOINT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export as one command line says; return the exit code."""
+    """Export the model of a checkpoint, print where it is, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
 
     def command() -> int:
         options = _options(sys.argv[1:] if argv is None else argv)

@@ -21,13 +21,13 @@ def run(
     config: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | None = None,
 ) -> int:
-    """Run a job as `rlplace train` does: plan, proof, workers, iterations, checkpoints, report. Return the exit code.
+    """Run a job as `rlplace train` does, and return the exit code, with the meaning that `rlplace train` gives it.
 
-    `config`: a YAML file, looked for in the working folder and beside the script that calls; or the same as a mapping.
-    `overrides`: words such as `runner.total_iterations=5` or `dry_run=true`. None: those behind the script's name on
-    the command line, of which `--dry-run` is one; then a failure ends the process with its exit code.
+    `config`: a YAML file, in the working folder or beside the calling script; or its content as a mapping. `overrides`:
+    words such as `runner.total_iterations=5` or `dry_run=true`. None: the overrides are the words behind the script's
+    name on the command line, where `--dry-run` is allowed too; then a failure ends the process with the exit code.
 
-    What is wrong is printed, with the fix. Exit codes are those of `rlplace train`.
+    Problems are printed with their fixes.
     """
     # Imported here: importing this name alone must load neither Hydra nor pydantic.
     from rlplace.cli import train
@@ -56,9 +56,11 @@ def plan(
     config: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
 ) -> Prepared:
-    """Return the plan of a custom job with its memory and its view; nothing is started.
+    """Return the plan of a custom job, with its memory and its view. Nothing is started.
 
-    Raises ConfigError, PlacementError or ClusterError with every problem.
+    `config`: a YAML file, in the working folder or beside the calling script; or its content as a mapping. `overrides`:
+    words such as `key=value`; not used with a mapping. Raises ConfigError, PlacementError or ClusterError with every
+    problem.
     """
     from rlplace.cli.train import of_job
     from rlplace.config.compose import with_hydra
@@ -74,7 +76,7 @@ def plan(
 
 
 def _found(file: Path, caller: str) -> Path:
-    """Return a file of the working folder, or else of the calling script's folder."""
+    """Return the path of a file of the working folder, or else of the folder of the script `caller`."""
     beside = Path(caller).parent / file
     if not file.is_file() and beside.is_file():
         return beside
@@ -82,7 +84,7 @@ def _found(file: Path, caller: str) -> Path:
 
 
 def _written(config: Mapping[str, Any], file: Path) -> Path:
-    """Write a config to a file; the run's folder later holds it as config.yaml."""
+    """Write a config to `file` as YAML and return `file`; the run's folder later holds it as config.yaml."""
     import yaml
 
     file.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")

@@ -328,7 +328,8 @@ def _without_simulator(job: Prepared) -> list[Problem]:
 def _without_ray(name: str, job: Prepared) -> str | None:
     """Return the overrides with which the job runs in threads, without Ray.
 
-    Return None if Ray is installed, or if the job needs it. `name`: name of the config.
+    Return None if no library of a run is missing, or if the job cannot run in threads either. `name`: name of the
+    config.
     """
     if not missing_libraries(job.config):
         return None

@@ -45,7 +45,7 @@ _COMMANDS = ("explain", "solve", "schema", "import")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One command line: the options of `plan`, and the words for Hydra."""
+    """The parsed command line: the options of `plan`, and the words for Hydra."""
 
     words: list[str]
     form: str
@@ -54,7 +54,10 @@ class Request:
     simulator: bool  # whether to build a simulator to count the policy's weights
 
     def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
-        """Prepare one job for every config that the words name."""
+        """Return a prepared job for each config that the words name.
+
+        `words`: words for Hydra; None for those of the command line.
+        """
         composed = compose.with_hydra(self.words if words is None else words)
         return [
             prepare_composed(c, self.measured, simulator=self.simulator)
@@ -63,7 +66,10 @@ class Request:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what one command line asks for; return the exit code."""
+    """Print what a command line of `plan` asks for, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     return answered(lambda: _answer(words))
 
@@ -115,7 +121,7 @@ def _answer(words: list[str]) -> int:
 
 
 def _misspelt_command(word: str) -> str | None:
-    """Return the command that a word probably means, if it names no config and resembles a command; else None."""
+    """Return the command that `word` probably misspells; None if it names a config, or resembles no command."""
     names = compose.config_names()
     is_config = (
         word in names
@@ -129,7 +135,7 @@ def _misspelt_command(word: str) -> str | None:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Parse the options of `plan`; the other words go to Hydra. Raises ConfigError."""
+    """Parse the options of `plan`; the other words become the words for Hydra. Raises ConfigError."""
     parser = OptionParser(typed("plan"), word_of=word_meant, add_help=False)
     for option in ("--diff", "--measured"):
         parser.add_argument(option, nargs="?", const="")
@@ -160,7 +166,7 @@ def _request(words: Sequence[str]) -> Request:
 
 
 def _measurements(file: str) -> Measurements:
-    """Read measured memory from the `memory.json` of an earlier run. Raises ConfigError."""
+    """Return the measured memory from the `memory.json` of an earlier run. Raises ConfigError."""
     try:
         record = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -201,9 +207,9 @@ def _plan(request: Request) -> int:
 
 
 def _show(job: Prepared, form: str) -> None:
-    """Print a plan; if the config names a profile, with predicted seconds.
+    """Print the plan of a job, with predicted seconds if the config names a profile.
 
-    A timeline without a named profile uses the latest one.
+    `form`: output format; a timeline of a config without a profile uses the latest profile.
     """
     view = job.view
     seconds = job.config.profile is not None
@@ -242,7 +248,10 @@ def _show(job: Prepared, form: str) -> None:
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
-    """Return the words of the other plan: these words with overrides, or another config with the same folders."""
+    """Return the words for the plan that `--diff` compares with.
+
+    `words`: words of the first plan. `other`: overrides to add to these words, or another config of the same folders.
+    """
     if "=" in other and not names_file(other):
         return [*words, *shlex.split(other)]
     kept = [
@@ -254,7 +263,7 @@ def _other_words(words: Sequence[str], other: str) -> list[str]:
 
 
 def _verdict(jobs: Sequence[Prepared]) -> int:
-    """Print on stderr what does not fit; return the exit code."""
+    """Print to standard error which jobs do not fit in memory; return the exit code."""
     if short := [job.shortages for job in jobs if job.shortages]:
         print("\n".join(short), file=sys.stderr)
     if any(job.refused for job in jobs):

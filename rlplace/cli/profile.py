@@ -30,7 +30,10 @@ LEAST_ITERATIONS = 3  # fewest iterations; the first two are not counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure as one command line says; return the exit code."""
+    """Measure the costs of a job, write them to a profile, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
     return answered(lambda: _measure(sys.argv[1:] if argv is None else argv))
 
 
@@ -112,12 +115,12 @@ def _measure(argv: Sequence[str]) -> int:
 
 
 def _command(module: str, job: Prepared) -> str:
-    """Return the command line of the same job for another module of rlplace."""
+    """Return the command that runs another module of rlplace for the same job, such as `python -m rlplace.train`."""
     return shlex.join(["python", "-m", f"rlplace.{module}", *job.words])
 
 
 def distinct(found: Iterable[Variant]) -> list[Variant]:
-    """Return distinct placements, each under the first of its names."""
+    """Return the variants with different placements; of several with the same placement, the first."""
     seen: dict[str, Variant] = {}
     for variant in found:
         key = json.dumps(
@@ -130,7 +133,7 @@ def distinct(found: Iterable[Variant]) -> list[Variant]:
 
 
 def runs(variant: Variant) -> bool:
-    """Return whether a placement is a valid plan that fits; the unchanged config was checked before."""
+    """Return whether a variant has a valid plan that fits in memory."""
     try:
         job: Prepared = prepare(variant.mapping, name=variant.name)
     except (ProblemsError, ClusterError):
@@ -147,7 +150,10 @@ def _write(file: Path, text: str, key: str, place: str) -> None:
 
 
 def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
-    """Measure all placements that can run; raise the first error if none can."""
+    """Measure all variants that can run, and return their common profile. Raises the first error if none can run.
+
+    `iterations`: number of iterations of each run.
+    """
     profile: Profile | None = None
     failed: ConfigError | None = None
     for number, variant in enumerate(found, 1):
@@ -175,7 +181,9 @@ def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
 
 
 def render(profile: Profile) -> str:
-    """Render the cost of each part's laps at the measured sizes, and the distance of points from the fitted line."""
+    """Return a table as text, with a row for each cost: measured sizes, seconds of a lap, and distance from the fitted
+    line.
+    """
     rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
     for name, curve in sorted(profile.costs.items()):
         rows.append((name, *_row(curve)))

@@ -20,7 +20,10 @@ from rlplace.report.record import read_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write what one command line asks for and print where; return the exit code."""
+    """Write the HTML page of a run, or of two runs side by side; print its path and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
     about = "Writes a run, or two of them side by side, as one HTML page."
     parser = OptionParser(typed("report"), description=about)
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")

@@ -37,7 +37,7 @@ _DEEPEST = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as its folder shows it."""
+    """What the folder of a run says about it."""
 
     folder: str
     config: str
@@ -51,7 +51,10 @@ class Run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List what one command line names; return the exit code."""
+    """Print a list of the runs in a folder, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
     parser = OptionParser(typed("runs"), description="Lists runs, the oldest first.")
     parser.add_argument(
         "folder", metavar="FOLDER", nargs="?", default="runs", help="of runs (runs)"
@@ -98,7 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
-    """Yield run folders: `place` itself, or folders up to `depth` below it. Raises OSError if `place` is unreadable."""
+    """Yield the folders of runs: `place` itself if it is one, else those below it.
+
+    `depth`: number of levels below `place` to look at. Raises OSError if `place` cannot be read.
+    """
     try:
         is_run = (place / CONFIG).is_file() and (place / LOCK).is_file()
         below = [*place.iterdir()] if depth and not is_run and place.is_dir() else []
@@ -115,7 +121,7 @@ def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run:
-    """Read what a run has written so far; damaged or missing files count as empty."""
+    """Return what a run has written to its folder so far; damaged and missing files count as empty."""
     lines = list(_lines(folder / METRICS_FILE))
     summary = _mapping(_text(folder / SUMMARY))
     # Finished, and not resumed since
@@ -162,14 +168,14 @@ def read(folder: Path) -> Run:
 
 
 def _ended(summary: Mapping[str, Any]) -> str:
-    """Return the final state. Older versions wrote no state, but named the policy of a finished run."""
+    """Return the final state that the summary of a run has; of older versions without a state, derive it."""
     return str(
         summary.get("state") or ("finished" if summary.get("policy") else "failed")
     )
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:
-    """Return a finite number of a record; 0 for anything else."""
+    """Return the finite number of a record under `key`; 0 if there is none."""
     value = record.get(key)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
@@ -201,7 +207,7 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 
 def render(found: Sequence[Run]) -> str:
-    """Render runs as a table. Only overrides that differ between runs of the same config are shown."""
+    """Return the runs as a table. Overrides that all runs of a config have in common are left out."""
 
     def number(value: float | None) -> str:
         if value is None:

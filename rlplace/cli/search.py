@@ -68,7 +68,7 @@ _SPECIAL = ("move_", "direct_")  # prefixes of costs that only some plans need
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One command line."""
+    """The parsed command line."""
 
     words: list[str]  # words for Hydra
     form: str
@@ -82,7 +82,10 @@ class Request:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search as the command line says; return the exit code."""
+    """Search for the best placement, print it, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
 
     def command() -> int:
@@ -107,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _request(words: Sequence[str]) -> Request:
-    """Parse the options of a search; the other words go to Hydra. Raises ConfigError."""
+    """Parse the options of `search`; the other words become the words for Hydra. Raises ConfigError."""
     parser = OptionParser(typed("search"), word_of=word_meant, add_help=False)
     parser.add_argument("--format", nargs="?", const="", default="text")
     parser.add_argument("--apply", nargs="?", const="")
@@ -210,7 +213,11 @@ def _request(words: Sequence[str]) -> Request:
 def _listed(
     own: Mapping[str, str], key: str, why: str, example: str
 ) -> tuple[str, ...]:
-    """Return the comma-separated names of an option; empty if it is not given. Raises ConfigError."""
+    """Return the names in the value of an option, which are separated by commas; empty if the option is not given.
+
+    `own`: given options by name. `key`: name of the option. `why`: its meaning, for the error. `example`: a value for
+    the fix. Raises ConfigError.
+    """
     if key not in own:
         return ()
     names = [name for part in own[key].split(",") if (name := part.strip())]
@@ -247,7 +254,9 @@ def _whole(text: str, key: str, why: str, fix: str) -> int:
 
 
 def _counts(own: Mapping[str, str]) -> str:
-    """Return the numbers of accelerators that an option means."""
+    """Return the positive whole numbers in the option `accelerators`, joined by commas, for a fix; "1" if there are
+    none.
+    """
     return ",".join(re.findall(r"(?<![\d.])[1-9][0-9]*", own["accelerators"])) or "1"
 
 
@@ -285,7 +294,7 @@ def _search(request: Request) -> int:
 
 
 def _found(request: Request, job: Prepared) -> Result:
-    """Search, and compute what is reported besides the best plan."""
+    """Search for the best plan, and return it with everything that is reported beside it."""
     config = job.config
     fixed = request.fixed
     accelerators = request.accelerators
@@ -315,7 +324,7 @@ def _found(request: Request, job: Prepared) -> Result:
         return time.monotonic() - began > request.seconds * share
 
     def searched() -> tuple[dict[Space, Search], Answer]:
-        """Search all spaces with equal time; the time that one leaves goes to the next."""
+        """Search all spaces one after the other, with equal shares of the time; unused time goes to the next space."""
         searches = {one: Search(one, profile) for one in (space, *others)}
         answers = list[Answer]()
         for number, search in enumerate(searches.values(), 1):
@@ -378,7 +387,7 @@ def _progress(text: str) -> None:
 def _nothing(
     request: Request, job: Prepared, search: Search, answer: Answer
 ) -> PlacementError:
-    """Explain why no plan is valid, and name the nearest relaxation."""
+    """Return the error that no plan is valid, with the reasons and the smallest change that would make a plan valid."""
     reasons = list[str]()
     plans = answer.counts["refused by memory"]
     if plans:
@@ -429,9 +438,7 @@ def _nothing(
 
 
 def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
-    """Return the command that plans the config with these changes; None if a line must be removed, which no override
-    can do.
-    """
+    """Return the command that plans the config with `changes`, by key; None if a change removes a key."""
     if None in changes.values():
         return None
     plan = shlex.join(["python", "-m", "rlplace.plan", *words])
@@ -441,7 +448,7 @@ def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None
 
 
 def _check_writable(file: Path) -> None:
-    """Raise OutputError if the folder of a file cannot be created or written to."""
+    """Raise OutputError if `file` cannot be written: its folder cannot be created or is not writable."""
     try:
         there = next(folder for folder in file.absolute().parents if folder.exists())
     except OSError as error:
@@ -454,7 +461,9 @@ def _check_writable(file: Path) -> None:
 
 
 def _apply(request: Request, job: Prepared, result: Result) -> None:
-    """Write the config's text with the changed lines, read it back, and print the training command."""
+    """Write the config with the best plan's changes to a file, check the file, and print the command that trains with
+    it.
+    """
     assert request.apply is not None
     line = compose.CommandLine.of(request.words)
     file = request.apply.with_suffix(".yaml")

@@ -58,7 +58,11 @@ DOES_NOT_FIT = 3
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
-    """Run one command line and return its exit code. `job`: the custom job that the config is for, if any."""
+    """Train as one command line says, and return the exit code.
+
+    `argv`: words of the command line; None for those of this process. `job`: the custom job that the config is for;
+    None for a shipped job.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
         line = compose.CommandLine.of(argv)
@@ -113,19 +117,22 @@ def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
 
 
 def of_job(composed: compose.Composed, own: Job | None) -> compose.Composed:
-    """Return the config with the job that was passed in Python."""
+    """Return the config with the custom job in its mapping; unchanged if `own` is None."""
     if own is None:
         return composed
     return dataclasses.replace(composed, mapping={**composed.mapping, JOB: own})
 
 
 def _notes(error: BaseException) -> Sequence[str]:
-    """Return the notes that `run` has attached to an error: where the policy was saved."""
+    """Return the notes that were attached to an error during the run, such as where the policy was saved."""
     return getattr(error, "__notes__", ())
 
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
-    """Add the config of the checkpoint in `resume=<folder>`, if the command line names no config."""
+    """Return the words that name the config of the checkpoint in `resume=<folder>`.
+
+    Return no words if the command line names a config, or resumes no given folder.
+    """
     words = [
         unquoted(word.removeprefix("resume="))
         for word in argv
@@ -155,7 +162,7 @@ def _job(
     command: Typed,
     ended: list[tuple[compose.Composed, Path]],
 ) -> int:
-    """Run a composed config, and append its result to `ended`."""
+    """Run one composed config, and return the exit code. Its run's folder is appended to `ended`."""
     command.job(composed.words)
     job = _reached(prepare_composed(composed))
     if composed.goal is not None:
@@ -197,9 +204,9 @@ def _job(
 
 
 def _reached(job: Prepared) -> Prepared:
-    """Return the job with weights sent through the host if this machine's GPUs cannot share memory.
+    """Return the job, changed to send weights through the host if GPUs of this machine cannot share memory.
 
-    A dry run does not test this.
+    A dry run does not test GPUs; it uses what is known.
     """
     past_host = any(
         isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
@@ -221,7 +228,7 @@ def _reached(job: Prepared) -> Prepared:
 
 
 def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
-    """Render a row for each run of a sweep: its result, its folder and its differing overrides."""
+    """Return a table with a row for each run of a sweep: result, folder, and the overrides that not all runs have."""
     given = [
         [w.lstrip("+") for w in composed.words if "=" in w and not w.startswith("-")]
         for composed, _ in ended
@@ -240,7 +247,7 @@ def _table(ended: Sequence[tuple[compose.Composed, Path]]) -> str:
 
 
 def _seconds(job: Prepared) -> str:
-    """Render predicted stage times if a profile is given."""
+    """Return the predicted stage times as text; "" if the config names no profile."""
     if job.config.profile is None:
         return ""
     from rlplace.foresight.show import foreseen, render_prediction
@@ -253,9 +260,10 @@ def _seconds(job: Prepared) -> str:
 def _run(
     job: Prepared, checkpoint: Checkpoint | None, signals: Signals, command: Typed
 ) -> Path:
-    """Run a job and return its folder.
+    """Run a job and return the run's folder.
 
-    After a node loss, resume from the newest checkpoint as `faults.on_node_loss` says.
+    After the loss of a node, go on from the newest checkpoint, as `faults.on_node_loss` says. `checkpoint`: where the
+    run resumes; None for a new run.
     """
     from rlplace.execution.faults import History
     from rlplace.runtime.node_loss import go_on
@@ -307,7 +315,7 @@ def _counted(problems: Sequence[Problem]) -> str:
 
 
 def program() -> NoReturn:
-    """Run the command line of this process and end it."""
+    """Run the command line of this process, then exit with its exit code."""
     # Output errors (such as a closed terminal) must not end the run.
     begin()
     codes = [FAILED]
@@ -318,7 +326,10 @@ def program() -> NoReturn:
 
 
 def _leave(codes: Sequence[int]) -> None:
-    """Exit without ending inline worker threads that still run: ending them inside torch would abort the process."""
+    """Exit at once, with the last of `codes`, if inline worker threads still run.
+
+    To end such a thread inside torch would abort the process.
+    """
     if any(component_of(thread.name) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

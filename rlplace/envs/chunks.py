@@ -21,10 +21,10 @@ from rlplace.envs.contract import Rendering, Restorable, Simulator, StepResult
 
 
 class _Chunks:
-    """A simulator stepped in chunks; owns the simulator.
+    """A simulator that takes a chunk of actions in each step; it owns the inner simulator.
 
-    An episode that ends within a chunk keeps its length: later actions of the chunk do not count. They are still
-    taken, and then a new episode begins, so that the steps of a row do not depend on other rows.
+    After the end of an episode within a chunk, the later actions of the chunk do not count. The inner simulator still
+    takes them and then begins a new episode, so that the steps of a row do not depend on other rows.
     """
 
     def __init__(self, simulator: Simulator, chunk: int) -> None:
@@ -35,7 +35,7 @@ class _Chunks:
         self.close = simulator.close
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step by the actions [B, n, *A] of one chunk."""
+        """Take the actions [B, n, *A] of one chunk, and return the result; its rewards are sums over the chunk."""
         # Rows whose episode has not ended within this chunk
         going = np.ones(len(actions), np.bool_)
         terminated = np.zeros(len(actions), np.bool_)
@@ -81,7 +81,7 @@ class _Chunks:
 
 
 class _Restorable(_Chunks):
-    """Its state can be saved and restored between two chunks."""
+    """A simulator with chunks whose state can be saved and restored between two chunks."""
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         return cast(Restorable, self._inner).row_states()
@@ -93,7 +93,7 @@ class _Restorable(_Chunks):
 
 
 class _Rendering(_Chunks):
-    """Draws a picture after each chunk."""
+    """A simulator with chunks that draws a picture after each chunk."""
 
     @property
     def frames_per_s(self) -> float:
@@ -104,11 +104,14 @@ class _Rendering(_Chunks):
 
 
 class _Both(_Restorable, _Rendering):
-    """Both restorable and drawn."""
+    """A simulator with chunks that can be restored and draws pictures."""
 
 
 def in_chunks(simulator: Simulator, chunk: int) -> Simulator:
-    """Make a simulator take `chunk` actions at once. The result can be restored and drawn if the simulator can."""
+    """Return a simulator that takes `chunk` actions in each step.
+
+    It can be restored if `simulator` can, and draws pictures if `simulator` does.
+    """
     restorable = isinstance(simulator, Restorable)
     rendering = isinstance(simulator, Rendering)
     if restorable and rendering:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DiscreteActions:
-    """One choice of 0..n-1, int64."""
+    """An action space: an action is one int64 of 0..n-1."""
 
     n: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MultiDiscreteActions:
-    """One choice of 0..n[i]-1 for each element i of the action, int64."""
+    """An action space: an action is an int64 array, whose element i is one of 0..n[i]-1."""
 
     n: tuple[int, ...]  # choices of each element, flattened
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class MultiDiscreteActions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousActions:
-    """A float32 vector. The simulator gets it clipped to [low, high]; the learner sees it unclipped."""
+    """An action space: an action is a float32 array. The simulator clips it to [low, high]; the learner does not."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]  # flattened, one bound per element
@@ -62,10 +62,10 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """Observations and actions of all environments of a job. An observation is one array, whatever the simulator shows.
+    """The shapes of the observations and actions of a job. An observation is always one array.
 
-    Entries of a Dict or Tuple are joined in a row of numbers. If one of them is an image, the row consists of bytes,
-    with all float32 numbers before the images::
+    If a simulator shows a Dict or a Tuple, its entries are joined in one row of numbers. If one of the entries is an
+    image, the row consists of bytes, with all float32 numbers before the images::
 
         position [3] float32, speed [1] float32                      [4] float32
         position [3] float32, camera [64, 64, 3] uint8               [12 + 12288] uint8
@@ -88,7 +88,7 @@ class Spaces:
 
     @property
     def numbers(self) -> int:
-        """Number of float32 values at the beginning of an observation, those of the memory included."""
+        """The number of float32 values at the beginning of an observation, including those of the policy's memory."""
         if self.parts:
             sizes = [part.size for part in self.parts if part.dtype == "float32"]
             return self.memory + sum(sizes)
@@ -97,7 +97,7 @@ class Spaces:
         return 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """Return the float32 numbers [B, ...] of observations [B, *O]; an empty axis if there are only images."""
+        """Return the float32 numbers [B, ...] of observations [B, *O]; an empty axis if there are images only."""
         if self.observation_dtype == "float32":
             return observations
         import numpy as np
@@ -110,7 +110,7 @@ class Spaces:
 
     @property
     def entries(self) -> tuple[Part, ...]:
-        """The parts; if the observation is a single array, one part without a name."""
+        """The parts of an observation; if it is a single array, one part without a name."""
         whole = Part(
             name="", shape=self.observation_shape, dtype=self.observation_dtype
         )
@@ -118,7 +118,7 @@ class Spaces:
 
     @property
     def shown(self) -> Spaces:
-        """The same spaces without the policy's memory, as the simulator shows them."""
+        """These spaces without the policy's memory, as the simulator shows them."""
         if not self.memory:
             return self
         # A single array gets its own shape back
@@ -138,7 +138,7 @@ class Spaces:
         return dataclasses.replace(self, observation_shape=shape, memory=0)
 
     def remembering(self, memory: int) -> Spaces:
-        """Return these spaces with `memory` numbers of a policy's memory before each observation."""
+        """Return these spaces with the policy's memory, `memory` float32 numbers, before each observation."""
         if not memory:
             return self
         # A row of float32 numbers, or of bytes if there are images
@@ -182,16 +182,16 @@ class Spaces:
 
     @property
     def images(self) -> tuple[Part, ...]:
-        """Entries that are images: those of bytes; without any, all arrays of two or more axes."""
+        """The entries that are images: entries of bytes; if there are none, all arrays of two or more axes."""
         arrays = [entry for entry in self.entries if len(entry.shape) > 1]
         of_bytes = [entry for entry in arrays if entry.dtype == "uint8"]
         return tuple(of_bytes or arrays)
 
 
 def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return (C, H, W) of an image [H, W], [H, W, C] or [C, H, W].
+    """Return channels, height and width (C, H, W) of an image of shape [H, W], [H, W, C] or [C, H, W].
 
-    In a stack of T images in time, T * C counts as channels.
+    Axes before the last three are a stack of T images, which has T * C channels.
     """
     if len(shape) == 2:
         return 1, shape[0], shape[1]
@@ -203,10 +203,10 @@ def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def channels_last(shape: Sequence[int]) -> bool:
-    """Return whether an image is [H, W, C] rather than [C, H, W].
+    """Return whether an image with three axes is [H, W, C] rather than [C, H, W].
 
-    If two neighbouring axes are equal they are H and W. Else C is the shorter of the first and the last axis, and
-    the last if these are equal.
+    If exactly two neighbouring axes are equal, they are H and W. Otherwise C is the shorter of the first and the last
+    axis; if these are equal, the last.
     """
     first, middle, last = shape
     if first != last and middle in (first, last):
@@ -218,7 +218,7 @@ def channels_last(shape: Sequence[int]) -> bool:
 class StepResult:
     """The result of one step of B rows, in new arrays.
 
-    Where an episode ended, `observations` has the first observation of the next episode.
+    For a row whose episode ended, `observations` has the first observation of the next episode.
     """
 
     observations: NDArray[Any]  # [B, *O], after autoreset
@@ -231,24 +231,26 @@ class StepResult:
 
 
 class Simulator(Protocol):
-    """A vector of B environments, used by one thread."""
+    """B environments that step together, used by one thread."""
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
-        """Begin all episodes and return their first observations [B, *O].
+        """Begin an episode in every row, and return the first observations [B, *O].
 
-        All randomness of row i, in later episodes too, comes from seeds[i].
+        All random numbers of row i, in later episodes too, come from seeds[i].
         """
         ...
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin other episodes in these rows and return their first observations [len(rows), *O].
+        """Begin another episode in each of `rows`, and return the first observations [len(rows), *O].
 
-        Used for rows with non-finite numbers; the episodes that they were in do not count.
+        For rows with numbers that are not finite; the episodes that are left do not count.
         """
         ...
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step by the actions [B, *A] as they were sampled; the simulator clips them to its bounds."""
+        """Take the actions [B, *A] as the policy sampled them, and return the result. The simulator clips them to its
+        bounds.
+        """
         ...
 
     def close(self) -> None:
@@ -258,20 +260,20 @@ class Simulator(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A simulator that can continue in another process from a checkpoint. Others begin all episodes anew."""
+    """A simulator whose episodes can go on from a checkpoint in another process. Other simulators begin all episodes
+    anew.
+    """
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the state of each row that determines its next steps, as new arrays of numbers or texts, without
-        objects.
-        """
+        """Return for each row the state that determines its next steps, as new arrays of numbers or texts."""
         ...
 
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
-        """Continue from the states that `row_states` returned, one for each row; called after `reset`.
+        """Continue from `states`, one for each row, as `row_states` returned them; call it after `reset`.
 
-        The rows may have been in other simulators. Returns the first observations of rows that could not be
+        The states may come from several simulators. Return, by row, the first observation of each row that could not be
         restored and began a new episode.
         """
         ...
@@ -279,11 +281,11 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class Rendering(Protocol):
-    """A simulator that draws what it simulates, if `env.kwargs` has render_mode: rgb_array."""
+    """A simulator that draws pictures, if `env.kwargs` has render_mode: rgb_array."""
 
     @property
     def frames_per_s(self) -> float:
-        """Pictures in a second of simulated time."""
+        """The number of pictures for a second of simulated time."""
         ...
 
     def frame(self) -> NDArray[np.uint8]:
@@ -292,16 +294,18 @@ class Rendering(Protocol):
 
 
 class Adapter(Protocol):
-    """One simulator library. Adapters have no state; their classes need no arguments."""
+    """The adapter to one simulator library. An adapter has no state, and its class takes no arguments."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return all problems that show without building a simulator; none if the library is missing. Fast."""
+        """Return all problems of the config that show without building a simulator; none if the library is missing.
+        Fast.
+        """
         ...
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Return the shapes of observations and actions, by building one simulator. Raises ConfigError."""
+        """Build one environment, and return the spaces of its observations and actions. Raises ConfigError."""
         ...
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator:
-        """Return a simulator of `rows` rows."""
+        """Return a simulator with `rows` environments."""
         ...

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class EnvPoolAdapter:
-    """Adapter for the ids of `envpool.list_all_envs()`."""
+    """The adapter to EnvPool, for the ids of `envpool.list_all_envs()`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
         """Return no problems: only EnvPool knows its ids, and importing it takes seconds.
 
-        `describe` finds them.
+        `describe` reports problems of the id and the arguments.
         """
         return []
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Return the spaces, from a pool of one row. Raises ConfigError."""
+        """Make a pool of one row, and return the spaces of its observations and actions. Raises ConfigError."""
         pool = make_pool(config, [0])
         try:
             return spaces_of(
@@ -39,16 +39,16 @@ class EnvPoolAdapter:
             pool.close()
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> EnvPoolVector:
-        """Return a simulator; its rows are made by `reset`."""
+        """Return a simulator; `reset` decides its rows, one for each seed."""
         from rlplace.envs.envpool_vector import EnvPoolVector
 
         return EnvPoolVector(lambda seeds: make_pool(config, seeds))
 
 
 def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
-    """Make a pool with one row for each seed.
+    """Return an EnvPool pool with one row for each seed.
 
-    Raises ConfigError: EnvPool is missing, or the id or an argument is unknown.
+    Raises ConfigError if EnvPool is missing, or if the id or an argument is unknown.
     """
     with needs(got=config.id, extra="envpool", key="env.id", of="the simulator"):
         import envpool

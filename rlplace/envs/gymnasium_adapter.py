@@ -45,12 +45,14 @@ _RESERVED = {
 
 
 class GymnasiumAdapter:
-    """Adapter for the ids of `gymnasium.registry`, for `package.module:Id-v0`, which the module registers, and for
-    `package.module:function`.
+    """The adapter to Gymnasium.
+
+    It takes the ids of `gymnasium.registry`, `package.module:Id-v0`, an id that the module registers, and
+    `package.module:function`, a function that returns an environment.
     """
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return all problems that show without building a simulator; none without Gymnasium."""
+        """Return all problems that show without building a simulator; none if Gymnasium is not installed."""
         shipped = _registering()
         if shipped is None:
             return []
@@ -77,7 +79,7 @@ class GymnasiumAdapter:
         return problems
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Return the spaces, from one environment. Raises ConfigError."""
+        """Make one environment, and return the spaces of its observations and actions. Raises ConfigError."""
         try:
             with _library(config):
                 env = _make(config)
@@ -109,9 +111,9 @@ class GymnasiumAdapter:
 
 
 def _registering() -> str | None:
-    """Return the source text that registers Gymnasium's own ids; None without Gymnasium.
+    """Return the source text of the module that registers Gymnasium's own ids; None if Gymnasium is not installed.
 
-    The planner reads the text because importing Gymnasium is slow.
+    The planner reads the text, because importing Gymnasium is slow.
     """
     library = importlib.util.find_spec("gymnasium")
     if library is None or library.origin is None:
@@ -123,7 +125,7 @@ def _registering() -> str | None:
 
 
 def made_with_extra(name: str) -> bool:
-    """Return whether an id is Gymnasium's own and needs only libraries of our extra `envs`."""
+    """Return whether `name` is an id of Gymnasium that needs only the libraries of rlplace's extra `envs`."""
     own = re.search(
         rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)',
         _registering() or "",
@@ -133,7 +135,7 @@ def made_with_extra(name: str) -> bool:
 
 @contextmanager
 def _library(config: SimulatorEnvConfig) -> Iterator[None]:
-    """Use Gymnasium inside. Raises ConfigError: a library is missing, or the id or an argument is unknown."""
+    """Check the config's id and arguments; within the context, turn errors of missing libraries into ConfigError."""
     with _imports(config.id):
         import gymnasium
 
@@ -148,8 +150,9 @@ def _library(config: SimulatorEnvConfig) -> Iterator[None]:
 
 @contextmanager
 def _imports(got: str) -> Iterator[None]:
-    """Raise ConfigError for a module that is missing inside: one of an extra of ours, or one that the user's
-    simulator imports.
+    """Within the context, turn the error of a missing module into ConfigError.
+
+    `got`: the id of the simulator. The fix is an extra of rlplace if one has the module.
     """
     try:
         yield
@@ -167,10 +170,9 @@ def _imports(got: str) -> Iterator[None]:
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """Make one environment in its wrappers, without Gymnasium's time limit and checks; the vector counts steps
-    itself.
+    """Return one environment in its wrappers, without Gymnasium's time limit and checks; the vector counts the steps.
 
-    Raises ConfigError for a wrapper that fails.
+    Raises ConfigError if a wrapper fails.
     """
     import gymnasium
 
@@ -211,7 +213,9 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
-    """Return the most steps of an episode: of the config, else of the registered id; None without a limit."""
+    """Return the greatest number of steps of an episode, from the config or else the registered id;
+    None for no limit.
+    """
     import gymnasium
 
     spec = gymnasium.registry.get(config.id.rpartition(":")[2])
@@ -223,7 +227,7 @@ def _limit(config: SimulatorEnvConfig) -> int | None:
 
 
 def _id_problems(name: str) -> Sequence[Problem]:
-    """Return the problems of a simulator's id: its module cannot be imported, or there is no such id."""
+    """Return the problems of the id `name` of a simulator: its module cannot be imported, or there is no such id."""
     import gymnasium
 
     # Import the user's module, which may register the id
@@ -299,7 +303,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
-    """Return the problems of arguments that `gymnasium.make` takes for itself."""
+    """Return the problems of `env.kwargs` with names that are arguments of `gymnasium.make` itself."""
     problems: list[Problem] = []
     for name in _RESERVED:
         if name not in config.kwargs:
@@ -326,11 +330,10 @@ def spaces_of(
     *,
     arrays: str | None = None,
 ) -> Spaces:
-    """Return the spaces of observations and actions as `Spaces`.
+    """Return the observation space `seen` and the action space `taken` of Gymnasium as `Spaces`.
 
-    Raises ConfigError for kinds that no policy handles.
-
-    `arrays`: the fix to propose if the library gives only observations that are single arrays.
+    `arrays`: if given, observations must be single arrays, and `arrays` is the fix to propose for others. Raises
+    ConfigError for kinds of spaces that no policy handles.
     """
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
@@ -391,5 +394,5 @@ def spaces_of(
 
 
 def _wrap(wrapper: str) -> str:
-    """Return the fix to use a wrapper of this kind."""
+    """Return a fix that proposes a wrapper of this kind."""
     return f"wrap it with {wrapper} where you register it"

@@ -29,7 +29,10 @@ _DERIVED = ("xpos", "xipos")
 
 
 def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
-    """Return the state that determines the next steps; only the random numbers if the environment gives no more."""
+    """Return the state that determines the next steps of an environment, as arrays by name.
+
+    If the environment cannot give its state, return the state of its random numbers only.
+    """
     # Gymnasium's own generator is a PCG64
     layer = _teller(env)
     state = dict[str, NDArray[Any]]()
@@ -57,9 +60,9 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
 
 
 def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> bool:
-    """Bring an environment, after a reset, to a state from `state_of`.
+    """Bring an environment that was reset to a state from `state_of`.
 
-    Returns False if there was nothing to restore but random numbers.
+    Return whether an episode was restored; False if only random numbers were.
     """
     layer = _teller(env)
     if _RANDOM in state:
@@ -86,7 +89,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 
 
 def _teller(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return the outermost layer that may have a state: wrappers that are known to have none are skipped."""
+    """Return the outermost layer of an environment that may have a state; wrappers known to have none are skipped."""
     from gymnasium import wrappers
 
     from rlplace.envs.wrappers import Shown
@@ -107,5 +110,8 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _shipped(layer: object, library: str) -> bool:
-    """Return whether the class is Gymnasium's own; of a subclass in other packages, part of the state is unknown."""
+    """Return whether the class of `layer` is Gymnasium's own; a subclass elsewhere may have more state.
+
+    `library`: name of a module of `gymnasium.envs`, such as "mujoco".
+    """
     return type(layer).__module__.startswith(f"gymnasium.envs.{library}.")

@@ -22,9 +22,9 @@ _FRAMES_PER_S = 30.0
 
 
 class GymnasiumVector:
-    """Steps its environments one by one, which is faster than processes for cheap simulators.
+    """A simulator that steps its environments one by one, which is faster than processes for cheap simulators.
 
-    Owns them and their episodes.
+    It owns the environments and their episodes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GymnasiumVector:
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
-        """Begin all episodes; row i gets seeds[i]."""
+        """Begin an episode in every environment, and return the first observations [B, *O]; row i gets seeds[i]."""
         observations = np.empty(self._shape, self._dtype)
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             observations[row] = self._shown(env.reset(seed=seed)[0])
@@ -60,7 +60,7 @@ class GymnasiumVector:
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin a new episode in each environment of `rows`; return the first observations in that order."""
+        """Begin another episode in each environment of `rows`, and return the first observations in that order."""
         for row in rows:
             self._returns[row] = 0.0
             self._lengths[row] = 0
@@ -68,7 +68,9 @@ class GymnasiumVector:
         return np.array(firsts, self._dtype)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step all rows; rows whose episode ended begin another one."""
+        """Step all rows by the actions [B, *A], and return the result. A row whose episode ended begins another
+        episode.
+        """
         # The hot loop of a run: local names, Python numbers, one array write for each row
         observations = np.empty(self._shape, self._dtype)
         terminations = np.zeros(len(self._envs), np.bool_)
@@ -122,7 +124,7 @@ class GymnasiumVector:
         )
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the state of each row, with return and length of its episode."""
+        """Return the state of each row, which includes the return and the length of its present episode."""
         counted = zip(self._envs, self._returns, self._lengths, strict=True)
         return [
             {**state_of(env), "return": np.array(total), "length": np.array(steps)}
@@ -132,7 +134,7 @@ class GymnasiumVector:
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
-        """Restore each row; return, by row, the first observation of each episode that had to begin anew."""
+        """Restore each row; return, by row, the first observations of the rows that had to begin a new episode."""
         begun: dict[int, NDArray[Any]] = {}
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
@@ -146,11 +148,13 @@ class GymnasiumVector:
 
     @property
     def frames_per_s(self) -> float:
-        """Pictures in a second, as the environment declares it."""
+        """The number of pictures for a second of simulated time, as the environment declares it."""
         return float(self._envs[0].metadata.get("render_fps") or _FRAMES_PER_S)
 
     def frame(self) -> NDArray[np.uint8]:
-        """Return a picture of the first row. Raises ModuleNotFoundError without a library to draw."""
+        """Return a picture [height, width, 3] of the first row. Raises ModuleNotFoundError if a library for drawing is
+        missing.
+        """
         from gymnasium.error import DependencyNotInstalled
 
         try:
@@ -159,7 +163,7 @@ class GymnasiumVector:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def _shown(self, observation: Any) -> Any:
-        """Return an observation as an array."""
+        """Return an observation of an environment as one array."""
         if self._encode is None:
             return observation
         return self._encode(observation)

@@ -22,7 +22,7 @@ _Place = tuple[tuple[Any, ...], gymnasium.Space[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The array that an observation becomes, and the function that makes it."""
+    """How observations become arrays: the array's shape, its parts, and the function that makes it."""
 
     whole: Part
     parts: tuple[Part, ...] = ()
@@ -31,7 +31,7 @@ class Encoding:
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
-    """Return how observations of a space become arrays; None if they cannot, such as texts and graphs."""
+    """Return how observations of a space become arrays; None if they cannot, as texts and graphs."""
     places = list(_places(space))
     plain = [isinstance(entry, spaces.Box | _Vector) for _, entry in places]
     if not places or not all(plain):
@@ -71,7 +71,10 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
 def _places(
     space: gymnasium.Space[Any], keys: tuple[Any, ...] = ()
 ) -> Iterator[_Place]:
-    """Yield the entries of nested Dicts and Tuples, with the keys that lead to them."""
+    """Yield the entries of nested Dicts and Tuples, each with the keys that lead to it.
+
+    `keys`: the keys that lead to `space`.
+    """
     if isinstance(space, spaces.Dict):
         for key, entry in space.spaces.items():
             yield from _places(entry, (*keys, key))
@@ -83,7 +86,10 @@ def _places(
 
 
 def _part(name: str, space: gymnasium.Space[Any]) -> Part:
-    """Return the part of a row that an entry becomes: bytes for an image, else float32 numbers."""
+    """Return the part of a row that an entry becomes: bytes for an image, else float32 numbers.
+
+    `name`: name of the entry. `space`: its space.
+    """
     if isinstance(space, spaces.Box):
         image = space.dtype == np.uint8 and len(space.shape) >= _IMAGE_AXES
         shape = tuple(space.shape)
@@ -92,16 +98,16 @@ def _part(name: str, space: gymnasium.Space[Any]) -> Part:
 
 
 def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
-    """Return the entry that these keys lead to."""
+    """Return the entry of an observation to which `keys` lead."""
     for key in keys:
         shown = shown[key]
     return shown
 
 
 def _flat(space: gymnasium.Space[Any], shown: Any) -> NDArray[Any]:
-    """Return an entry as a row: bytes for an image, else float32.
+    """Return an entry of an observation as a row: bytes for an image, else float32 numbers.
 
-    A choice among n becomes n numbers, one of them 1.
+    `space`: space of the entry. A choice among n becomes n numbers, one of which is 1.
     """
     box = isinstance(space, spaces.Box)
     row: Any = np.ravel(shown) if box else spaces.flatten(space, shown)

@@ -36,7 +36,7 @@ _KEY = "video"
 
 
 class Played(NamedTuple):
-    """One whole episode."""
+    """The return and the length of one whole episode."""
 
     total: float  # undiscounted return
     length: int  # steps
@@ -52,11 +52,12 @@ def play(
     longest: int,
     video: Path | None = None,
 ) -> list[Played]:
-    """Play `episodes` whole episodes. Equal seeds and actions give equal episodes.
+    """Play `episodes` whole episodes with a policy, and return them. Equal seeds and actions give equal episodes.
 
-    `longest`: most steps of an episode. `video`: a file for pictures of the first row. Raises ConfigError: there
-    is no such simulator, or it draws nothing; SimulatorError: a number is not finite, or an episode does not end;
-    OutputError: the video cannot be written.
+    `act`: returns the actions for observations. `longest`: the most steps that an episode may have. `video`: file for a
+    video of the first row; None for no video. Raises ConfigError if there is no such simulator, or if it cannot be
+    drawn; SimulatorError if a number is not finite, or if an episode does not end; OutputError if the video cannot be
+    written.
     """
     rows = min(episodes, _ROWS)
     # Episodes that each row has to play
@@ -106,7 +107,9 @@ def play(
 def _endless(
     config: SimulatorEnvConfig, longest: int, played: int, episodes: int
 ) -> SimulatorError:
-    """Return the error that an episode has not ended after `longest` steps."""
+    """Return the error that an episode has not ended after `longest` steps; `played` of `episodes`
+    episodes have ended.
+    """
     limit = config.max_episode_steps
     error = "no-limit"
     if limit is not None:
@@ -126,7 +129,7 @@ def _endless(
 def _made(
     config: SimulatorEnvConfig, rows: int, chunk: int, *, drawn: bool
 ) -> Simulator:
-    """Make the simulator; one that is drawn gets render_mode. Raises ConfigError."""
+    """Return the simulator; if it is to be drawn, with the argument render_mode. Raises ConfigError."""
     if not drawn:
         return make_simulator(config, rows, chunk)
     # Without a screen, pygame complains unless it draws into memory
@@ -141,7 +144,7 @@ def _made(
 
 
 class _Film:
-    """Writes pictures of a simulator's first row to a video. Owns the file until `close`."""
+    """A video of the pictures of a simulator's first row. It owns the file until `close`."""
 
     def __init__(
         self, video: Path, simulator: Simulator, config: SimulatorEnvConfig
@@ -185,7 +188,7 @@ class _Film:
             self._writer = imageio.v2.get_writer(video, **options)
 
     def add(self) -> None:
-        """Add the present picture; an animated image takes every n-th."""
+        """Add the present picture to the video; a GIF takes only every n-th picture."""
         self._asked += 1
         if (self._asked - 1) % self._every:
             return
@@ -194,20 +197,20 @@ class _Film:
             self._writer.append_data(frame)
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finish the video file."""
         with self._writing():
             self._writer.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise OutputError if writing inside fails."""
+        """Within the context, turn an OSError into OutputError."""
         try:
             yield
         except OSError as error:
             raise OutputError.of(self._video, error, _KEY, "a file") from error
 
     def _frame(self) -> NDArray[np.uint8]:
-        """Return the present picture. Raises ConfigError if there is none."""
+        """Return the present picture [height, width, 3]. Raises ConfigError if there is none."""
         assert isinstance(self._simulator, Rendering)
         try:
             frame = self._simulator.frame()
@@ -226,7 +229,7 @@ class _Film:
 
 
 def _not_drawn(config: SimulatorEnvConfig, reason: str) -> ConfigError:
-    """Return the error that the simulator cannot be drawn, with fixes by its kind."""
+    """Return the error that the simulator cannot be drawn, with a fix for its kind. `reason`: why it cannot."""
     error = "any"
     # A custom class has to draw; for MuJoCo a library of the system may be missing
     if config.kind == "gymnasium" and ":" in config.id:

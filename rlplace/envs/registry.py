@@ -57,12 +57,11 @@ _NATURE_PIXELS = 36  # sides of an image, at least
 def named(
     name: str, shipped: Mapping[str, str], *, key: str, code: str, noun: str
 ) -> Any:
-    """Return a shipped object by its short name, or the user's object `package.module:Name`.
+    """Return the object that a config names: a shipped object, or the user's object `package.module:Name`.
 
-    Raises ConfigError.
-
-    `key`, `code` and `noun` are for the error. An import error in a shipped module passes through: its library is
-    missing.
+    `name`: the text in the config. `shipped`: short name -> `package.module:Name`. `key`, `code`, `noun`: config key,
+    code and word for the error. Raises ConfigError if there is no such object. If a shipped module lacks a library, its
+    ModuleNotFoundError is raised unchanged.
     """
     # A short name stands for a module and a name in it
     module_name, colon, attribute = shipped.get(name, name).partition(":")
@@ -131,9 +130,10 @@ def unknown_arguments(
     key: str,
     code: str,
 ) -> list[Problem]:
-    """Return the problems of `kwargs` that the callable does not accept.
+    """Return a problem for each of `kwargs` that `call` does not accept.
 
-    `given`: arguments that it gets from elsewhere. `key` is that of the kwargs.
+    `given`: names of arguments that are passed besides `kwargs`. `key`: config key of `kwargs`. `code`: code of the
+    problems.
     """
     parameters = inspect.signature(call).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -176,10 +176,11 @@ def check_named(
     noun: str,
     methods: Sequence[str] = (),
 ) -> list[Problem]:
-    """Return the problems of a `package.module:Name`: it cannot be imported, does not accept `kwargs`, or lacks
-    all `methods`.
+    """Return the problems of the user's object `package.module:Name`.
 
-    `key` is that of the name. `given`: what it is called with before `kwargs`.
+    It is a problem if the object cannot be imported, does not accept `kwargs`, or is a class with none of `methods`.
+    `given`: words for the arguments that are passed before `kwargs`. `key`, `code`, `noun`: config key, code and word
+    for the problems.
     """
     try:
         found = named(name, {}, key=key, code=code, noun=noun)
@@ -243,7 +244,10 @@ def check_named(
 def not_imported(
     error: Exception, name: str, *, key: str, code: str, noun: str
 ) -> ConfigError:
-    """Return the error that importing the user's module of `package.module:Name` has raised."""
+    """Return the error for an exception that the import of the user's module in `name` has raised.
+
+    `name`: `package.module:Name`. `key`, `code`, `noun`: config key, code and word for the error.
+    """
     if (
         isinstance(error, ModuleNotFoundError)
         and (extra := _extra_of(error)) is not None
@@ -261,13 +265,14 @@ def not_imported(
 
 
 def _extra_of(error: ModuleNotFoundError) -> str | None:
-    """Return our extra that installs the missing module; None if no extra has it."""
+    """Return the extra of rlplace that installs the missing module; None if no extra has it."""
     return EXTRAS.get(str(error.name).partition(".")[0])
 
 
 def place_of(error: BaseException, name: str) -> str:
-    """Return file:line of the last frame of a traceback in the module of `package.module:Name`; the name if there
-    is none.
+    """Return `file:line` of the last traceback frame within the module in `name`; `name` if there is no such frame.
+
+    `name`: `package.module:Name`.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -283,7 +288,7 @@ def place_of(error: BaseException, name: str) -> str:
 
 
 def _module_path(file: str) -> str:
-    """Return the path of a module's file without its ending, also for a package."""
+    """Return the path of a module's file without its ending; of a package, the path of its folder."""
     return Path(file).with_suffix("").as_posix().removesuffix("/__init__")
 
 
@@ -295,7 +300,11 @@ def unknown_choice(
     why: str,
     example: str | None = None,
 ) -> ConfigError:
-    """Return the error for an argument of a task that names nothing in the library."""
+    """Return the error that the value of a task's argument is not one of the library's names.
+
+    `argument`: name of the argument. `got`: its value. `known`: names that the library has. `why`: the rule. `example`:
+    the name to propose if none resembles the value.
+    """
     known = list(known)
     near = did_you_mean(got, known)
     return config_error(
@@ -313,7 +322,10 @@ def unknown_choice(
 def missing_library(
     why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> ConfigError:
-    """Return the error that a library is missing; its fix is the extra of this package that installs it."""
+    """Return the error that a library is missing; its fix is the command that installs `extra`.
+
+    `why`: what is missing. `got`: what needs the library. `key`: config key. `of`: words for what needs it.
+    """
     command = install_command(extra)
     # Gymnasium names the command for libraries that our extras lack, such as Box2D
     theirs = re.findall(r"`(pip install [^`]+)`", why)
@@ -328,9 +340,10 @@ def missing_library(
 def needs(
     *modules: str, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> Iterator[None]:
-    """Use a library inside.
+    """Within the context, turn the error of a missing module into ConfigError.
 
-    Raises ConfigError if one of `modules` is not installed; if none is named, any missing module.
+    `modules`: the modules for which this holds; if none is given, all. `got`: what needs them. `extra`: the extra of
+    rlplace that installs them. `key`: config key. `of`: words for what needs them.
     """
     try:
         yield
@@ -346,7 +359,7 @@ def needs(
 
 
 def find_adapter(name: str) -> Adapter:
-    """Return a shipped adapter, or that of `package.module:Class`, without importing its library.
+    """Return the adapter `name`: a shipped one, or that of `package.module:Class`. Its library is not imported.
 
     Raises ConfigError.
     """
@@ -357,8 +370,9 @@ def find_adapter(name: str) -> Adapter:
 
 
 def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
-    """Return the problems of `env` that show without building a simulator; none if its library is missing, which a
-    plan does not need.
+    """Return the problems of `env` that show without building a simulator.
+
+    Return none if the simulator's library is missing, since a plan does not need the library.
     """
     try:
         return find_adapter(config.kind).check(config)
@@ -367,7 +381,7 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
 
 
 def surely_made(config: SimulatorEnvConfig) -> bool:
-    """Return whether the simulator cannot fail: one of Gymnasium's own, without arguments and wrappers."""
+    """Return whether building the simulator cannot fail: it is Gymnasium's own, without arguments and wrappers."""
     from rlplace.envs.gymnasium_adapter import made_with_extra
 
     return (
@@ -379,12 +393,12 @@ def surely_made(config: SimulatorEnvConfig) -> bool:
 
 
 def describe(config: SimulatorEnvConfig) -> Spaces:
-    """Return the shapes of observations and actions, by building one simulator. Raises ConfigError."""
+    """Build one simulator, and return the spaces of its observations and actions. Raises ConfigError."""
     return find_adapter(config.kind).describe(config)
 
 
 def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulator:
-    """Make a simulator that takes `chunk` actions at once. Raises ConfigError."""
+    """Return a simulator with `rows` environments that takes `chunk` actions in each step. Raises ConfigError."""
     simulator = find_adapter(config.kind).make(config, rows)
     if chunk == 1:
         return simulator
@@ -394,7 +408,7 @@ def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulat
 
 
 def spaces_of_job(config: Config) -> Spaces:
-    """Return the spaces for the policy of a job, its memory and action chunks included.
+    """Return the spaces of a job's policy, including its memory and its action chunks.
 
     Raises ConfigError if the job's model cannot take these observations.
     """
@@ -458,11 +472,9 @@ def spaces_of_job(config: Config) -> Spaces:
 def row_seeds(
     seed: int, first_row: int, rows: int, iteration: int = 0
 ) -> Sequence[int]:
-    """Return the seeds of the global rows first_row .. first_row + rows - 1.
+    """Return the seeds of the rows first_row .. first_row + rows - 1 of the job. They do not depend on the placement.
 
-    They do not depend on the placement.
-
-    `iteration`: the one in which the episodes begin; 0 gives the episodes at the start of a run.
+    `seed`: seed of the run. `iteration`: iteration in which the episodes begin; 0 for the start of a run.
     """
     begun = f"/{iteration}" if iteration else ""
     seeds = []
@@ -475,15 +487,15 @@ def row_seeds(
 
 
 def find_task(name: str) -> Callable[..., TextTask]:
-    """Return the class of the task `name`: a shipped one, or `package.module:Class`. Raises ConfigError."""
+    """Return the class of the text task `name`: a shipped one, or `package.module:Class`. Raises ConfigError."""
     found = named(name, TASKS, key="env.task", code="unknown-task", noun="text task")
     return cast("Callable[..., TextTask]", found)
 
 
 def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
-    """Make the task of one split.
+    """Return the text task for one split of its prompts.
 
-    Raises ConfigError: unknown name, wrong arguments, a damaged or empty data set.
+    Raises ConfigError for an unknown name, wrong arguments, or a damaged or empty data set.
     """
     try:
         return _make_task(config, seed, split)
@@ -496,7 +508,9 @@ def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
 
 
 def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
-    """Return the problem with the key env.eval_kwargs if that key gave the value; else unchanged."""
+    """Return the problem with the key env.eval_kwargs, if `given`, the values of this key, caused
+    it; else unchanged.
+    """
     leaf = problem.key.removeprefix("env.kwargs").removeprefix(".")
     if not problem.key.startswith("env.kwargs") or (
         leaf and leaf.partition(".")[0] not in given
@@ -508,7 +522,7 @@ def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
 
 
 def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
-    """Make the task of one split. Raises ConfigError, with keys below env.kwargs."""
+    """Return the text task for one split of its prompts. Raises ConfigError with keys below env.kwargs."""
     name = config.task
     assert name is not None, "a run has a task"
     kind = find_task(name)
@@ -546,9 +560,9 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
 
 
 def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> list[Problem]:
-    """Return the problems of the task and its rewards, found by making them.
+    """Return the problems of a text task and its rewards, found by making them.
 
-    `evaluated`: also the held-out prompts.
+    `evaluated`: whether the held-out prompts are checked too.
     """
     from rlplace.envs.text.rewards import find_rewards
 

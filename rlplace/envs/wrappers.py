@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 
 class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """Shows the numbers at `indices` and hides all others, such as velocities, which a policy then has to
-    remember.
+    """A wrapper that shows only the numbers at `indices`; a policy has to remember hidden ones, such as velocities.
 
-    Raises ValueError for observations that are not a row of numbers.
+    Raises ValueError if the observations are not a row of numbers with these indices.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
@@ -35,5 +34,5 @@ class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
         )
 
     def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers that are shown."""
+        """Return the numbers of an observation that are shown."""
         return np.asarray(observation)[self._indices]

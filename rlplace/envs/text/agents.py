@@ -57,11 +57,11 @@ _NOT_HERE = (
 
 
 class Agent(Protocol):
-    """The user's function that leads an episode.
+    """A function of the user that leads the conversation of an episode.
 
-    `base_url` and `api_key` are for any client of the OpenAI API. `row` is a row of the data set, with the episode's
-    `number`, the `split` and the run's `seed`. Returns the score, or facts for reward functions. It is called in
-    threads, many at a time. Its first request must follow from `row` alone.
+    `base_url`, `api_key`: for any client of the OpenAI API. `row`: a row of the data set, with the episode's `number`,
+    the `split` and the run's `seed`. It returns the score of the episode, or facts for reward functions. It is called
+    in many threads at once. Its first request must depend on `row` alone.
     """
 
     def __call__(
@@ -70,9 +70,10 @@ class Agent(Protocol):
 
 
 class AgentTask:
-    """Episodes led by `agent: package.module:function`; with `path`, one episode for each row of a data set.
+    """A task whose episodes are led by `agent: package.module:function`; with `path`, each row of a data set is an
+    episode.
 
-    The agent is started for its first request wherever a prompt is needed, also to check a config.
+    Wherever a prompt is needed, as in the check of a config, the agent is started to make its first request.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -100,14 +101,14 @@ class AgentTask:
         self._endpoint = _Endpoint()
 
     def episode(self, number: int) -> AgentEpisode:
-        """Begin one agent; see `episodes`."""
+        """Start one agent, and return its episode; see `episodes`."""
         return self.episodes(number, 1)[0]
 
     def episodes(self, number: int, samples: int) -> list[AgentEpisode]:
-        """Begin the agents of all samples of a prompt together.
+        """Start the agents of all samples of a prompt together, and return their episodes.
 
-        An agent that makes no first request fails at its first reply, since others give the prompt. Raises
-        NoPrompt if none makes a request; ConfigError if two make different ones.
+        All samples get the same prompt, the first request of any agent. An agent without a first request fails at its
+        first reply. Raises NoPrompt if no agent makes a request, and ConfigError if two agents make different requests.
         """
         row = {
             **self._row(number),
@@ -142,7 +143,7 @@ class AgentTask:
         return begun
 
     def _row(self, number: int) -> Mapping[str, Any]:
-        """Return the row of an episode: all rows once in each epoch, each time in another order."""
+        """Return the row of the episode `number`: each epoch has all rows once, in an order of its own."""
         if not self._rows:
             return {}
         epoch, place = divmod(number, len(self._rows))
@@ -152,7 +153,7 @@ class AgentTask:
 
 
 class AgentEpisode:
-    """One agent at work. When its last user drops this object, the agent gets no more answers."""
+    """An episode with its running agent. When the object is no longer used, its agent gets no more answers."""
 
     prompt: Sequence[Message] = ()
 
@@ -175,9 +176,9 @@ class AgentEpisode:
         self._until_s: float | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
-        """Wait for the first request until `deadline_s` of the monotonic clock.
+        """Wait for the agent's first request; return None, or the error that there was none.
 
-        Return why there is none, or None.
+        `deadline_s`: when to give up, in seconds of the monotonic clock.
         """
         number = f"{self._row['number']}"
         try:
@@ -204,12 +205,11 @@ class AgentEpisode:
         return None
 
     def reply(self, answer: str) -> str | None:
-        """Give the answer to the agent.
+        """Give the answer to the agent; return the message that its next request adds, or None if the agent has
+        returned.
 
-        Return the message that its next request adds, or None if the agent has returned.
-
-        Raises ValueError if the next request is not the conversation so far with one message more; and what the
-        agent raises.
+        Raises ValueError if the next request is not the conversation so far with one message more. Raises the agent's
+        exception if the agent has raised.
         """
         if self._failed is not None:
             raise self._failed
@@ -240,16 +240,16 @@ class AgentEpisode:
     def end(self) -> None:
         """Tell the agent that the episode is over.
 
-        Several agents are told before their facts are asked for, so that they end at the same time.
+        Several agents are told before the facts of any are asked for, so that all end at the same time.
         """
         if self._until_s is None:
             self._line.close()
             self._until_s = time.monotonic() + _END_S
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the row with what the agent returned.
+        """Return the row together with what the agent returned.
 
-        An agent that waits for one more answer gets none and scores 0.
+        An agent that still waits for an answer gets none, and its score is 0.
         """
         self.end()
         assert self._until_s is not None, "`end` has set it"
@@ -269,13 +269,13 @@ class AgentEpisode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _End:
-    """The agent has returned or raised."""
+    """The end of an agent, which has returned, or has raised `error`."""
 
     error: Exception | None = None
 
 
 class _Line:
-    """The queues that the agent's thread, the endpoint and the episode share. It does not refer to the episode."""
+    """The queues that the agent's thread, the endpoint and the episode share. It has no reference to the episode."""
 
     def __init__(self) -> None:
         # Requests of the agent, then its end
@@ -288,7 +288,7 @@ class _Line:
         self._asking = threading.Lock()
 
     def run(self, agent: Agent, url: str, key: str, row: Mapping[str, Any]) -> None:
-        """Run the agent, in a thread of its own; put its result and its end."""
+        """Run the agent, in a thread of its own; keep its result, and put an _End into `asked`."""
         try:
             self.result = agent(url, key, row)
             self.asked.put(_End())
@@ -302,9 +302,9 @@ class _Line:
             self.asked.put(_End(ended))
 
     def ask(self, messages: list[Message]) -> str | None:
-        """Wait for the answer to a request; None if there are no more.
+        """Pass a request on, wait, and return the answer; None if there are no more answers.
 
-        Raises ValueError if another request of the agent waits already.
+        Raises ValueError if another request of the agent is already waiting.
         """
         if not self._asking.acquire(blocking=False):
             raise ValueError(
@@ -319,28 +319,28 @@ class _Line:
             self._asking.release()
 
     def close(self) -> None:
-        """Give no more answers."""
+        """Give the agent no more answers."""
         self.closed = True
         self.answers.put(None)
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """A server with a queue for the requests of many agents.
+    """An HTTP server with a long queue for the connections of many agents.
 
-    A connection that finds no place would try again after a second.
+    A connection for which the queue has no place would try again only after a second.
     """
 
     request_queue_size = 1024
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing when a client has closed its connection."""
+        """Print the error of a request, except that a client has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Endpoint:
-    """An HTTP server on this machine for all episodes of a task."""
+    """The HTTP server on this machine for all episodes of a task."""
 
     def __init__(self) -> None:
         # Open episodes by key
@@ -350,12 +350,15 @@ class _Endpoint:
 
     @property
     def url(self) -> str:
-        """Base URL for clients of the OpenAI API."""
+        """The base URL for clients of the OpenAI API."""
         assert self._server is not None, "an episode is open"
         return f"http://{_HOST}:{self._server.server_port}/v1"
 
     def open(self, line: _Line) -> str:
-        """Return the key for a new episode; start the server for the first one."""
+        """Return the key of a new episode; for the first episode, also start the server.
+
+        `line`: the queues of the episode.
+        """
         with self._lock:
             if self._server is None:
                 self._server = _Server((_HOST, 0), _requests_of(self._lines.get))
@@ -375,23 +378,26 @@ class _Endpoint:
 
 
 def _serve(server: _Server) -> None:
-    """Serve requests until `shutdown`."""
+    """Serve requests until `server.shutdown` is called."""
     with server:
         server.serve_forever()
 
 
 def _end(server: _Server) -> None:
-    """Shut a server down from any thread, by another thread: `shutdown` waits for the serving one."""
+    """Shut the server down from a thread of its own, since `shutdown` waits for the thread that serves."""
     threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
 
 
 def _requests_of(
     find: Callable[[str], _Line | None],
 ) -> type[http.server.BaseHTTPRequestHandler]:
-    """Return the handler class of requests; `find` returns the episode with a key."""
+    """Return the handler class for HTTP requests.
+
+    `find`: returns the queues of the episode with a key; None if there is no such episode.
+    """
 
     class Requests(http.server.BaseHTTPRequestHandler):
-        """Answers the requests of agents."""
+        """Handles the HTTP requests of agents."""
 
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
@@ -407,7 +413,7 @@ def _requests_of(
                 self._refuse(404, f"there is {_PATH}")
 
         def do_POST(self) -> None:
-            """Answer a request of an agent, after waiting for the policy."""
+            """Answer a request of an agent, after waiting for the policy's answer."""
             token = self.headers.get("Authorization", "").removeprefix("Bearer ")
             line = find(token.strip())
             # Read the body, if its size is given and allowed
@@ -455,7 +461,7 @@ def _requests_of(
             return self._send(200, completion)
 
         def _refuse(self, status: int, why: str) -> None:
-            """Answer with an error."""
+            """Answer with an HTTP error. `why`: its message."""
             error = {"message": why, "type": "invalid_request_error", "code": status}
             self._send(status, {"error": error})
 
@@ -477,7 +483,7 @@ def _requests_of(
 
 
 def _messages(body: bytes) -> list[Message]:
-    """Return the messages of a request. Raises ValueError for a request that is wrong or not supported."""
+    """Return the messages in the body of a request. Raises ValueError for a request that is wrong or not supported."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -499,7 +505,7 @@ def _messages(body: bytes) -> list[Message]:
 
 
 def _message(message: Any) -> Message:
-    """Return one message of a request. Raises ValueError if it is not text of a known role."""
+    """Return one message of a request. Raises ValueError unless it is text with a known role."""
     role = None
     content = None
     if isinstance(message, dict):

@@ -42,12 +42,11 @@ def run_tests(
     timeout_s: float = 10.0,
     memory_bytes: int = 512 << 20,
 ) -> int:
-    """Run `code`, then each test in its namespace.
+    """Run `code` in another process, then each of `tests` in the same namespace; return the number of tests that
+    passed.
 
-    Return the number of tests that passed; 0 if the code itself raised.
-
-    Blocks until everything is over, slightly more than `timeout_s` at most. A test that was not reached has not
-    passed. When this returns the process is dead. It cannot start processes or threads.
+    Return 0 if `code` itself raises. A test that was not reached in time has not passed. Blocks for little more than
+    `timeout_s` at most; then the process is dead. It cannot start processes or threads.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
         # The job is a file in a folder of its own, the report comes through a pipe
@@ -89,7 +88,10 @@ def run_tests(
 
 
 def _read(fd: int, timeout_s: float) -> bytes:
-    """Return everything written to the pipe until its other end closes or the time is up."""
+    """Return all bytes that are written to a pipe until its other end closes, or until `timeout_s` is over.
+
+    `fd`: file descriptor of the pipe.
+    """
     deadline = time.monotonic() + timeout_s
     text = b""
     while len(text) < _LONGEST_REPORT:
@@ -104,7 +106,7 @@ def _read(fd: int, timeout_s: float) -> bytes:
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that began a session, and all processes in that session."""
+    """Kill a process that is the first of its session, and all other processes of the session."""
     # All of them may have ended already
     with contextlib.suppress(ProcessLookupError):
         # The number of the session's first process is also that of its group
@@ -113,7 +115,10 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _passed(text: bytes, tests: int) -> int:
-    """Return how many tests passed. Only whole lines count; the last one may have been cut off by a kill."""
+    """Return how many of `tests` tests passed, by the report `text`.
+
+    Only whole lines count, since a kill may have cut off the last line.
+    """
     # Later lines replace earlier ones: the code may have written such lines before the tests
     results: dict[str, str] = {}
     for line in text.decode("utf-8", "replace").split("\n")[:-1]:
@@ -126,7 +131,7 @@ def _passed(text: bytes, tests: int) -> int:
 
 
 def limit(memory_bytes: int, cpu_s: float) -> None:
-    """Limit this process; the limits cannot be lifted again."""
+    """Limit this process in memory, processor time, files and processes. The limits cannot be lifted again."""
     if sys.platform == "linux":
         _bind_root()
         # If the parent is killed first, this process dies with it
@@ -144,7 +149,8 @@ def limit(memory_bytes: int, cpu_s: float) -> None:
 
 
 def _bind_root() -> None:
-    """As root: take another real user and drop all capabilities, since root is exempt from the limit of processes.
+    """If this process is root's, change its real user and drop all capabilities: root is exempt from the limit of
+    processes.
 
     The effective user stays, so that an interpreter in root's folders can still be read.
     """
@@ -158,7 +164,7 @@ def _bind_root() -> None:
 
 
 def main(report_fd: int) -> None:
-    """Run the job of the present folder; write a line for each test to `report_fd`."""
+    """Run the code and the tests in job.json of the working folder; write one line for each test to `report_fd`."""
     job = json.loads(Path("job.json").read_text(encoding="utf-8"))
     limit(job["memory_bytes"], job["cpu_s"])
 
@@ -173,7 +179,7 @@ def main(report_fd: int) -> None:
 
 
 def succeeds(code: str, names: dict[str, Any]) -> bool:
-    """Run `code` with these global names; return whether it raised nothing."""
+    """Run `code` with the global names `names`; return whether it raised no exception."""
     try:
         # Executing untrusted code is the purpose of this process
         exec(compile(code, "<answer>", "exec"), names)

@@ -19,17 +19,17 @@ Split = Literal["train", "held_out"]
 
 
 class NoPrompt(ConfigError):
-    """An episode could not begin. A check of a config reports it; a run may take another prompt instead."""
+    """An episode could not begin. A check of a config reports this error; a run may take another prompt instead."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """A PNG or JPEG: the path of a file that every env rank can read, or the bytes of such a file."""
+    """A PNG or JPEG image: the path of a file that every env rank can read, or the bytes of such a file."""
 
     source: str | bytes
 
     def read(self) -> bytes:
-        """Return the bytes of the file. Raises OSError."""
+        """Return the bytes of the image file. Raises OSError."""
         if isinstance(self.source, bytes):
             return self.source
         return Path(self.source).read_bytes()
@@ -45,7 +45,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """All text of the message, without images."""
+        """The whole text of the message, without images."""
         parts = (self.content,) if isinstance(self.content, str) else self.content
         return "".join(part for part in parts if isinstance(part, str))
 
@@ -64,30 +64,30 @@ class TextEpisode(Protocol):
 
     @property
     def prompt(self) -> Prompt:
-        """The text or messages that the first answer follows."""
+        """The prompt of the episode: a text, or messages."""
         ...
 
     def reply(self, answer: str) -> str | None:
-        """Return the environment's reply to an answer, or None when the episode is over.
+        """Return the environment's reply to an answer of the policy, or None if the episode is over.
 
-        Not called again after None.
+        After None, this method is not called again.
         """
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what reward functions compare answers with, such as the right answer. Called once, at the end."""
+        """Return what reward functions need besides the answers, such as the right answer. Called once, at the end."""
         ...
 
 
 class TextTask(Protocol):
     """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`. A ValueError rejects the arguments.
 
-    A task whose episodes take long to begin also has `episodes(number, samples)`, which begins all samples of a
-    prompt together.
+    A task whose episodes take long to begin also has a method `episodes(number, samples)`, which begins the episodes of
+    all samples of a prompt together.
 
-    The driver makes the task too, to find mistakes before workers start: so making it has to be cheap. Replies to
-    different episodes are made in threads, at the same time; with `replies_alone = True` one by one in the rank's
-    main thread.
+    The driver makes the task too, to find mistakes before workers start, so making it must be cheap. `reply` is called
+    in several threads at once, for different episodes; for a task with `replies_alone = True`, one call at a time, in
+    the main thread of the rank.
     """
 
     # Reward functions to use if the config names none
@@ -95,11 +95,11 @@ class TextTask(Protocol):
 
     @property
     def size(self) -> int | None:
-        """Number of different episodes; None if there is no end."""
+        """The number of different episodes; None if there is no end."""
         ...
 
     def episode(self, number: int) -> TextEpisode:
-        """Return a new episode; equal numbers (0 <= number < `size`) give equal episodes in every process."""
+        """Return a new episode. Equal numbers (0 <= number < `size`) give equal episodes in every process."""
         ...
 
 
@@ -112,11 +112,11 @@ class OneTurn:
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def reply(self, answer: str) -> str | None:
-        """Return None: the episode is over."""
+        """Return None, since the episode is over after the first answer."""
         return None
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts that the episode was made with."""
+        """Return the facts that were given when the episode was made."""
         return self.known
 
 
@@ -133,7 +133,7 @@ class Transcript:
 
     @property
     def answer(self) -> str:
-        """The last answer; empty if there is none."""
+        """The last answer; "" if there is none."""
         if self.answers:
             return self.answers[-1]
         return ""

@@ -24,19 +24,20 @@ _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""1 if the answer's number equals the fact `answer`: the number in the last \boxed{}, else the last number.
+    r"""Return 1 if the number in the answer equals the fact `answer`, else 0.
 
-    A fact of words is compared as text. Of a fact that is a whole solution, the boxed part counts, else what follows
-    its last `####`, as in GSM8K.
+    The number is that in the last \boxed{}, else the last number. A fact of words is compared as text. If the fact is a
+    whole solution, its boxed part counts, else the text after its last `####`, as in GSM8K.
     """
     right = _right(transcript)
     return float(_same(_given(transcript.answer), last_boxed(right) or right))
 
 
 def math_verify(transcript: Transcript) -> float:
-    r"""1 if math-verify finds the answer equal to the fact `answer`: the last \boxed{}, else the last expression.
+    r"""Return 1 if the library math-verify finds the answer equal to the fact `answer`, else 0.
 
-    It also compares roots, intervals, sets, matrices and equations. Answers that `math_answer` accepts are accepted.
+    The last \boxed{} of the answer counts, else its last expression. The library also compares roots, intervals, sets,
+    matrices and equations. An answer that `math_answer` accepts is accepted without the library.
     """
     from math_verify import parse, verify
 
@@ -51,7 +52,7 @@ def math_verify(transcript: Transcript) -> float:
 
 
 def _right(transcript: Transcript) -> str:
-    """Return the right answer, without the steps of a solution."""
+    """Return the right answer from the fact `answer`: without the steps of a solution."""
     right = fact(transcript, "answer")
     if last_boxed(right) is not None:
         return right
@@ -59,7 +60,7 @@ def _right(transcript: Transcript) -> str:
 
 
 def _given(answer: str) -> str:
-    """Return what the policy answered: the last \\boxed{}, else the last number, else ""."""
+    r"""Return what the policy answered: the content of the last \boxed{}, else the last number, else "" (nothing)."""
     boxed = last_boxed(answer)
     if boxed is not None:
         return boxed
@@ -83,7 +84,9 @@ def _same(given: str, right: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return an answer without spacing, units, and a name before an equal sign; fractions in one form."""
+    """Return an answer in one form: without spacing, units and a name before an equal sign, and with equal fractions
+    alike.
+    """
     text = text.replace("{,}", ",").replace("\\%", "").replace("%", "")
     text = _SPACING.sub("", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree", "", text)
@@ -101,7 +104,7 @@ def _plain(text: str) -> str:
 
 
 def _improper(found: re.Match[str]) -> str:
-    """Return a mixed fraction as one fraction."""
+    """Return a mixed number that `_MIXED` has found as one fraction; text that is no mixed number unchanged."""
     whole, *parts = (int(each) for each in found.groups() if each is not None)
     above, below = parts
     if above < below:
@@ -111,7 +114,7 @@ def _improper(found: re.Match[str]) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete \boxed{...}, braces inside included; None if there is none."""
+    r"""Return the content of the last complete \boxed{...}, with its inner braces; None if there is none."""
     # Opening braces of boxes
     begins = {match.end() - 1 for match in re.finditer(r"\\boxed\s*\{", text)}
     if not begins:
@@ -131,7 +134,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def number(text: str) -> Decimal | None:
-    r"""Return the value of 1,234.50, 3/4 or \frac{3}{4}; None if `text` is not a number."""
+    r"""Return the value of a text such as 1,234.50, 3/4 or \frac{3}{4}; None if `text` is not a number."""
     # A fraction as a division
     fraction = r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"
     text = re.sub(fraction, r"\1/\2", text).strip().strip("$")

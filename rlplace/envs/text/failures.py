@@ -15,7 +15,9 @@ NO_USE = _RETRIES
 
 
 class Failures:
-    """Counts the failures of an iteration. With default settings, the first one stops the run."""
+    """The count of failures in an iteration, and the decision what follows: by default, the first failure stops the
+    run.
+    """
 
     def __init__(self, faults: FaultsConfig | None = None) -> None:
         self._faults = faults or FaultsConfig()
@@ -23,14 +25,16 @@ class Failures:
         self._left_out = 0
 
     def begin(self) -> None:
-        """Begin the count of an iteration."""
+        """Set the counts to 0 for a new iteration."""
         self._failed = 0
         self._left_out = 0
 
     def again(self, error: Exception, tries: int, episodes: int = 1) -> bool:
-        """Return whether to try again after `tries` repetitions. If not, the `episodes` are to be left out.
+        """Count a failure; return True to try the work again, False to leave out its episodes.
 
-        Raises `error` if faults.on_error is stop, or if more episodes are left out than `faults.error_budget`.
+        `error`: what failed. `tries`: how often the work was repeated already. `episodes`: number of episodes to leave
+        out if the work is not repeated. Raises `error` if faults.on_error is stop, or if more than
+        `faults.error_budget` episodes are left out.
         """
         notes = getattr(error, "__notes__", ())
         what = ", ".join([f"{type(error).__name__}: {error}", *notes])
@@ -50,7 +54,7 @@ class Failures:
         return False
 
     def metrics(self, component: str) -> Metrics:
-        """Return the number of failures of the iteration; empty if the first one stops the run."""
+        """Return the number of failures in the iteration as a metric; none if the first failure stops the run."""
         if self._faults.on_error == "stop":
             return {}
         return {f"{component}/failures": Metric(self._failed, "sum")}

@@ -44,7 +44,7 @@ _PATIENCE = 2
 
 
 class InlineGrader:
-    """Grades with quick shipped functions, in the caller's thread."""
+    """A grader for quick shipped functions, which runs them in the caller's thread."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class InlineGrader:
         self._done: list[Graded] = []
 
     def submit(self, case: Case) -> None:
-        """Grade an episode. Blocks as long as the shipped functions take."""
+        """Grade the episode of `case`. Blocks until the functions have returned."""
         try:
             values = self._grade(case)
         except RewardError as error:
@@ -67,7 +67,7 @@ class InlineGrader:
         self._done.append((case, values))
 
     def _grade(self, case: Case) -> dict[str, float]:
-        """Return the number of each reward function. Raises RewardError."""
+        """Return the value of each reward function for an episode, by name. Raises RewardError."""
         values: dict[str, float] = {}
         for reward, function in self._functions:
             try:
@@ -81,9 +81,9 @@ class InlineGrader:
         return values
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return what was graded since the last call; with `wait`, wait for one that is being graded.
+        """Return the episodes that were graded since the last call, each with its rewards.
 
-        Raises the first RewardError.
+        `wait`: for graders that work beside the caller: whether to wait until at least one episode is graded.
         """
         done = self._done
         self._done = []
@@ -95,7 +95,7 @@ class InlineGrader:
 
 
 class _GraderProcess:
-    """One grading process, and the case that it works on."""
+    """A process that grades, and the case on which it works."""
 
     def __init__(
         self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float
@@ -134,7 +134,10 @@ class _GraderProcess:
 
 
 class ProcessGrader:
-    """Grades in up to `processes` processes, which it owns. A process is started when a case finds none free."""
+    """A grader that runs functions in at most `processes` processes, which it owns.
+
+    A process is started when no process is free for a case.
+    """
 
     def __init__(
         self,
@@ -157,12 +160,16 @@ class ProcessGrader:
         self._processes: list[_GraderProcess] = []
 
     def submit(self, case: Case) -> None:
-        """Queue a case, and give it to a free process."""
+        """Queue a case; if a process is free, the process begins with the case at once."""
         self._waiting.append((case, 0))
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return what was graded, as in `InlineGrader.done`."""
+        """Return the episodes that were graded since the last call, each with its rewards.
+
+        `wait`: whether to wait until at least one episode is graded, if processes are at work. Raises a RewardError
+        that has to stop the run.
+        """
         done: list[Graded] = []
         while busy := [worker for worker in self._processes if worker.case is not None]:
             # Wait for a message, no longer than the next deadline
@@ -183,7 +190,7 @@ class ProcessGrader:
         return done
 
     def _assign(self) -> None:
-        """Give waiting cases to free processes; start processes up to the limit."""
+        """Give waiting cases to free processes, and start processes while there are fewer than allowed."""
         while self._waiting:
             # Remove processes that died while they had no case: no function is to blame
             for worker in list(self._processes):
@@ -207,7 +214,7 @@ class ProcessGrader:
                 self._show(worker)
 
     def _show(self, worker: _GraderProcess) -> None:
-        """Send the transcript. The process waits for it, so a long transcript does not block either."""
+        """Send the transcript to the process, which waits for it; so a long transcript does not block either."""
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
         # If the process has died, the next message tells it
@@ -215,7 +222,10 @@ class ProcessGrader:
             worker.pipe.send(worker.case.transcript)
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
-        """Handle one message of a process: it is ready, or a function has ended."""
+        """Handle one message of a process; return the case that is now finished, if any.
+
+        The message says that the process is ready, or that a function has ended.
+        """
         assert worker.case is not None
         case = worker.case
         reward = self._rewards[len(worker.values)]
@@ -253,9 +263,9 @@ class ProcessGrader:
         return [(case, values)]
 
     def _failed(self, worker: _GraderProcess, error: RewardError) -> list[Graded]:
-        """Queue the case again, or leave it out with nan for all rewards.
+        """Queue the case of a process again, or return it with nan for all rewards, so that it is left out.
 
-        Raises `error` if it has to stop the run.
+        Raises `error` if the failure has to stop the run.
         """
         case = worker.case
         worker.case = None
@@ -269,7 +279,10 @@ class ProcessGrader:
         return [(case, {reward.name: math.nan for reward in self._rewards})]
 
     def _ended(self, worker: _GraderProcess, code: str, **facts: Any) -> RewardError:
-        """Kill a process. Return the error of the function that it was running; functions run in order."""
+        """Kill a process, and return the error of the function that it was running.
+
+        `code`, `facts`: code of the error, and values for its texts.
+        """
         assert worker.case is not None
         worker.close()
         self._processes.remove(worker)
@@ -278,7 +291,7 @@ class ProcessGrader:
         )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
-        """Return the error of a process that has died."""
+        """Return the error of the function during which a process has died."""
         # Wait for its exit code; it may only have closed the pipe
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.popen.wait(_ENDING_S)
@@ -292,7 +305,7 @@ class ProcessGrader:
         )
 
     def close(self) -> None:
-        """Drop all cases and end the processes. A case that is submitted later starts other processes."""
+        """Drop all cases and end all processes. A case that is submitted later starts new processes."""
         self._waiting.clear()
         for worker in self._processes:
             worker.close()
@@ -311,7 +324,12 @@ def grader_of(
     on_poison: OnPoison = "stop",
     failures: Failures | None = None,
 ) -> Grader:
-    """Return a grader: in this thread if all functions are quick and shipped, else in processes."""
+    """Return a grader: an InlineGrader if all reward functions are quick and shipped, else a ProcessGrader.
+
+    `timeout_s`: longest time of one function for one episode. `memory_bytes`: limit of each process. `processes`: most
+    processes. `on_poison`: what to do about a reward that is not finite. `failures`: counts the failures; None: the
+    first failure stops the run.
+    """
     if all(reward.trusted for reward in rewards):
         return InlineGrader(rewards, on_poison, failures)
     return ProcessGrader(
@@ -328,7 +346,7 @@ def grader_of(
 
 
 def main(pipe: Connection) -> None:
-    """Serve a grader: import the functions, then grade transcripts until the pipe closes."""
+    """Do the work of a grading process: import the functions, then grade transcripts until the pipe closes."""
     memory_bytes, timeout_s, rewards = pipe.recv()
     functions = [(reward, reward.function()) for reward in rewards]
     # Limit data, not address space: libraries map far more than they use
@@ -349,7 +367,10 @@ def grade(
     transcript: object,
     timeout_s: float,
 ) -> None:
-    """Send (error, None) or (None, number) for each function, and stop after the first that raised."""
+    """Run each function on a transcript, and send its result: (None, value), or (error text, None) if it raised.
+
+    After an error, the remaining functions are not run.
+    """
     for _, function in functions:
         # Without a handler this signal ends the process, even in C code
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * timeout_s)
@@ -367,7 +388,9 @@ def grade(
 
 
 def _number(value: Any) -> float | str:
-    """Return a value as a number, else as text: unpickling the value itself would need the user's libraries."""
+    """Return a value as a float if possible, else as text: to unpickle the value itself may need
+    the user's libraries.
+    """
     try:
         return float(value)
     except Exception:  # noqa: BLE001  # the type of a user's value may raise anything
@@ -379,7 +402,7 @@ def _number(value: Any) -> float | str:
 
 
 def _short(text: str) -> str:
-    """Return the text, cut to `_SHOWN` characters."""
+    """Return the text, or its first `_SHOWN` characters and its length."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]} ... ({len(text)} characters)"

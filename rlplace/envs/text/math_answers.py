@@ -52,7 +52,7 @@ def math_verify(transcript: Transcript) -> float:
 
 
 def _right(transcript: Transcript) -> str:
-    """Return the right answer from the fact `answer`: without the steps of a solution."""
+    r"""Return the fact `answer`; if it is a solution without a \boxed{}, only the text after its last `####`."""
     right = fact(transcript, "answer")
     if last_boxed(right) is not None:
         return right

@@ -62,9 +62,9 @@ _LISTS = ("prompts", "answers", "labels")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One reward function of a run.
+    """One reward function of a run, with its weight and arguments.
 
-    It travels to other processes as a value; they find the function by its name.
+    It is sent to other processes as a value; these find the function by its name.
     """
 
     # Name of the metric: a long name's part behind the colon
@@ -80,11 +80,11 @@ class Reward:
 
     @property
     def trusted(self) -> bool:
-        """Whether the function is shipped and quick: it cannot hang or use much memory."""
+        """Whether the function is shipped and quick, so that it cannot hang or use much memory."""
         return not self.lists and self.written in REWARDS and self.written not in _APART
 
     def function(self) -> Callable[[Transcript], float]:
-        """Return the function of a transcript, with the kwargs filled in. Raises ConfigError."""
+        """Return the function, which takes a transcript alone; the kwargs are filled in. Raises ConfigError."""
         function = find_reward(self.written)
         if self.lists:
             return functools.partial(_of_one, function, self.kwargs)
@@ -92,7 +92,10 @@ class Reward:
 
 
 def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
-    """Return the function called `name`: a shipped one, or `package.module:function`. Raises ConfigError."""
+    """Return the reward function `name`: a shipped one, or `package.module:function`. Raises ConfigError.
+
+    `key`: config key for the error.
+    """
     function: RewardFunction = named(
         name, REWARDS, key=key, code="unknown-reward", noun="reward function"
     )
@@ -107,9 +110,10 @@ def named_reward(
     leaf: str = "function",
     weight: float = 1.0,
 ) -> Reward:
-    """Return the reward that the key `leaf` below `key` names.
+    """Return the reward that a block of the config describes.
 
-    Raises ConfigError: unknown name, wrong arguments.
+    `written`: name of the function. `kwargs`: its arguments. `key`: config key of the block. `leaf`: the key within the
+    block that has the name. Raises ConfigError for an unknown name or wrong arguments.
     """
     function = find_reward(written, f"{key}.{leaf}")
     if written == "math_verify":
@@ -143,9 +147,9 @@ def named_reward(
 def find_rewards(
     written: Sequence[RewardFunctionConfig], task: TextTask
 ) -> tuple[Reward, ...]:
-    """Return the rewards of a config, else those of the task.
+    """Return the rewards that a config names; if it names none, the rewards of the task.
 
-    Raises ConfigError: unknown or repeated names, wrong arguments.
+    Raises ConfigError for unknown or repeated names, for wrong arguments, and if there is no reward at all.
     """
     chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
@@ -173,7 +177,7 @@ def find_rewards(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One episode to be graded."""
+    """One episode that is to be graded."""
 
     group: int  # of samples of one prompt
     sample: int  # number within the group
@@ -185,7 +189,7 @@ def number_of(
 ) -> float:
     """Return the value of a reward function as a float.
 
-    Raises RewardError unless it is a finite number. With `on_poison` skip, a value that is not finite gives nan
+    Raises RewardError if it is not a finite number. With `on_poison` "skip", a number that is not finite becomes nan
     instead.
     """
     try:
@@ -205,7 +209,10 @@ def number_of(
 def reward_failed(
     reward: Reward, case: Case, code: str, *, error: str = "", **facts: Any
 ) -> RewardError:
-    """Return the error of a reward function for one sample. `error`: its name in the texts of `code`."""
+    """Return the error that a reward function has failed for one sample.
+
+    `code`: code of the error. `error`: which of the code's texts. `facts`: values for the texts.
+    """
     answer = case.transcript.answer
     shown = answer
     if len(answer) > _SHOWN:
@@ -234,7 +241,10 @@ def reward_failed(
 def _of_one(
     function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript
 ) -> float:
-    """Call a function over lists for one transcript. Raises ValueError unless it returns a list of one."""
+    """Call a function over lists with lists of length one, for one transcript, and return its value.
+
+    Raises ValueError if the function does not return a list of length one.
+    """
     given = {
         "prompts": [prompt_text(transcript)],
         "answers": [answer_text(transcript)],
@@ -257,7 +267,7 @@ def _of_one(
 
 
 def prompt_text(transcript: Transcript) -> str:
-    """Return the text of the prompt, without a chat template."""
+    """Return the text of the prompt, without the marks of a chat template."""
     prompt = transcript.prompt
     if isinstance(prompt, str):
         return prompt
@@ -265,7 +275,7 @@ def prompt_text(transcript: Transcript) -> str:
 
 
 def answer_text(transcript: Transcript) -> str:
-    """Return all text after the prompt: the answer, or all answers and replies of a conversation."""
+    """Return all text after the prompt: the answer; of a conversation, all answers and replies."""
     turns = itertools.zip_longest(transcript.answers, transcript.replies, fillvalue="")
     return "\n".join(part for turn in turns for part in turn if part)
 
@@ -274,7 +284,7 @@ def answer_text(transcript: Transcript) -> str:
 
 
 def fact(transcript: Transcript, name: str) -> str:
-    """Return a fact of the episode as text. Raises ValueError if the task gives no such fact."""
+    """Return the fact `name` of an episode as text. Raises ValueError if the task gives no such fact."""
     if name not in transcript.facts:
         known = ", ".join(transcript.facts) or "none"
         raise ValueError(f"the task gives no fact {name!r}; its facts: {known}")
@@ -282,7 +292,7 @@ def fact(transcript: Transcript, name: str) -> str:
 
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
-    """1 if the last answer is the fact `answer`; spaces around both are ignored."""
+    """Return 1 if the last answer equals the fact `answer`, else 0. Spaces around both are ignored."""
     given = transcript.answer.strip()
     right = fact(transcript, "answer").strip()
     if ignore_case:
@@ -292,7 +302,7 @@ def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
 
 
 def contains(transcript: Transcript) -> float:
-    """1 if the last answer contains the fact `answer`."""
+    """Return 1 if the last answer contains the fact `answer`, else 0."""
     return float(fact(transcript, "answer").strip() in transcript.answer)
 
 
@@ -301,21 +311,22 @@ def matches(
     *,
     pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>",
 ) -> float:
-    """1 if each answer as a whole matches the regular expression `pattern`."""
+    """Return 1 if each whole answer matches the regular expression `pattern`, else 0."""
     form = re.compile(pattern, re.DOTALL)
     return float(all(form.fullmatch(answer.strip()) for answer in transcript.answers))
 
 
 def score(transcript: Transcript) -> float:
-    """Return the task's own score: its fact `score`."""
+    """Return the score that the task itself gives: its fact `score`."""
     return float(fact(transcript, "score"))
 
 
 def length_penalty(
     transcript: Transcript, *, free_tokens: int, longest_tokens: int
 ) -> float:
-    """0 up to `free_tokens`, then falling linearly to -1 at `longest_tokens` (DAPO, Yu et al. 2025,
-    arXiv:2503.14476, eq. 13).
+    """Return a penalty for long answers, from 0 to -1 (DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13).
+
+    It is 0 up to `free_tokens` sampled tokens, and falls linearly to -1 at `longest_tokens`.
     """
     if longest_tokens <= free_tokens:
         raise ValueError(
@@ -326,12 +337,12 @@ def length_penalty(
 
 
 def unscored(transcript: Transcript) -> float:
-    """Always 0: for jobs whose scores come from other components."""
+    """Return 0, for jobs whose scores come from other components."""
     return 0.0
 
 
 def code_block(answer: str) -> str:
-    """Return the last fenced block of an answer; the whole answer if there is none."""
+    """Return the content of the last fenced code block of an answer; the whole answer if there is none."""
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
     if blocks:
         return blocks[-1]
@@ -341,9 +352,10 @@ def code_block(answer: str) -> str:
 def unit_tests(
     transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20
 ) -> float:
-    """The share of unit tests that pass, run in a separate process.
+    """Return the share of unit tests that the answer's code passes, from 0 to 1.
 
-    The fact `tests` has the tests as Python texts. Each is run after the code of the answer.
+    The fact `tests` has the tests as Python texts. The code and then the tests are run in a separate process, with
+    limits of time and memory.
     """
     from rlplace.envs.text.code_runner import run_tests
 
@@ -362,7 +374,9 @@ def unit_tests(
 
 
 def reasoning_score(transcript: Transcript) -> float:
-    """The score of reasoning-gym's verifier for the last answer, or for its last <answer></answer>."""
+    """Return the score of reasoning-gym's verifier for the last answer, or for its last <answer></answer> if it has
+    one.
+    """
     from reasoning_gym import get_score_answer_fn
 
     entry = transcript.facts["entry"]

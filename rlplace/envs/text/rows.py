@@ -32,7 +32,7 @@ Row = tuple[Mapping[str, Any], Source]
 
 
 def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
-    """Return the error of a bad row. `error`: its name in the texts."""
+    """Return the error about a bad row. `error`: which of its texts. `got`: the row. `facts`: values for the texts."""
     return config_error(
         "bad-row", _KEY, got[:_SHOWN], error=error, source=place, **facts
     )
@@ -44,10 +44,12 @@ def mixed(
     split: str | None,
     seed: int,
 ) -> list[Row]:
-    """Return the rows of one epoch, of one data set or several.
+    """Return the rows of one epoch, from one data set or several.
 
-    `rows`: the first row and the one behind the last. Raises ConfigError like `read_rows`, and for a weight that
-    is not a positive number.
+    `path`: one data set, a list of data sets, or a mapping from data set to weight, how often its rows come in an
+    epoch. `rows`: range of rows of each data set, (first, last + 1); None for all. `split`: the split of a saved
+    folder. `seed`: decides which rows the fraction of a weight takes. Raises ConfigError as `read_rows` does, and for a
+    wrong weight.
     """
     if isinstance(path, str):
         return _part(path, rows, split)
@@ -71,8 +73,8 @@ def mixed(
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Return a name for each data set: its file's, with folders in front while names are equal, as in gsm8k-train,
-    math-train.
+    """Return a short name for each path: its file name, preceded by names of folders as far as these tell equal names
+    apart.
     """
     found = {one: Path(one).stem for one in dict.fromkeys(paths)}
     longest = max((len(Path(one).parts) for one in paths), default=0)
@@ -85,7 +87,7 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
-    """Return the rows of one data set, or those in the range `rows`. Raises ConfigError, ValueError."""
+    """Return the rows of one data set, all or those of the range `rows`. Raises ConfigError or ValueError."""
     if rows is not None:
         numbers = [isinstance(bound, int) for bound in rows]
         if len(rows) != 2 or not all(numbers):
@@ -99,10 +101,10 @@ def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Ro
 
 
 def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
-    """Read *.jsonl, *.parquet, or a folder written by `save_to_disk` of `datasets`.
+    """Return the rows of a file *.jsonl, *.json or *.parquet, or of a folder written by `save_to_disk` of `datasets`.
 
-    Raises ConfigError: nothing is there, a line is not a JSON object, the kind of file is unknown, or a library is
-    missing.
+    `dataset_split`: the split to take, if the folder has several. Raises ConfigError if `path` does not exist, if a
+    line is not a JSON object, if the kind of file is unknown, or if a library is missing.
     """
     file = Path(path)
     # Name the last existing folder; one that may not be entered is told apart
@@ -133,7 +135,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
 
 
 def _json_lines(file: Path) -> list[Row]:
-    """Read a file of JSON: lines with an object each, or one list of objects."""
+    """Return the rows of a JSON file: one object on each line, or one list of objects."""
     with file.open("rb") as start:
         head = start.read(1 << 10).removeprefix(codecs.BOM_UTF8)
     if head.lstrip().startswith(b"["):
@@ -148,7 +150,7 @@ def _json_lines(file: Path) -> list[Row]:
 
 
 def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
-    """Return the values of a line. Raises ConfigError."""
+    """Return the values of one line, which must be a JSON object. Raises ConfigError."""
     shown = line.decode("utf-8", "replace").strip()
     try:
         values = json.loads(line, object_pairs_hook=_of_pairs)
@@ -160,7 +162,7 @@ def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
 
 
 def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict. Raises ValueError if a name comes twice."""
+    """Return the pairs of a JSON object as a dict. Raises ValueError if a name comes twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         often = Counter(name for name, _ in pairs)
@@ -173,9 +175,9 @@ def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _of_text(
     values: Mapping[str, Any], written: bytes, place: Source
 ) -> Mapping[str, Any]:
-    """Return the values.
+    """Return `values` if all texts in it are valid.
 
-    Raises ConfigError for half of a character (a surrogate), which can only come from an escape.
+    Raises ConfigError for half of a character (a surrogate). `written`: the JSON text of the values.
     """
     if b"\\ud" in written.lower():
         try:
@@ -186,7 +188,7 @@ def _of_text(
 
 
 def _json_array(file: Path) -> list[Row]:
-    """Read a file that is one list of objects. Raises ConfigError."""
+    """Return the rows of a file that is one list of objects. Raises ConfigError."""
     written = file.read_bytes()
     try:
         rows = json.loads(written, object_pairs_hook=_of_pairs)
@@ -200,14 +202,14 @@ def _json_array(file: Path) -> list[Row]:
 
 
 def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
-    """Return an entry of a list. Raises ConfigError if it is not an object."""
+    """Return one entry of a list of rows. Raises ConfigError if it is not an object."""
     if not isinstance(values, dict):
         raise bad_row("entry", repr(values), place)
     return _of_text(values, written, place)
 
 
 def _parquet(file: Path) -> list[Row]:
-    """Read a Parquet file. Raises ConfigError."""
+    """Return the rows of a Parquet file. Raises ConfigError."""
     with needs("pyarrow", got=str(file), extra="text"):
         import pyarrow
         from pyarrow import parquet
@@ -221,7 +223,10 @@ def _parquet(file: Path) -> list[Row]:
 
 
 def _saved(folder: Path, split: str | None) -> list[Row]:
-    """Read a folder written by `save_to_disk`; of several splits, the one called `split`. Raises ConfigError."""
+    """Return the rows of a folder that `save_to_disk` has written. Raises ConfigError.
+
+    `split`: the split to take, if the folder has several.
+    """
     with needs("datasets", got=str(folder), extra="text"):
         import datasets
     try:
@@ -250,7 +255,7 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
 
 
 def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
-    """Return the rows with their numbers, from 1 on."""
+    """Return the rows, each with its number from 1 on as its place."""
     return [
         (value, Source(file=f"{path}{ROW}", line=number))
         for number, value in enumerate(values, start=1)
@@ -258,7 +263,10 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
 
 
 def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]:
-    """Apply `make` to each row. Raises the ConfigError of the first bad row, with the places of the others."""
+    """Return `make(row)` for each row.
+
+    If rows are bad, raises the ConfigError of the first of them, with the places of the others.
+    """
     made = list[_Made]()
     problems = list[Problem]()
     for row in rows:

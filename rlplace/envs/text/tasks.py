@@ -51,9 +51,9 @@ _MEANT = {
 
 
 class Arithmetic:
-    """Sums, differences or products of numbers with `digits` digits.
+    """A task with sums, differences or products of two numbers with `digits` digits each.
 
-    Endless. A tenth of all problems is held out, the same ones for all seeds.
+    It is endless. A tenth of all problems is held out, the same problems for all seeds.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -97,7 +97,7 @@ class Arithmetic:
         )
 
     def _problem(self, draw: random.Random) -> tuple[int, str, int]:
-        """Draw until the problem belongs to the split, which follows from the problem alone."""
+        """Return two numbers and the sign of a random problem of this split; the problem alone decides its split."""
         while True:
             left = draw.randint(self._low, self._high)
             right = draw.randint(self._low, self._high)
@@ -108,7 +108,7 @@ class Arithmetic:
 
 
 class GuessNumber:
-    """Guess a number from 1 to `highest` in `guesses` tries; each reply says higher or lower.
+    """A task: guess a number from 1 to `highest` in `guesses` tries; each reply says higher or lower.
 
     `env.max_turns` has to be at least `guesses`.
     """
@@ -128,15 +128,15 @@ class GuessNumber:
         self._guesses = guesses
 
     def episode(self, number: int) -> Guessing:
-        """Return the episode with this number; its secret follows from the number."""
+        """Return the episode with this number, which decides the secret."""
         secret = random.Random(f"{self._name}/{number}").randint(1, self._highest)
         return Guessing(secret, self._highest, self._guesses)
 
 
 class Guessing:
-    """One secret number.
+    """An episode of GuessNumber, with one secret number.
 
-    The score is 1 if the first guess finds it, less for each further guess, and 0 if it is not found.
+    The score is 1 if the first guess is right, less after more guesses, and 0 if no guess is right.
     """
 
     def __init__(self, secret: int, highest: int, guesses: int) -> None:
@@ -150,7 +150,7 @@ class Guessing:
         )
 
     def reply(self, answer: str) -> str | None:
-        """Compare the last number of the answer with the secret."""
+        """Compare the last number of the answer with the secret; return the reply, or None at the end."""
         self._used += 1
         numbers = re.findall(r"\d+", answer)
         guess = int(numbers[-1][:_GUESS_DIGITS]) if numbers else None
@@ -176,7 +176,7 @@ class Guessing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WordedGame:
-    """One of Gymnasium's games in words: its rules, the names of moves, and a function that describes
+    """How a game of Gymnasium is put into words: its rules, the names of moves, and a function that describes
     observations.
     """
 
@@ -187,7 +187,9 @@ class WordedGame:
 
 
 class ToyText:
-    """A game of Gymnasium in words. `options` are arguments of the game; the score is the sum of its rewards."""
+    """A task: a game of Gymnasium in words. `options`: arguments of the game. The score is the sum of the game's
+    rewards.
+    """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
     # Games draw from the module `random`, so their replies must not be made at the same time
@@ -214,13 +216,13 @@ class ToyText:
         self._idle = [self._make()]
 
     def episode(self, number: int) -> ToyTextGame:
-        """Return the episode with this number; its seed follows from the number."""
+        """Return the episode with this number, which decides its seed."""
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
         env = self._idle.pop() if self._idle else self._make()
         return ToyTextGame(self._game, env, seed, self._idle)
 
     def _make(self) -> Any:
-        """Make an environment of the game. Raises ConfigError."""
+        """Return a new environment of the game. Raises ConfigError."""
         with needs("gymnasium", got=self._id, extra="envs"):
             import gymnasium
         if self._id not in gymnasium.registry:
@@ -233,9 +235,9 @@ class ToyText:
 
 
 class ToyTextGame:
-    """One game in progress.
+    """An episode of ToyText: one game in progress. An answer without a move costs a turn.
 
-    Its environment goes back to `idle` at the end. An answer that is no move costs a turn.
+    At the end, its environment is put back into `idle`, the environments that are free for other episodes.
     """
 
     def __init__(self, game: WordedGame, env: Any, seed: int, idle: list[Any]) -> None:
@@ -248,11 +250,11 @@ class ToyTextGame:
         self.prompt = f"{game.rules}\nAnswer with one word: {moves}.\n\n{self._described(observation)}"
 
     def _described(self, observation: Any) -> str:
-        """Return the text for an observation."""
+        """Return the text that describes an observation."""
         return self._game.describe(self._env.unwrapped, observation)
 
     def reply(self, answer: str) -> str | None:
-        """Make the last move that the answer names."""
+        """Make the last move that the answer names; return the reply, or None at the end."""
         # The last word that is a move counts
         words = re.findall(r"[a-z]+", answer.lower())
         named = [word for word in words if word in self._game.moves]
@@ -267,7 +269,7 @@ class ToyTextGame:
         return self._described(observation)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the score; the environment is free for another episode."""
+        """Return the score, and free the environment for another episode."""
         if self._env is not None:
             self._idle.append(self._env)
             self._env = None
@@ -275,7 +277,7 @@ class ToyTextGame:
 
 
 def _frozen_lake(env: Any, observation: Any) -> str:
-    """Draw the lake, with P at the player's place."""
+    """Return the map of the lake as text, with P where the player is."""
     place = int(observation)
     width = env.ncol
     cells = [cell.decode() for cell in env.desc.ravel()]
@@ -287,7 +289,7 @@ def _frozen_lake(env: Any, observation: Any) -> str:
 
 
 def _taxi(env: Any, observation: Any) -> str:
-    """Describe the map, the taxi, the passenger and the destination."""
+    """Return a description of the map, the taxi, the passenger and the destination."""
     row, column, passenger, destination = env.decode(int(observation))
     places = env.locs
     # The number behind the last place means that the passenger is in the taxi
@@ -303,7 +305,7 @@ def _taxi(env: Any, observation: Any) -> str:
 
 
 def _blackjack(env: Any, observation: Any) -> str:
-    """Describe the player's sum and the dealer's card."""
+    """Return a description of the player's sum and the dealer's card."""
     own, dealer, ace = observation
     soft = " with an ace that counts 11" if ace else ""
     return f"You have {own}{soft}. The dealer shows {dealer}."
@@ -332,11 +334,10 @@ _GAMES: Mapping[str, WordedGame] = {
 
 
 class TextArena:
-    """A game of textarena for one player.
+    """A task: a game of textarena for one player.
 
-    `options` are arguments of the game; the score is the player's reward.
-
-    Endless. A move that the game does not understand may be repeated once; after a second one the game is over.
+    `options`: arguments of the game. The score is the player's reward. The task is endless. A move that the game does
+    not understand may be repeated once; a second such move ends the game.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -384,13 +385,16 @@ class TextArena:
             raise ValueError(f"{game} is no game for one: {error}") from error
 
     def episode(self, number: int) -> TextArenaGame:
-        """Return the episode with this number; its seed follows from the number."""
+        """Return the episode with this number, which decides its seed."""
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
         return TextArenaGame(self._library.make(self._id, **self._options), seed)
 
 
 class TextArenaGame:
-    """One game in progress. Owns the game's random state, since the library draws from the module `random`."""
+    """An episode of TextArena: one game in progress.
+
+    It owns the state of the game's random numbers, since the library draws from the module `random`.
+    """
 
     def __init__(self, game: Any, seed: int) -> None:
         self._game = game
@@ -401,7 +405,7 @@ class TextArenaGame:
         self.prompt = self._news()
 
     def reply(self, answer: str) -> str | None:
-        """Make a move; return the game's new messages."""
+        """Make a move; return the game's new messages, or None at the end."""
         with self._own_random():
             done, _ = self._game.step(answer)
         if not done:
@@ -425,7 +429,7 @@ class TextArenaGame:
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Inside, the module `random` has the state of this game."""
+        """Within the context, the module `random` has the state of this game."""
         outside = random.getstate()
         random.setstate(self._random)
         try:
@@ -436,7 +440,7 @@ class TextArenaGame:
 
 
 class ReasoningGym:
-    """One dataset of reasoning-gym by its name. `options` are arguments of the dataset."""
+    """A task: the dataset `dataset` of reasoning-gym. `options`: arguments of the dataset."""
 
     rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
     size: int | None = None
@@ -467,7 +471,7 @@ class ReasoningGym:
             raise ValueError(f"{dataset} refuses options: {error}") from error
 
     def episode(self, number: int) -> OneTurn:
-        """Return the entry with this number."""
+        """Return the entry with this number as an episode."""
         entry = self._made[number]
         return OneTurn(
             prompt=entry["question"],
@@ -479,20 +483,20 @@ class ReasoningGym:
 
 
 class PromptSet:
-    """Prompts of a data set: one row is one episode.
+    """A task with the prompts of a data set: each row is an episode.
 
     Column `prompt` is a text, or messages with role and content. Column `answer` is what verifiers compare with. Column
-    `image` is for models that read images: a path from the folder of the data set, a mapping with the `bytes` of a PNG
-    or JPEG, or a list of these. Images take the places of message parts {"type": "image"}; without such parts they come
-    before the text of the user.
+    `image` is for models that read images: a path relative to the folder of the data set, a mapping with the `bytes` of
+    a PNG or JPEG, or a list of these. Images take the places of message parts {"type": "image"}; without such parts
+    they come before the text of the user.
 
-    A dot names a column within another one: `reward_model.ground_truth`. All other columns are facts under their own
-    names. `rows` selects a range, from the first row to before the last, such as the part to hold out. Relative paths
-    count from where the run was started.
+    A dot names a column within another column: `reward_model.ground_truth`. All other columns are facts under their own
+    names. `rows` selects a range of rows, (first, last + 1), such as the part to hold out. Relative paths start at the
+    folder in which the run was started.
 
     Several data sets are given as a list of paths, or as a mapping from path to weight, the number of times that each
-    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. Then the fact `data_set` is the name of the file, with its folder
-    if two files have one name.
+    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. Then the fact `data_set` is the name of the row's file, with its
+    folder if two files have the same name.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -518,7 +522,7 @@ class PromptSet:
         each(self._rows, lambda row: self._check(*row))
 
     def episode(self, number: int) -> OneTurn:
-        """Return the episode of a row."""
+        """Return the episode of the row with this number."""
         values, place = self._rows[number]
         facts = {
             name: value
@@ -530,11 +534,11 @@ class PromptSet:
         return OneTurn(prompt=self._asked(values, place), known=facts)
 
     def place(self, number: int) -> Source:
-        """Return the file and line where the row of an episode is written."""
+        """Return the file and line of the row with this number."""
         return self._rows[number][1]
 
     def _asked(self, values: Mapping[str, Any], place: Source) -> Any:
-        """Return the row's prompt; None if the value is no prompt.
+        """Return the prompt of a row; None if the value in its column is not a prompt.
 
         Raises ConfigError for images that cannot be found.
         """
@@ -550,7 +554,7 @@ class PromptSet:
         return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
-        """Raise ConfigError with the place of the row if a column is missing or is no prompt."""
+        """Raise ConfigError with the place of the row if a column is missing, or if its prompt is not a prompt."""
         for key, column in (("prompt", self._prompt), ("answer", self._answer)):
             if column is None:
                 continue
@@ -583,7 +587,9 @@ class PromptSet:
 
 
 def _column(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a column, or of `outer.inner` within another column; None if it does not exist."""
+    """Return the value of the column `name`, or `outer.inner` for a column within another; None if
+    it does not exist.
+    """
     if name in values or "." not in name:
         return values.get(name)
     outer, _, inner = name.partition(".")
@@ -594,7 +600,7 @@ def _column(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _columns(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of all columns, those within other columns as `outer.inner`."""
+    """Return the names of all columns; a column within another column is named `outer.inner`."""
     names = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -605,9 +611,9 @@ def _columns(values: Mapping[str, Any]) -> list[str]:
 
 
 def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
-    """Return the value as a prompt, with its images; None if it is no prompt.
+    """Return the value of a prompt column as a prompt with its images; None if it is not a prompt.
 
-    Raises ConfigError for images without a place.
+    Raises ConfigError if images have no place in the messages.
     """
     if isinstance(value, str):
         if images:
@@ -641,9 +647,9 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
 
 
 def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
-    """Return a part of a message.
+    """Return a part of a message: text or image. Raises ConfigError.
 
-    An image part without a file takes the first image of `left`. Raises ConfigError.
+    An image part without a file takes the first image of `left`, and removes it there.
     """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
@@ -659,9 +665,10 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
 
 
 def _as_image(value: Any, place: Source) -> Image:
-    """Return an image of a data set: a path from the data set's folder, or a mapping with bytes or a path.
+    """Return an image of a data set.
 
-    Raises ConfigError if there is no such file.
+    `value`: a path relative to the data set's folder, bytes, or a mapping with bytes or a path. Raises ConfigError if
+    there is no such file.
     """
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")

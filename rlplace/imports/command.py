@@ -58,7 +58,10 @@ _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
 
 
 def run_import(words: list[str]) -> int:
-    """Run the words after `import` and return the exit code."""
+    """Import the config of another library, write the result, and return the exit code.
+
+    `words`: words of the command line after `import`.
+    """
     if not words or "--help" in words[:1] or "-h" in words[:1]:
         sys.stdout.write(
             USAGE.read_text(encoding="utf-8").format(program=typed("plan"))
@@ -104,7 +107,11 @@ def run_import(words: list[str]) -> int:
 
 
 def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
-    """Import files, or flags and overrides as they are typed. Raises ConfigError."""
+    """Import the config of another library.
+
+    `sources`: paths of files, or flags and overrides as they are typed. `per_node`: accelerators of a node; 0: as the
+    original says. Raises ConfigError.
+    """
     if library not in LIBRARIES:
         near = did_you_mean(library.lower(), LIBRARIES)
         raise codes.config_error(
@@ -128,7 +135,10 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
 def import_settings(
     library: str, settings: Sequence[Setting], per_node: int = 0
 ) -> Imported:
-    """Import settings that were read before. Raises ConfigError for values that cannot be read."""
+    """Import settings that were read before. `per_node`: accelerators of a node; 0: as the original says.
+
+    Raises ConfigError for values that cannot be read.
+    """
     target = LANGUAGE_MODEL
     if library == "rlinf" and simulated(settings):
         target = SIMULATOR
@@ -162,7 +172,9 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
 
 
 def _with_defaults(file: Path, text: str) -> list[Setting]:
-    """Read a YAML file, and the files in its `defaults` if all of them exist beside it."""
+    """Return the settings of a YAML file with the text `text`, and of the files in its `defaults`
+    if all of them exist.
+    """
     written = read_yaml(text, str(file))
     if not any(setting.key.startswith("defaults") for setting in written):
         return written
@@ -173,14 +185,19 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Join words that the shell has split; a single word is a command in quotes."""
+    """Return the text of a command; several words are those that a shell has split, a single word
+    is a whole command.
+    """
     if len(words) == 1:
         return words[0]
     return shlex.join(words)
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a word is a file and not a flag. A missing file counts as one, so that it is reported."""
+    """Return whether a word is the path of a file and not a flag or an override.
+
+    A missing file counts as a path, so that it is reported.
+    """
     if word.startswith("-") or " --" in word or "=" in word or "\n" in word:
         return False
     return os.path.isfile(word) or " " not in word
@@ -213,7 +230,9 @@ def _read(path: Path) -> str:
 
 
 def render_yaml(imported: Imported) -> str:
-    """Render the config between its summary and the mapping results; everything else is a comment."""
+    """Return the result as a YAML file: a summary, the config, and what became of each setting. All but the config are
+    comments.
+    """
     return (
         _comment(_head(imported))
         + "\n"
@@ -224,7 +243,7 @@ def render_yaml(imported: Imported) -> str:
 
 
 def render_report(imported: Imported) -> str:
-    """Render the same text without the config."""
+    """Return the result as text without the config: a summary, and what became of each setting."""
     return "\n".join([*_head(imported), "", *_body(imported)]) + "\n"
 
 
@@ -252,7 +271,7 @@ def _head(imported: Imported) -> list[str]:
 
 
 def _body(imported: Imported) -> list[str]:
-    """Render the findings, then every setting by outcome; without blank lines at the end."""
+    """Return lines of text with the problems, then with all settings by outcome."""
     lines: list[str] = []
     if imported.findings:
         lines.append("Does not hold:\n")
@@ -277,7 +296,10 @@ def _body(imported: Imported) -> list[str]:
 
 
 def _row(result: MappingResult) -> tuple[str, str]:
-    """Return a setting and the text of its result; an unknown one with its line and the nearest known name."""
+    """Return a table row: a setting, and the text of its result.
+
+    For a setting that is not known, the row has its line and the nearest known name.
+    """
     setting, source = str(result.setting), result.setting.source
     if result.outcome != "unknown":
         return setting, result.text

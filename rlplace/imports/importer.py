@@ -67,8 +67,9 @@ _KL_ESTIMATORS = {
 class MappingResult:
     """What became of one setting of the original.
 
-    equal: it is in our config; differs: likewise, with another meaning; implied: it holds here without being asked for;
-    unmapped: a known setting without a key of ours; unknown: no setting that the rules have.
+    equal: it is in the converted config, with the same meaning; differs: it is in the converted config, with another
+    meaning; implied: rlplace always does what it asks for; unmapped: rlplace knows it and has no key for it; unknown:
+    the rules do not have it.
     """
 
     setting: Setting
@@ -78,7 +79,7 @@ class MappingResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The kind of job that a file of another library is converted to."""
+    """The kind of job that a config of another library is converted to."""
 
     job: JobName
     # Config blocks of this job, with the keys that are always written
@@ -115,7 +116,7 @@ class Imported:
 
 
 class Draft:
-    """A config under construction, with its mapping, results and findings."""
+    """A config under construction, with what became of each setting and the problems found so far."""
 
     def __init__(
         self,
@@ -144,11 +145,14 @@ class Draft:
         return default
 
     def has(self, key: str) -> bool:
-        """Return whether a switch is on, or whether a value is given that is not empty."""
+        """Return whether a setting is given, and is neither false nor empty."""
         return bool(self.value(key))
 
     def count(self, key: str, default: int, least: int = 0) -> int:
-        """Return an integer of at least `least`. Any other value is reported, and `default` is returned."""
+        """Return the value of a setting, a whole number of at least `least`; `default` if it is not given.
+
+        For any other value, record a problem and return `default`.
+        """
         value = self.value(key, default)
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         if (
@@ -170,7 +174,11 @@ class Draft:
         return default
 
     def refuse(self, key: str, error: str, **facts: Any) -> None:
-        """Record an unusable value; `error`: its name in the texts. `results` raises all of them together."""
+        """Record that the value of a setting cannot be used. `error`: which text of the problem. `facts`: values for
+        the text.
+
+        `results` raises all these problems together.
+        """
         setting = self.given[key]
         reason = "known"
         if isinstance(setting.value, str) and "$" in setting.value:
@@ -193,9 +201,10 @@ class Draft:
         settings: Mapping[str, object] | None = None,
         **facts: Any,
     ) -> None:
-        """Record a problem of the original settings `keys`.
+        """Record a problem of the settings `keys` of the original.
 
-        `settings`: better values, which the texts of the error get as `words` of the original.
+        `code`: code of the problem. `error`: which of its texts. `settings`: better values, which the texts show in the
+        form of the original. `facts`: other values for the texts.
         """
         words = []
         for key, value in (settings or {}).items():
@@ -226,7 +235,9 @@ class Draft:
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def assume(self, text: str, why: str) -> None:
-        """Record a value that no setting asks for."""
+        """Record that the converted config has a value that no setting asks for. `text`: key and value. `why`: the
+        reason.
+        """
         self.assumed.append((text, why))
 
     def leave_uncorrected(self) -> None:
@@ -254,9 +265,9 @@ class Draft:
             block.pop(key.rpartition(".")[2], None)
 
     def at(self, key: str) -> object:
-        """Return the present value of one of our keys.
+        """Return the present value of a key of rlplace; None if it is not written.
 
-        Its third part may contain dots: cluster.component_placement.reward.math.
+        The third part of the key may contain dots, as in cluster.component_placement.reward.math.
         """
         value: object = self.config
         for name in key.split(".", 2):
@@ -266,8 +277,10 @@ class Draft:
         return value
 
     def derive(self, ours: str, value: object, *keys: str) -> None:
-        """Write one of our keys, computed from the settings `keys`; if none is given, from their defaults where ours
-        differ.
+        """Write a key of rlplace whose value is computed from the settings `keys`.
+
+        `ours`: the key. If none of the settings is given, the value comes from their defaults, and is written only if
+        it differs from the default of rlplace.
         """
         given = any(key in self.given for key in keys)
         if given or value != self.default_of(ours):
@@ -281,32 +294,34 @@ class Draft:
                 )
 
     def becomes(self, key: str, *ours: str) -> None:
-        """Record that `key` maps to our keys at or within `ours`, which may be completed later."""
+        """Record that the setting `key` maps to the keys `ours` of rlplace, or to keys within them; they may be written
+        later.
+        """
         self._decided[key] = ("equal", ours)
 
     def unmapped(self, why: str, *keys: str) -> None:
         self._decided |= dict.fromkeys(keys, ("unmapped", why))
 
     def implied(self, why: str, *keys: str) -> None:
-        """Record that the settings `keys` ask for what always holds here."""
+        """Record that the settings `keys` ask for what rlplace always does. `why`: text that says so."""
         self._decided |= dict.fromkeys(keys, ("implied", why))
 
     # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def placed(self) -> tuple[str, ...]:
-        """The components that are placed so far."""
+        """The names of the components that are placed so far."""
         block = self.at(PLACEMENT)
         if isinstance(block, Mapping):
             return tuple(n.strip() for leaf in block for n in str(leaf).split(","))
         return ()
 
     def has_key(self, key: str) -> bool:
-        """Return whether our config has the dotted key; a block counts."""
+        """Return whether a config of rlplace has the dotted key, which may be a block."""
         return self._field(key) is not None
 
     def default_of(self, key: str) -> object:
-        """Return the default of our key; None if there is no default, or if the default is None."""
+        """Return the default of a key of rlplace; None if it has no default, or if its default is None."""
         found = self._field(key)
         assert found is not None, key
         default = found[0].metadata.get(self.target.job, found[0].default)
@@ -333,7 +348,9 @@ class Draft:
     # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply_rules(self) -> None:
-        """Write all keys that rules decide, and the other library's defaults where ours differ."""
+        """Write all keys that the rules decide; also defaults of the other library that differ from
+        those of rlplace.
+        """
         if self.rules.algorithm is not None:
             self._set_algorithm(*self.rules.algorithm)
         for ours in ("actor.model", "reward.model", "critic.model"):
@@ -369,7 +386,10 @@ class Draft:
                 self._apply(key, rule, targets, value)
 
     def _set_algorithm(self, key: str, usual: str) -> None:
-        """Write the algorithm. An unknown estimator becomes ppo if there is a critic, else grpo."""
+        """Write the algorithm. For an unknown estimator, write ppo if there is a critic, else grpo.
+
+        `key`: setting that names the estimator. `usual`: its default.
+        """
         critic = "critic" in self.placed
         estimator = self.value(key, usual or ("gae" if critic else "grpo"))
         name = next(
@@ -398,7 +418,11 @@ class Draft:
             self.assume(f"algorithm.name: {name}", f"by the default of {key} there")
 
     def set_model(self, ours: str, *keys: str) -> None:
-        """Write the config.json keys of the model that the first given setting of `keys` names, if known."""
+        """Write a model: its path, and the keys of its config.json if its name is known.
+
+        `ours`: key of rlplace, such as actor.model. `keys`: settings that may name the model; the first one given
+        counts.
+        """
         key = next((key for key in keys if key in self.given), keys[0])
         name = self.value(key)
         if not isinstance(name, str) or ours.partition(".")[0] not in self.placed:
@@ -422,7 +446,7 @@ class Draft:
             )
 
     def _set_kl(self) -> None:
-        """Write place, weight and estimator of the first KL term that is on."""
+        """Write place, weight and estimator of the KL term: of the first entry of the rules that is switched on."""
         kl = next(
             (kl for kl in self.rules.kl if self.value(kl.when or kl.switch, kl.on)),
             None,
@@ -480,7 +504,9 @@ class Draft:
     # ── the results ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def results(self) -> tuple[MappingResult, ...]:
-        """Return one result for each setting, in the original order. Raises ConfigError for unreadable values."""
+        """Return what became of each setting, in the original order. Raises ConfigError for values
+        that cannot be used.
+        """
         if self._wrong:
             raise ConfigError([*self._wrong.values()])
         return tuple(
@@ -523,7 +549,9 @@ class Draft:
         return "unmapped", rule.otherwise or rule.why
 
     def _misspelt(self, key: str) -> str | None:
-        """Return the known key that this one resembles, unless that key is written as well."""
+        """Return the known key of the same block that `key` misspells; None if there is none, or if that key is given
+        too.
+        """
         block, _, leaf = key.rpartition(".")
         if key in self.rules.rules or not block:
             return None
@@ -545,7 +573,7 @@ class Draft:
     def _complete(
         self, key: str, outcome: Outcome, ours: Sequence[str]
     ) -> tuple[Outcome, str]:
-        """Return the result of a mapped setting, with the final values of our keys."""
+        """Return outcome and text of a setting that maps to the keys `ours`, with the final values of these keys."""
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
             return (
@@ -566,10 +594,11 @@ class Draft:
 
 
 def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imported:
-    """Return the result of a draft whose placement is complete. `offload`: which components offload in the original.
+    """Return the result of a draft whose placement is complete.
 
-    Components that stay where others work are written into `cluster.allow_resident`, because they stay there as well.
-    Raises ConfigError for values of the original that cannot be read, or when nothing is placed.
+    `topology`: the machines. `offload`: for each component, whether it leaves its accelerators in the original.
+    Components that stay on accelerators that others use are written into `cluster.allow_resident`. Raises ConfigError
+    for values of the original that cannot be used, or if nothing is placed.
     """
     for component, leaves in offload.items():
         key = f"{role_of(component)}.enable_offload"
@@ -617,7 +646,10 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
 def ordered(
     mapping: Mapping[str, object], job: JobName, root: type = Config
 ) -> dict[str, object]:
-    """Return the mapping with blocks and keys in the usual order of configs."""
+    """Return a mapping with its blocks and keys in the usual order of configs.
+
+    `job`: job whose keys count. `root`: dataclass of the mapping.
+    """
     fields = sorted(
         fields_of(root, job).items(), key=lambda item: item[0] not in _MACHINES
     )
@@ -637,7 +669,10 @@ def ordered(
 def _lay_out(
     draft: Draft, topology: Topology, offload: Mapping[str, bool]
 ) -> tuple[Plan | None, Sequence[Problem]]:
-    """Return the plan and its problems; if only batch sizes are wrong, the plan without regard to them."""
+    """Return the plan of a draft, None if it has no plan, and the problems.
+
+    If only batch sizes are wrong, the plan disregards them.
+    """
     problems: Sequence[Problem] = ()
     if draft.target.whole:
         try:

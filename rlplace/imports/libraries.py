@@ -36,7 +36,7 @@ _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
 def simulated(settings: Sequence[Setting]) -> bool:
-    """Whether a job of RLinf places simulators."""
+    """Return whether the settings are a job of RLinf with simulators: whether they place `env`."""
     return any(
         "env" in _rlinf_names(s.key)
         for s in settings
@@ -89,9 +89,10 @@ def _rlinf_names(key: str) -> list[str]:
 
 
 def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
-    """Enough for the largest number of the cluster in any line; a block's numbers are those of its node group.
+    """Return a number of accelerators per node that is enough for all placement lines.
 
-    Without a number, as many as its simulators divide over: there, the machine that is met decides.
+    `lines`: settings with the placement lines. `nodes`: number of nodes. If no line has a number, as for lines that
+    take all accelerators, return the largest number that divides the simulators evenly.
     """
     sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0
@@ -129,7 +130,7 @@ def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
 
 
 def _rlinf_groups(draft: Draft) -> dict[str, int]:
-    """Label of each group of accelerators, and how many nodes it has: `node_ranks: 0-3,5`."""
+    """Return the number of nodes of each group of accelerators, by its label."""
     found: dict[str, int] = {}
     groups = draft.value("cluster.node_groups")
     for group in groups if isinstance(groups, list) else []:
@@ -148,7 +149,10 @@ def _rlinf_envs(draft: Draft) -> int:
 
 
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
-    """Write a line as it is, without the components that do not exist here; engines have a line of their own."""
+    """Write one placement line of RLinf, without components that rlplace does not have.
+
+    `tensor`: accelerators of an engine; if more than one, the engines get a line of their own.
+    """
     names = _rlinf_names(setting.key)
     value = setting.value
     by_rule = draft.value("reward.use_reward_model") is False
@@ -190,7 +194,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 
 
 def _rlinf_set_rollout(draft: Draft) -> None:
-    """Steps of an iteration and its optimizer steps, where the file has enough for each."""
+    """Write steps and optimizer steps of an iteration, if the settings for them are given."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
     chunk = draft.count("actor.model.num_action_chunks", 1, 1)
     chunk_key = "actor.model.num_action_chunks"
@@ -243,7 +247,11 @@ def _rlinf_set_sinks(draft: Draft) -> None:
 
 
 def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
-    """By `enable_offload`, by the three parts of a Megatron actor, or because engines of that kind always do."""
+    """Return for each placed component whether it leaves its accelerators.
+
+    It does if `enable_offload` is set, if all three parts of a Megatron actor are offloaded, or if engines of such a
+    task always sleep.
+    """
     leaves = {c: draft.has(f"{c}.enable_offload") for c in draft.placed}
     for component in ("actor", "critic"):
         parts = [
@@ -369,7 +377,9 @@ def _set_verl_correction(draft: Draft) -> None:
 
 
 def _set_verl_prompts(draft: Draft) -> None:
-    """The files become a task of one turn on the CPU, whose passes are counted in tokens."""
+    """Write the data files as a text task with one turn, placed on CPUs, and token budgets in place
+    of its batch sizes.
+    """
     paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
     files = {
         k: [*v] if isinstance(v, tuple | list) else v
@@ -445,7 +455,10 @@ def _ulysses(block: str) -> tuple[str, ...]:
 
 
 def _both_offload(draft: Draft, block: str, component: str) -> bool:
-    """Parameters and optimizer state move together here."""
+    """Return whether a component offloads parameters and optimizer state both; rlplace moves them together.
+
+    `block`: block of the settings. `component`: name of the component in rlplace.
+    """
     keys = [f"{block}.{part}_offload" for part in ("param", "optimizer")]
     moved = [draft.has(key) for key in keys]
     for key in keys:
@@ -465,7 +478,7 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
 
 
 def _set_verl_loss(draft: Draft) -> None:
-    """The mean of token losses, which is the same for every estimator there; of GSPO, over sequences."""
+    """Write how token losses are averaged; GSPO averages over sequences, whatever the setting."""
     key = f"{_VERL}actor.loss_agg_mode"
     if draft.value(_VERL_MODE) == "gspo":
         draft.implied("there, the loss of gspo is the mean over sequences", key)
@@ -668,7 +681,9 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
 
 
 def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
-    """Yield each component with its devices; each entry of `rewards` is a `reward.NAME`."""
+    """Yield each component of ROLL with the numbers of its accelerators; an entry of `rewards` is a component
+    `reward.NAME`.
+    """
     keys = {f"{theirs}.device_mapping": ours for theirs, ours in _ROLL_ROLES.items()}
     keys |= {
         key: f"reward.{key.split('.')[1]}"
@@ -694,7 +709,9 @@ def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
 
 
 def _device_numbers(node: ast.expr) -> list[int]:
-    """Return the numbers of `list(range(0, 8)) + [12]`; ValueError for any other expression."""
+    """Return the numbers of an expression such as `list(range(0, 8)) + [12]`. Raises ValueError for
+    other expressions.
+    """
     match node:
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [number for item in items for number in _device_numbers(item)]
@@ -804,7 +821,10 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
 
 
 def _areal_component(backend: str | None, name: str | None, actor_placed: bool) -> str:
-    """By the name in brackets, else by what the backend is for; a trainer without a name is the actor."""
+    """Return the component that a part of AReaL's allocation means: by its name, else by the purpose of its backend.
+
+    `backend`: such as "sglang" or "fsdp". `name`: the name in brackets. A trainer without a name is the actor.
+    """
     if name:
         return {"ref": "reference", "gen": "rollout"}.get(name, name)
     generates = backend in ("sglang", "vllm") or (backend is None and actor_placed)

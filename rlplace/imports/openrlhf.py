@@ -35,7 +35,10 @@ _COMPARING = (
 
 
 def import_openrlhf(draft: Draft, per_node: int) -> Imported:
-    """`per_node` 0: the most that any model asks of one node."""
+    """Convert flags of OpenRLHF's PPO trainer.
+
+    `per_node`: accelerators of a node; 0: the most that any model asks of one node.
+    """
     asks = {
         c: (f"{flags}.num_nodes", f"{flags}.num_gpus_per_node")
         for c, flags in _FLAGS_OF.items()
@@ -94,7 +97,7 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
 
 
 def _absent(draft: Draft) -> dict[str, str]:
-    """The components that the flags rule out, and why."""
+    """Return the components that do not exist by these flags, each with the reason."""
     absent: dict[str, str] = {}
     estimator = draft.value("algo.advantage.estimator", "gae")
     if estimator != "gae":
@@ -118,7 +121,11 @@ def _absent(draft: Draft) -> dict[str, str]:
 def _place(
     draft: Draft, asks: Mapping[str, tuple[str, str]], per_node: int
 ) -> Allocation:
-    """Place the models by their sizes, and the engines."""
+    """Place the models by their sizes, then the engines, and return the allocation.
+
+    `asks`: for each component, its flags for nodes and for accelerators of a node. `per_node`: accelerators of a node;
+    0: as the flags say.
+    """
     together = draft.has("train.colocate_all")
     key = "ds.tensor_parallel_size"
     pairs = (
@@ -163,7 +170,10 @@ def _place(
 
 
 def _check_samples(draft: Draft, actor: int) -> None:
-    """Each process of the actor needs a micro-batch of samples; there, fewer are refused at the start."""
+    """Report a job with fewer micro-batches than processes of the actor, which OpenRLHF refuses to start.
+
+    `actor`: number of accelerators of the actor.
+    """
     keys = (
         "rollout.batch_size",
         "rollout.n_samples_per_prompt",
@@ -192,7 +202,10 @@ def _check_samples(draft: Draft, actor: int) -> None:
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
-    """Engines sleep only where all models share, never while sampling goes on."""
+    """Return for each component whether it leaves its accelerators in OpenRLHF.
+
+    Engines sleep only if all models share their accelerators and sampling does not go on during training.
+    """
     key = "vllm.enable_sleep"
     sleep, together, ahead = (
         draft.has(k) for k in (key, "train.colocate_all", "train.async_enable")
@@ -224,7 +237,7 @@ def _offloads(draft: Draft) -> dict[str, bool]:
 
 
 def _place_remote_reward(draft: Draft) -> None:
-    """A reward over HTTP, or a Python file with a function, needs a process and no accelerator."""
+    """Place a reward that is an HTTP endpoint or a Python file: it needs a process and no accelerator."""
     key = "reward.remote_url"
     if not draft.has(key) or draft.has("train.agent_func_path"):
         return
@@ -246,7 +259,7 @@ def _place_remote_reward(draft: Draft) -> None:
 
 
 def _set_dtype(draft: Draft) -> None:
-    """DeepSpeed keeps 16-bit weights, and 32-bit ones with the optimizer state."""
+    """Write the dtypes: DeepSpeed keeps 16-bit weights, and 32-bit weights with the optimizer state."""
     dtype = "fp16" if draft.value("ds.param_dtype") == "fp16" else "bf16"
     for model in ("actor", "critic"):
         if model in draft.placed:
@@ -262,7 +275,7 @@ def _set_dtype(draft: Draft) -> None:
 
 
 def _set_lengths(draft: Draft) -> None:
-    """Set the lengths of prompt and answer in the draft.
+    """Write the lengths of prompt and answer.
 
     Newer versions of OpenRLHF have one flag for both together, older versions one flag for each.
     """
@@ -289,7 +302,7 @@ def _set_lengths(draft: Draft) -> None:
 
 
 def _set_betas(draft: Draft) -> None:
-    """In the older spelling, one flag sets both models that learn."""
+    """Write the betas of Adam. In the older spelling, one flag sets those of actor and critic."""
     keys: tuple[str, ...] = ()
     betas: tuple[float, float] | None = (0.9, 0.95)
     for model in ("actor", "critic"):
@@ -301,7 +314,9 @@ def _set_betas(draft: Draft) -> None:
 
 
 def _set_clips(draft: Draft) -> None:
-    """The policy's ratio, the scores, and the weights that correct the engine's rounding."""
+    """Write the clipping of the policy's ratio, of the scores, and of the weights that correct the
+    engine's rounding.
+    """
     if both := _two(draft, "actor.eps_clip_low_high", None):
         ours = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
         for key, value in zip(ours, both, strict=True):
@@ -341,7 +356,10 @@ def _set_clips(draft: Draft) -> None:
 
 
 def _set_schedule(draft: Draft) -> None:
-    """Averaged weights, staleness, the length of the run, and where the KL is; samples that can be compared."""
+    """Write averaged weights, staleness, number of iterations, and where the KL term is.
+
+    Report an estimator that compares answers if each prompt has only one answer.
+    """
     if "reference" in draft.placed and draft.has("algo.kl.use_loss"):
         draft.derive("algorithm.kl_in", "loss", "algo.kl.use_loss")
     if draft.has("train.enable_ema"):
@@ -382,7 +400,9 @@ def _set_schedule(draft: Draft) -> None:
 
 
 def _set_prompts(draft: Draft) -> None:
-    """The data becomes a task of one turn on the CPU; scores come from the reward component, where there is one."""
+    """Write the data as a text task with one turn, placed on CPUs; scores come from the reward component, if there is
+    one.
+    """
     path = draft.value("data.prompt_dataset")
     if not isinstance(path, str) or not path:
         return
@@ -413,7 +433,7 @@ def _set_prompts(draft: Draft) -> None:
 
 
 def _set_passes(draft: Draft) -> None:
-    """A run packs its samples, so that a pass has so many tokens; a job that is only planned counts sequences."""
+    """Write the token budgets of the models. A job without prompts is only planned, and counts sequences instead."""
     switch = "train.dynamic_batch_enable"
     learned = "train.max_tokens_per_gpu"
     scored = "rollout.max_tokens_per_gpu"
@@ -462,7 +482,7 @@ def _set_passes(draft: Draft) -> None:
 def _two(
     draft: Draft, key: str, default: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """The two numbers of a flag; anything else is a problem."""
+    """Return the two numbers of a flag; `default` if it is not given. Any other value is recorded as a problem."""
     value = draft.value(key)
     if (
         isinstance(value, tuple | list)

@@ -14,7 +14,7 @@ Asks = Mapping[str, tuple[str, str]]
 
 
 class Allocation:
-    """Places components on a cluster of equal nodes, one after another, and tracks the next free accelerator."""
+    """Places components on a cluster of equal nodes, one after the other; it knows the next free accelerator."""
 
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
@@ -31,9 +31,8 @@ class Allocation:
     ) -> None:
         """Place a component on the next `count` accelerators.
 
-        Each replica (`copy` accelerators) stays on one node, or starts a node if it is larger than one.
-
-        `anew`: start at accelerator 0, which other components use as well.
+        `copy`: accelerators of a model replica; a replica stays on one node, or starts a node if it is larger than a
+        node. `anew`: whether to start at accelerator 0, on accelerators that other components use too.
         """
         pieces: list[range] = []
         at = 0 if anew else self._next
@@ -48,8 +47,9 @@ class Allocation:
         self.copies[component] = copy
 
     def share(self, component: str, leader: str, count: int) -> None:
-        """Place a component on the leader's first `count` accelerators, and on the next free ones if the leader has
-        fewer.
+        """Place a component on the first `count` accelerators of the component `leader`.
+
+        If the leader has fewer, the component also gets the next free ones.
         """
         own = Ranges.of(range(n, n + 1) for n in [*self.where[leader]][:count])
         self.take(component, count - len(own))
@@ -58,7 +58,11 @@ class Allocation:
     def take_engines(
         self, number: str, engines: int, size: str, each: int, *, together: bool
     ) -> None:
-        """Place `engines` of `each` accelerators, by the settings `number` and `size`; `together`: on the actor's."""
+        """Place `engines` engines of `each` accelerators.
+
+        `number`, `size`: settings that give these two values. `together`: whether the engines share the actor's
+        accelerators; then a different total is reported.
+        """
         there = len(self.where["actor"])
         if together and engines * each != there:
             divides = there % each == 0 or not engines or there % engines
@@ -77,7 +81,9 @@ class Allocation:
         self.take("rollout", engines * each, each, anew=together)
 
     def check_engines(self, key: str, size: int, accelerators: int) -> None:
-        """Report engines that do not fill the accelerators they are placed on."""
+        """Report engines of `size` accelerators that do not divide their `accelerators`. `key`:
+        setting with the size.
+        """
         if accelerators % size:
             self._draft.find(
                 "import-engines",
@@ -89,7 +95,9 @@ class Allocation:
             )
 
     def divide_tokens(self, component: str, *keys: str) -> None:
-        """Let replicas split long sequences as the first given setting of `keys` says."""
+        """Write how many replicas of a component split a long sequence: the value of the first
+        given setting of `keys`.
+        """
         key = next((key for key in keys if key in self._draft.given), None)
         if key is None or component not in self.where:
             return
@@ -115,10 +123,10 @@ class Allocation:
             self.tokens[component] = size
 
     def write(self, nodes: int = 1) -> Topology:
-        """Write the placement lines and the machines, `nodes` at least.
+        """Write the placement lines and the machines, at least `nodes` nodes, and return the machines.
 
-        An engine is one rank with all accelerators of its replica, which can run. A replica of a trained model over
-        several accelerators, or an engine larger than a node, can only be planned.
+        An engine is written as one rank with all accelerators of its replica, which can run. A replica of a trained
+        model on several accelerators, or an engine larger than a node, can only be planned.
         """
         used = max(
             (numbers.pieces[-1].stop for numbers in self.where.values() if numbers),
@@ -158,9 +166,12 @@ def place_by_size(
     together: bool,
     copy: int = 1,
 ) -> Allocation:
-    """Place components side by side: `partners` share with the component named, `together` all with the actor.
+    """Place components side by side by their sizes, and return the allocation.
 
-    `usual` is the default of accelerators of a node; the largest number is the width of a node unless `per_node` is.
+    `asks`: for each component, its settings for nodes and for accelerators of a node. `usual`: default of the latter.
+    `per_node`: accelerators of a node; 0: the largest number that is asked for. `partners`: component -> component
+    whose accelerators it shares. `together`: whether all share the actor's accelerators. `copy`: accelerators of a
+    replica.
     """
     wide = {c: draft.count(each, usual, 1) for c, (_, each) in asks.items()}
     sizes = {c: wide[c] * draft.count(nodes, 1, 1) for c, (nodes, _) in asks.items()}

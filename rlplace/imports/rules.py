@@ -37,7 +37,7 @@ _WORDS = {"none": 0, "two": 2, "many": -1}  # number of words after a flag
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What becomes of one setting."""
+    """The rule for one setting: what becomes of it."""
 
     action: Literal["set", "part", "holds", "unmapped"]
     keys: tuple[str, ...] = ()  # our keys
@@ -52,7 +52,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KlRule:
-    """One place where a library adds a KL term, and the settings that control it."""
+    """One place where a library may add a KL term, with the settings that control the term."""
 
     place: Literal["loss", "reward"]
     switch: str
@@ -67,7 +67,10 @@ class KlRule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A key of ours that is a product of settings; `of` and `over` have their defaults."""
+    """The value of a key of rlplace as a product of settings: those in `of` multiplied, divided by those in `over`.
+
+    `of`, `over`: setting -> its default. `round`: how a fraction is rounded.
+    """
 
     of: Mapping[str, int]
     over: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -75,7 +78,9 @@ class Product:
 
     @property
     def maps(self) -> str:
-        """Return the setting of the product that maps to our key; the others have keys of their own."""
+        """The setting of the product that is reported as mapped to the key; the other settings have
+        keys of their own.
+        """
         return next(iter(self.over or self.of))
 
 
@@ -83,7 +88,10 @@ Table = Mapping[str, Any]  # a table of a TOML file
 
 
 class Rules:
-    """The rules of one library by key. A group's rule applies to all keys with its prefix; the longest prefix wins."""
+    """The rules of one library, by the key of the setting.
+
+    The rule of a group holds for all keys that begin with the group's prefix; the longest prefix counts.
+    """
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:
         self.name = name
@@ -129,7 +137,7 @@ class Rules:
 
     @property
     def read(self) -> frozenset[str]:
-        """The settings whose values become something here; of flags among the others, any number of words is taken."""
+        """The settings whose values are used. Of all other flags, the number of words that follow is not known."""
         return frozenset(
             {key for key, rule in self.rules.items() if rule.action in ("set", "part")}
             | {*self.words_after}
@@ -146,13 +154,13 @@ class Rules:
 
 @functools.cache
 def read_rules(library: str, job: JobName = "language_model") -> Rules:
-    """Return the rules of a library for a job of this name."""
+    """Return the rules of a library for a job of the kind `job`."""
     tables = tomllib.loads((_RULES / f"{library}.toml").read_text(encoding="utf-8"))
     return Rules(tables["name"], [tables, tables.get(job, {})])
 
 
 def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
-    """Yield written key and rule of every entry."""
+    """Yield the key, as it is written in the file, and the rule of each entry."""
     for key, entry in tables.get("set", {}).items():
         options = dict(entry) if isinstance(entry, Mapping) else {"to": entry}
         to = options.pop("to")
@@ -174,7 +182,9 @@ def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
 
 
 def shape_of(name: str) -> Mapping[str, object] | None:
-    """Return the config.json keys of a model by a part of its published name, `org/Llama-3-8b-sft`; None if unknown."""
+    """Return the config.json keys of a model by its published name, such as `org/Llama-3-8b-sft`; None if it is not
+    known.
+    """
     shapes: dict[str, Any] = tomllib.loads(
         (_RULES / "models.toml").read_text(encoding="utf-8")
     )
@@ -196,5 +206,5 @@ def shape_of(name: str) -> Mapping[str, object] | None:
 
 
 def shipped_model(file: str) -> dict[str, Any]:
-    """Return the keys of a model in configs/model."""
+    """Return the keys of the model file `file` in configs/model, a name without ending."""
     return read_mapping((_MODELS / f"{file}.yaml").read_text(encoding="utf-8"))

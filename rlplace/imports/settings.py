@@ -40,7 +40,10 @@ _RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. `key`: the newest spelling of its name; `written`: the original text on one line."""
+    """One setting of another library.
+
+    `key`: the newest spelling of its name. `written`: the original text on one line. `source`: where it was written.
+    """
 
     key: str
     value: object
@@ -52,7 +55,7 @@ class Setting:
 
 
 def scalar(text: str) -> object:
-    """Parse a word as number, boolean, null or text."""
+    """Return the value of a word: a number, a boolean, None or the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _NUMBER.fullmatch(text):
@@ -64,7 +67,10 @@ def scalar(text: str) -> object:
 
 
 def read_yaml(text: str, file: str) -> list[Setting]:
-    """Return one setting for each leaf. Raises ConfigError for text that is not YAML, or not a mapping."""
+    """Return the settings of a YAML text, one for each leaf. `file`: name of the file, for errors.
+
+    Raises ConfigError if the text is not YAML, or not a mapping.
+    """
     try:
         mapping = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -78,14 +84,20 @@ def read_yaml(text: str, file: str) -> list[Setting]:
 def settings_of(
     mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
 ) -> list[Setting]:
-    """Return the leaves of a whole config, with references resolved."""
+    """Return the settings of a whole config, one for each leaf, with `${...}` resolved.
+
+    `sources`: where each key was written.
+    """
     return resolved(leaves_of(mapping, sources))
 
 
 def leaves_of(
     mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
 ) -> list[Setting]:
-    """Return the leaves of a nested mapping, unresolved; placement lines are kept whole."""
+    """Return the settings of a nested mapping, one for each leaf, with `${...}` as written. Placement lines stay whole.
+
+    `sources`: where each key was written.
+    """
     found: list[Setting] = []
     for key, value in _leaves(mapping):
         written = clipped(" ".join(f"{key}: {show(value)}".split()), _LONGEST)
@@ -98,7 +110,10 @@ def leaves_of(
 
 
 def resolved(settings: Sequence[Setting]) -> list[Setting]:
-    """Replace every `${...}` that can be resolved. If a key is given twice, its last value counts."""
+    """Return the settings with each `${...}` replaced by its value, if it can be resolved.
+
+    If a key is given twice, its last value counts.
+    """
     given = {setting.key: setting.value for setting in settings}
     known = dict.fromkeys(given, _NOWHERE)
     # Each round resolves the settings that refer to resolved ones.
@@ -119,7 +134,11 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _expand(value: object, known: Mapping[str, object]) -> object:
-    """Replace the expressions in a value, also inside blocks."""
+    """Return a value with all expressions replaced, also in the values of a block; `_NOWHERE` if one cannot be
+    resolved.
+
+    `known`: value of each key.
+    """
     if isinstance(value, Mapping):
         parts = {name: (_expand(part, known), part) for name, part in value.items()}
         return {
@@ -140,7 +159,11 @@ def _expand(value: object, known: Mapping[str, object]) -> object:
 
 
 def _evaluate(expression: str, known: Mapping[str, object]) -> object:
-    """Return the value of `a.b`, of `oc.select:a.b,default`, or of RLinf's own resolvers such as `multiply:2, 3`."""
+    """Return the value of an expression; `_NOWHERE` if it cannot be resolved.
+
+    An expression is `a.b`, `oc.select:a.b,default`, or one of RLinf's own resolvers, such as `multiply:2, 3`. `known`:
+    value of each key.
+    """
     name, colon, words = expression.partition(":")
     if not colon:
         return known.get(name, _NOWHERE)
@@ -160,7 +183,10 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
 
 
 def read_overrides(text: str, file: str) -> list[Setting]:
-    """Read the `key=value` words of a command or script; other words become settings without a value."""
+    """Return the settings in the `key=value` words of a command or script; other words become settings without a value.
+
+    `file`: name of the script; "" for words typed on the command line.
+    """
     settings: list[Setting] = []
     for word, source in _words_of(text, file):
         match = _OVERRIDE.fullmatch(word)
@@ -178,10 +204,11 @@ def read_flags(
     keys: Iterable[str],
     older: Mapping[str, str],
 ) -> list[Setting]:
-    """The flags of a command or script, in order; unknown ones take the words up to the next flag.
+    """Return the settings in the flags of a command or script, in their order.
 
-    `file` is empty for text typed on the command line; `older` maps older spellings to keys. Raises ConfigError when a
-    flag lacks its value.
+    `file`: name of the script; "" for words typed on the command line. `words_after`: number of words after each flag,
+    else 1. `keys`: known flags; an unknown flag takes all words up to the next flag. `older`: older spelling -> key.
+    Raises ConfigError if a flag lacks its value.
     """
     words = deque(_words_of(text, file))
     known = frozenset(keys)
@@ -241,7 +268,9 @@ def _is_flag(word: str) -> bool:
 
 
 def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
-    """Return the words of a command or script, each with its place. Raises ConfigError for an open quote."""
+    """Return the words of a command or script, each with its place. Raises ConfigError for a quote
+    that is not closed.
+    """
 
     def source(line: int) -> Source:
         if file:
@@ -272,6 +301,6 @@ def _leaves(
 
 
 def read_mapping(text: str) -> dict[str, Any]:
-    """Read a shipped file that holds a mapping."""
+    """Return the mapping in the text of a shipped YAML file."""
     mapping: dict[str, Any] = yaml.safe_load(text)
     return mapping

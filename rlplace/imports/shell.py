@@ -57,7 +57,9 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def _number(node: ast.expr) -> int:
-    """Compute whole numbers as a shell does. Raises ValueError for anything else."""
+    """Return the value of an expression with whole numbers, as a shell computes it. Raises ValueError for other
+    expressions.
+    """
     match node:
         case ast.Constant(value=int(value)):
             return value
@@ -67,7 +69,7 @@ def _number(node: ast.expr) -> int:
 
 
 class UnclosedQuote(ValueError):
-    """A quote is opened and never closed."""
+    """A quote is opened in the line `line` and never closed."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"it opens in line {line}")
@@ -80,9 +82,10 @@ class Word(NamedTuple):
 
 
 def entry_words(text: str, *, script: bool = True) -> list[Word]:
-    """Return what follows the script or module in the command that has the most options. Raises UnclosedQuote.
+    """Return the words after the script or module in a shell text, each with its line.
 
-    Without `script`, `name=value` in front is a word like all others and sets no variable.
+    Of several commands, the one with the most options counts. `script`: whether `name=value` in front of a command sets
+    a variable, as in a script; otherwise it is a word like others. Raises UnclosedQuote.
     """
     commands = [
         nested for command in _commands(text, script) for nested in _unpacked(command)
@@ -110,7 +113,7 @@ def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
 
 
 def _entry(command: list[Word]) -> int:
-    """Return the position of the first word that belongs to the trainer and not to its launcher."""
+    """Return the position of the first word after the trainer's script or module."""
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
         value = before.startswith("--") and before != "--"
@@ -125,7 +128,10 @@ def _entry(command: list[Word]) -> int:
 
 
 def _commands(text: str, assigns: bool) -> list[list[Word]]:
-    """Split a text into commands, and each into words."""
+    """Return the commands of a shell text, each as a list of words.
+
+    `assigns`: whether `name=value` in front of a command sets a variable.
+    """
     commands: list[list[Word]] = []
     line = 1
     for part in _Variables().expand(text, _SCRIPT if assigns else _TYPED).split(_END):
@@ -141,13 +147,16 @@ def _commands(text: str, assigns: bool) -> list[list[Word]]:
 
 
 class _Variables:
-    """Replaces what the shell would. Owns the variables set so far: name -> words, one unless an array."""
+    """Replaces variables as a shell does. It owns the variables: name -> words, several for an array."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[str]] = {}
 
     def expand(self, text: str, tokens: re.Pattern[str] = _TYPED) -> str:
-        """Return the text as shlex should see it, with as many newlines, and `_END` between commands."""
+        """Return the text with variables replaced, comments removed, and `_END` between commands, ready for shlex.
+
+        It has as many newlines as `text`. `tokens`: the expression that finds what to replace.
+        """
 
         def replaced_end(sign: str) -> str:
             return (" \n" if sign == "\n" else " ") + _END
@@ -189,7 +198,9 @@ class _Variables:
         return tokens.sub(replaced, text)
 
     def _in_quotes(self, whole: str) -> str:
-        """Replace references within double quotes; an array in quotes of its own stays several words."""
+        """Return a text in double quotes with its references replaced; an array alone in quotes
+        becomes several words.
+        """
         if (
             re.fullmatch(r'"\$\{\w+\[@\]\}"', whole)
             and (words := self._referred(whole[1:-1])) is not None
@@ -209,7 +220,7 @@ class _Variables:
         return _IN_QUOTES.sub(replaced, whole)
 
     def _computed(self, substitution: str) -> str:
-        """Return the number that `$((...))` stands for; any other substitution as it is."""
+        """Return the number that `$((...))` stands for; any other substitution unchanged."""
         if not (substitution.startswith("$((") and substitution.endswith("))")):
             return substitution
         text = _NAMED.sub(
@@ -222,7 +233,9 @@ class _Variables:
             return substitution
 
     def _referred(self, reference: str) -> list[str] | None:
-        """Return the words that a reference stands for: the variable's, else its default's, else None."""
+        """Return the words that a reference stands for: those of the variable, else of its default; None if there are
+        none.
+        """
         found = _REFERRED.fullmatch(reference)
         assert found is not None, reference
         name = found[1]
@@ -246,7 +259,7 @@ class _Variables:
             )
 
     def _words(self, text: str) -> list[str] | None:
-        """Return the words of a value; None where it has an open quote."""
+        """Return the words of a value; None if it has a quote that is not closed."""
         try:
             return shlex.split(self.expand(text).replace(_END, " "))
         except ValueError:

@@ -38,7 +38,10 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 
 
 def shrink(imported: Imported) -> Imported:
-    """Return the job at a small size. Raises ConfigError without language models, or if the placement is invalid."""
+    """Return an imported job as a small job of the same shape, which a laptop can run.
+
+    Raises ConfigError if it is not a job with language models, or if its placement is invalid.
+    """
     if imported.layout is None or not imported.target.shrinks:
         error = "tiny-simulator"
         if imported.layout is None:

@@ -105,7 +105,7 @@ class TextRolloutConfig:
 
     @property
     def penalties(self) -> Mapping[str, float]:
-        """Penalties that change the sampling distribution: key -> value, without those that have no effect."""
+        """The penalties that change the sampling distribution, by key; without those whose values have no effect."""
         none = {
             "min_tokens": 0,
             "repetition_penalty": 1.0,
@@ -120,5 +120,5 @@ class TextRolloutConfig:
 
     @property
     def cache(self) -> Literal["bf16", "fp16", "fp8", "fp32"]:
-        """The dtype of keys and values in the KV cache."""
+        """The dtype of keys and values in the KV cache; by default, the dtype of the engine."""
         return self.cache_dtype or self.dtype

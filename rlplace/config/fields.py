@@ -14,12 +14,14 @@ Field = tuple["dataclasses.Field[Any]", object]  # (field, its type)
 
 
 def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
-    """Make a config field with a one-line meaning and rules. A `default` that is a type is called once per block.
+    """Return a config field with its meaning and its rules.
 
-    `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"` reads `16GiB`; `unit="share or bytes"` also
-    reads `5 %`; a `unit="share"` that is too large may be meant in percent. `only`: the one job that has this key.
-    `simulator`: the default in a job on simulators, if it differs. `by_job`: job -> type, if the type differs.
-    `zero`: (why, fix) of the error about a 0 that is below the minimum.
+    `doc`: the meaning, one line. `default`: a value, or a type that is called to make the default of each block;
+    without it, the field is required. `rules`: `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"`
+    reads `16GiB`; `unit="share or bytes"` also reads `5 %`; with `unit="share"`, the error about a number above 1
+    proposes to divide it by 100. `only`: the one job that has this key. `simulator`: the default in a job on
+    simulators, if it differs. `by_job`: job -> type, if the type differs. `zero`: (why, fix) of the error about a 0
+    below the minimum.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):
@@ -28,34 +30,34 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 
 
 def block(kind: type, **rules: Any) -> Any:
-    """Make a field for a block that is built from its own defaults."""
+    """Return a config field for a block; its default is `kind()`."""
     return dataclasses.field(default_factory=kind, metadata=rules)
 
 
 def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Make a field that only jobs on language models have."""
+    """Return a config field that only jobs on language models have; arguments as those of `knob`."""
     return knob(doc, default, only="language_model", **rules)
 
 
 def simulator_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Make a field that only jobs on simulators have."""
+    """Return a config field that only jobs on simulators have; arguments as those of `knob`."""
     return knob(doc, default, only="simulator", **rules)
 
 
 class ByJob(TypedDict):
-    """The type of a key in each job, if the jobs differ."""
+    """The type of a key in each job, for a key whose types differ."""
 
     simulator: Any
     language_model: Any
 
 
 def jobs() -> tuple[JobName, ...]:
-    """Return the names of the jobs that a `Config` can be of."""
+    """Return the names of the jobs that a `Config` can describe."""
     return typing.get_args(JobName)
 
 
 def other_job(job: JobName) -> JobName:
-    """Return the other job, for errors about a block that may have been meant for it."""
+    """Return the job that is not `job`, for errors about a block that may belong to the other one."""
     return next(name for name in jobs() if name != job)
 
 
@@ -66,7 +68,10 @@ def subject_of(job: JobName) -> str:
 
 @functools.cache
 def fields_of(of: type, job: JobName) -> dict[str, Field]:
-    """Return field name -> (field, type) of a block in this job."""
+    """Return the fields that a block has in this job: name -> (field, type).
+
+    `of`: dataclass of the block.
+    """
     hints = typing.get_type_hints(of)
     return {
         f.name: (f, f.metadata.get("by_job", {}).get(job, hints[f.name]))
@@ -76,7 +81,7 @@ def fields_of(of: type, job: JobName) -> dict[str, Field]:
 
 
 def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
-    """Return the default of a field in this job as plain values; MISSING for a required field."""
+    """Return the default of a field in this job, blocks as dicts; MISSING for a required field."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         if dataclasses.is_dataclass(made) and not isinstance(made, type):
@@ -86,7 +91,7 @@ def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
 
 
 def blocks_in(hint: object) -> tuple[type, ...]:
-    """Return the dataclasses in a type: the type itself, or its alternatives."""
+    """Return the dataclasses in a type: the type itself, or those among its alternatives."""
     return tuple(
         k
         for k in (hint, *typing.get_args(hint))
@@ -95,20 +100,21 @@ def blocks_in(hint: object) -> tuple[type, ...]:
 
 
 def block_in(hint: object) -> type | None:
-    """Return the first of `blocks_in`; of several alternatives, this is the default one."""
+    """Return the first dataclass in a type, which is the default of several; None if there is none."""
     return next(iter(blocks_in(hint)), None)
 
 
 def tag_of(block: type) -> str:
-    """Return the `kind` that distinguishes a block from its alternatives."""
+    """Return the `kind` of a block, which distinguishes it from its alternatives."""
     return str(next(f.default for f in dataclasses.fields(block) if f.name == "kind"))
 
 
 def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
-    """Return the dataclass of the config block at `path`, a path of keys that begins in `block`.
+    """Return the dataclass of the config block at a path.
 
-    `job`: the job whose fields count. If a key has several alternative blocks, the next step of the path may be
-    "<kind>", which selects one of them; otherwise it is the first.
+    `block`: dataclass where the path begins. `job`: job whose fields count. `path`: keys of the path. If a key has
+    several alternative blocks, the next step of the path may be "<kind>", which selects one of them; otherwise it is
+    the first.
     """
     others: tuple[type, ...] = ()
     for step in path:
@@ -129,7 +135,9 @@ def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
 
 
 def block_below(block: type, job: JobName, step: int | str) -> type:
-    """Return the block at a key. An index, or a name chosen by the user, leads to a block of the same type."""
+    """Return the dataclass of the block at the key `step` of a block; `block` itself for an index or a name of the
+    user.
+    """
     fields = fields_of(block, job)
     if isinstance(step, str) and step in fields:
         return block_in(fields[step][1]) or block

@@ -14,7 +14,11 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 def of_environment(
     written: object, sources: Mapping[str, Source], key: str = ""
 ) -> dict[str, Source]:
-    """Return key -> source, with the text `${oc.env:N}`, for each value that is an environment variable."""
+    """Return where each value that is an environment variable was written, by key.
+
+    `written`: config, or a value in it, before `${...}` is replaced. `sources`: where each key was written. `key`: key
+    of `written`. Each source has the text `${oc.env:NAME}` of its value.
+    """
     if isinstance(written, Mapping):
         below = [
             of_environment(value, sources, f"{key}.{name}".removeprefix("."))
@@ -36,10 +40,10 @@ def of_environment(
 
 
 def decoded(leaf: str, variable: str, fits: bool) -> str:
-    """Return the fix for a non-text key with the value of an environment variable.
+    """Return the fix for a key that is not a text and whose value comes from an environment variable.
 
-    Every variable is text; `oc.decode` reads the text as YAML does. `fits`: whether the text, read so, is a valid
-    value.
+    A variable is always text; `oc.decode` reads it as YAML. `leaf`: last part of the key. `variable`: the text
+    `${oc.env:NAME}`. `fits`: whether the variable, read as YAML, is a valid value.
     """
     if fits:
         return f"{leaf}: ${{oc.decode:{variable}}}"
@@ -49,7 +53,10 @@ def decoded(leaf: str, variable: str, fits: bool) -> str:
 
 
 def without_variable(leaf: str, written: object, name: str) -> tuple[str, str, str]:
-    """Return (what, why, fix) of the error of a key whose variable is not set."""
+    """Return (what, why, fix) of the error about a key whose environment variable `name` is not set.
+
+    `leaf`: last part of the key. `written`: text of its value.
+    """
     what = f"the environment has no {name}"
     why = "${oc.env:...} stands for a variable of the environment"
     other = str(written).replace(

@@ -13,7 +13,7 @@ PLACEMENT = "cluster.component_placement"
 
 
 def all_places(job: JobName) -> tuple[str, ...]:
-    """Return the path of every key of a config of this job."""
+    """Return the paths of all keys that a config of this job may have."""
 
     def inside(block: type, above: str) -> Iterator[str]:
         for name, (_, hint) in fields_of(block, job).items():
@@ -25,18 +25,18 @@ def all_places(job: JobName) -> tuple[str, ...]:
 
 
 def every_place() -> tuple[str, ...]:
-    """Return the path of every key that a config of any job may have."""
+    """Return the paths of all keys that a config of any shipped job may have."""
     return tuple(dict.fromkeys(place for job in jobs() for place in all_places(job)))
 
 
 def places_of(name: str) -> list[str]:
-    """Return the paths of all keys whose last part is this name."""
+    """Return the paths of all keys whose last part is `name`."""
     return [place for place in every_place() if place.rpartition(".")[2] == name]
 
 
 @functools.cache
 def takes_list(key: str) -> bool:
-    """Return whether the value of a key may be a list; in the placement, values of components may."""
+    """Return whether the value of `key` may be a list; true for all components of the placement."""
     above, _, name = key.rpartition(".")
     if above == PLACEMENT:
         return True

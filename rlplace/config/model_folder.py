@@ -22,13 +22,16 @@ _GOT = re.compile(r"(?:.*/)?models/(smollm2|tiny|tiny_reward)/?")
 
 
 def model_folder(written: str) -> Path:
-    """Return the first of a model's possible folders that exists, else the first one."""
+    """Return the folder of a model: the first of the possible folders that exists; if none exists, the first.
+
+    `written`: path or hub id in the config.
+    """
     places = [folder for folder, _ in _places(written)]
     return next((folder for folder in places if os.path.isdir(folder)), places[0])
 
 
 def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the keys of the text model; a vision-language model may have them in `text_config`."""
+    """Return the config.json keys of the text model; a vision-language model may have them in `text_config`."""
     text = model.get("text_config")
     if isinstance(text, Mapping):
         return {**model, **text, "model_type": model.get("model_type")}
@@ -36,7 +39,10 @@ def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
-    """Return the problem that none of the possible places is a folder."""
+    """Return the problem that a model is in none of the possible folders.
+
+    `written`: path or hub id in the config. `key`: its config key. `source`: where it was written.
+    """
     made = _GOT.fullmatch(written)
     near = _near(written)
     error = "another"
@@ -63,7 +69,9 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
 
 
 def to_get(folder: Path) -> str:
-    """Return the fix for an incomplete model folder, such as a download that was interrupted."""
+    """Return the fix for a model folder that lacks files, as after an interrupted download: the
+    command that gets them.
+    """
     _, found, name = folder.parent.parent.name.partition("models--")
     if found and folder.parent.name == "snapshots":
         return f"hf download {name.replace('--', '/')}{_OTHER}"
@@ -71,7 +79,7 @@ def to_get(folder: Path) -> str:
 
 
 def instead_of(folder: Path) -> str:
-    """Return the fix for a folder without a model: models in its subfolders, or a download."""
+    """Return the fix for a folder without a model: the models in its subfolders, or a download."""
     below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
     if len(below) > 1:
         return one_of(below)
@@ -81,7 +89,9 @@ def instead_of(folder: Path) -> str:
 
 
 def _near(written: str) -> str | None:
-    """Return a similar name: a folder beside it, or a hub id whose files were downloaded; None if there is none."""
+    """Return a similar name of a model that exists: a neighbouring folder, or a downloaded hub id; None if there is
+    none.
+    """
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (
         near := did_you_mean(path.name, [p.name for p in path.parent.iterdir()])
@@ -97,7 +107,7 @@ def _near(written: str) -> str | None:
 
 
 def _places(written: str) -> Iterator[tuple[Path, str]]:
-    """Yield (folder, description) of the places where a model may be, in order."""
+    """Yield the folders where a model may be, in order, each with a description for errors."""
     path = Path(os.path.expanduser(written))
     yield path.resolve(), ""
     if not path.is_absolute() and (CLONE / path).resolve() != path.resolve():
@@ -110,7 +120,7 @@ def _places(written: str) -> Iterator[tuple[Path, str]]:
 
 
 def _is_hub_id(written: str) -> bool:
-    """Return whether a text is a hub id `owner/name`, and `owner` is not a local folder."""
+    """Return whether a text is a hub id `owner/name`, where `owner` is not a local folder."""
     owner = written.partition("/")[0]
     return (
         bool(_HUB_ID.fullmatch(written))
@@ -120,7 +130,7 @@ def _is_hub_id(written: str) -> bool:
 
 
 def _hub_cache() -> Path:
-    """Return the download folder of huggingface_hub, which need not be installed here."""
+    """Return the folder where huggingface_hub keeps downloads; the library need not be installed."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
     # Name of this variable in older versions.
@@ -131,7 +141,10 @@ def _hub_cache() -> Path:
 
 
 def _revision(folder: Path) -> str:
-    """Return the commit that `main` had at its last download; without one, the only downloaded commit."""
+    """Return the commit of `main` at its last download; if unknown, the only commit that was downloaded, else "main".
+
+    `folder`: download folder of the model.
+    """
     try:
         return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:

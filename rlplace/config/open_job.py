@@ -127,7 +127,11 @@ def read_open_config(
     components: Iterable[str],
     sources: Mapping[str, Source],
 ) -> tuple[OpenConfig | None, list[Problem]]:
-    """Return the config and every problem of the mapping; the config is None if it cannot be read."""
+    """Return the config of a custom job, None if it cannot be read, and every problem.
+
+    `mapping`: the composed config. `job`: the custom job. `components`: names of its components. `sources`: where each
+    key was written.
+    """
     written = with_homes(mapping)
     names = tuple(components)
 
@@ -187,7 +191,7 @@ def read_open_config(
 def _read_component(
     name: str, block: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[ComponentConfig, dict[str, Any], list[Problem]]:
-    """Return what the engine reads of a component's block, the keys of its worker, and every problem."""
+    """Return the engine's keys in a component's block, the remaining keys for its worker, and every problem."""
     known = [field.name for field in dataclasses.fields(ComponentConfig)]
     ours = {key: value for key, value in block.items() if key in known}
     of_worker = {key: value for key, value in block.items() if key not in known}

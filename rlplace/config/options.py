@@ -17,7 +17,7 @@ DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
 def _at_home(word: str) -> str:
-    """Expand the `~` in `--option=~/path`, which a shell does not expand."""
+    """Return a word with the `~` of `--option=~/path` expanded, which a shell does not do."""
     option, equals, value = word.partition("=")
     if equals and word.startswith("-"):
         return f"{option}={at_home(value)}"
@@ -36,7 +36,9 @@ class OptionParser(argparse.ArgumentParser):
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
         **options: Any,
     ) -> None:
-        """`command`: the command as typed. `word_of`: returns the key=value that an unknown option probably means."""
+        """`command`: name of the command as the user typed it. `word_of`: takes name and value of an unknown option,
+        and returns the `key=value` that it probably means, or None.
+        """
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
 
@@ -49,13 +51,15 @@ class OptionParser(argparse.ArgumentParser):
         return super().parse_known_args([_at_home(word) for word in words], namespace)
 
     def refuse_unknown(self, rest: Sequence[str], others: Collection[str]) -> None:
-        """Raise ConfigError for an option in `rest` that no other parser knows either."""
+        """Raise ConfigError for the first option in `rest` that is not among `others`, the options
+        of another parser.
+        """
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:
                 raise self._unknown(word)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError for an error of argparse."""
+        """Raise ConfigError for an error that argparse reports with `message`."""
         if unknown := re.match(r"unrecognized arguments: (\S*)", message):
             raise self._unknown(unknown[1])
         if missing := re.match(r"the following arguments are required: (.*)", message):
@@ -78,7 +82,7 @@ class OptionParser(argparse.ArgumentParser):
         )
 
     def _of_argument(self, option: str, message: str) -> ConfigError:
-        """Return the error of one argument. `message`: what argparse says of it."""
+        """Return the error about one option. `message`: the message of argparse."""
         action = None
         for known in self._actions:
             if option in (*known.option_strings, known.metavar):
@@ -172,7 +176,7 @@ class OptionParser(argparse.ArgumentParser):
         )
 
     def _formats(self) -> Collection[str]:
-        """Return the choices of --format."""
+        """Return the choices of the option --format."""
         for action in self._actions:
             if "--format" in action.option_strings:
                 return [str(choice) for choice in action.choices or ()]
@@ -222,7 +226,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def _not_a_choice(option: str, got: str, choices: Sequence[Any]) -> ConfigError:
-    """Return the error of a value that is none of the choices of an option."""
+    """Return the error that the value `got` of an option is not one of its choices."""
     near = did_you_mean(got, choices)
     error = "choice"
     if near:

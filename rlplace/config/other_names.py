@@ -148,10 +148,10 @@ SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 
 def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
-    """Return what is wrong, why, and how to fix it, for a simulator job whose algorithm `name` is unknown.
+    """Return (what, why, fix) of the error about an unknown algorithm `name` in a job on simulators.
 
-    None if `name` is not an algorithm of other libraries that this function knows. `typed`: whether the name came from
-    the command line; the fix is then written as overrides, else as YAML.
+    Return None if `name` is not an algorithm of another library that is known here. `typed`: whether the name was typed
+    on the command line; the fix then consists of overrides, else of YAML lines.
     """
     if str(name).lower() in _OFF_POLICY:
         return (
@@ -174,7 +174,9 @@ def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:
-    """Return the word that is meant, by another name or a misspelling; None if that is unknown."""
+    """Return the word of `words` that `value` means, by the name in another library or a
+    misspelling; None if unknown.
+    """
     known = list(words)
     if str(value).strip() in known:
         return str(value).strip()

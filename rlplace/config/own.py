@@ -13,11 +13,14 @@ OWN_NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 class OwnName(str):
-    """The name package.module:Name of a custom class or function."""
+    """The name of a custom class or function, package.module:Name."""
 
 
 def block_of_name(block: type, value: object) -> str:
-    """Return the text of a block whose first key is `value`, if `value` may be a custom name; else `...`."""
+    """Return the text of a block whose first key has `value`, or `...` if `value` cannot be a custom name.
+
+    `block`: dataclass of the block.
+    """
     first = dataclasses.fields(block)[0].name
     named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)
     if named:

@@ -24,14 +24,14 @@ _BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 
 
 def at_home(path: str) -> str:
-    """Return a path with `~` expanded, which a shell does not do behind `key=`."""
+    """Return a path with `~` expanded; a shell does not expand it after `key=`."""
     if _HOME.match(path):
         return os.path.expanduser(path)
     return path
 
 
 def with_homes(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a config with absolute paths in place of all values that begin with `~/` or `~name/`."""
+    """Return a copy of a config in which values that begin with `~/` or `~name/` are absolute paths."""
     return {key: _expanded(value, str(key)) for key, value in mapping.items()}
 
 
@@ -52,19 +52,23 @@ def _expanded(value: Any, key: str) -> Any:
 
 
 def names_file(word: str) -> bool:
-    """Return whether a word with `=` is no override but the path of a config, such as `runs/lr=0.1/config.yaml`."""
+    """Return whether a word is the path of an existing config file, even with `=` in it, as in
+    `runs/lr=0.1/config.yaml`.
+    """
     return word.endswith(".yaml") and Path(at_home(word)).is_file()
 
 
 def names_config(word: str) -> bool:
-    """Return whether a word without leading dashes names a config and is no override; `~key` is an override."""
+    """Return whether a word without leading dashes names a config, and is not an override such as `key=value` or
+    `~key`.
+    """
     return names_file(word) or ("=" not in word and not word.startswith("~"))
 
 
 def readable(word: str) -> str:
-    """Quote paths in an override that Hydra cannot read bare: those with `~`, `=` or letters beyond ASCII.
+    """Return an override in a form that Hydra can read: paths with `~`, `=` or letters beyond ASCII get quotes.
 
-    Any other word, and a word that has quotes, is returned unchanged.
+    Any other word, and a word that has quotes already, is returned unchanged.
     """
     key, equals, value = word.partition("=")
     if (
@@ -84,6 +88,6 @@ def readable(word: str) -> str:
 
 
 def unquoted(value: str) -> str:
-    """Return the path in an override's value, without quotes and with `~` expanded."""
+    """Return the path in the value of an override, without quotes and with `~` expanded."""
     quoted = re.fullmatch(r"""(['"])(.*)\1""", value)
     return at_home(quoted[2] if quoted else value)

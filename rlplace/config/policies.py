@@ -22,7 +22,7 @@ class _WithMemory:
 
     @property
     def remembered(self) -> int:
-        """The float32 numbers of recurrent state that the network keeps for each environment."""
+        """The number of float32 values of recurrent state that the network keeps for each environment."""
         return _CELLS[self.memory] * self.memory_size
 
 

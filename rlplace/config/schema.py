@@ -57,7 +57,7 @@ _ACTOR_MODEL = "of simulators kind: mlp | cnn | module; else path: a Hugging Fac
 
 
 def _paired(block: object, kind: type[_Block]) -> _Block:
-    """Return `block`, checked to be of type `kind`; the reader pairs it with the kind of the actor's model."""
+    """Return `block`, which must be of type `kind`: the reader gives a config the blocks of its job."""
     assert isinstance(block, kind), block
     return block
 
@@ -95,7 +95,7 @@ class SimulatorEnvConfig:
     )
 
     def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
-        """Return missing key -> (why, fix), for keys that a run on simulators needs."""
+        """Return the keys that a run on simulators needs and that are not given: key -> (why, fix)."""
         if self.id:
             return {}
         return {"env.id": ("the simulator that env steps", "id: InvertedPendulum-v5")}
@@ -180,7 +180,7 @@ class TextEnvConfig(AgentConfig):
     )
 
     def missing(self, config: Config) -> Mapping[str, tuple[str, str]]:
-        """Return missing key -> (why, fix), for keys that a run on a language model needs."""
+        """Return the keys that a run on a language model needs and that are not given: key -> (why, fix)."""
         missing: dict[str, tuple[str, str]] = {}
         if config.algorithm.prompts is None:
             missing["algorithm.prompts"] = ("prompts of an iteration", "prompts: 32")
@@ -331,7 +331,7 @@ class TrainedConfig:
 
     @property
     def language_model(self) -> ModelKeys | None:
-        """Path and keys of the component's language model; None if none is declared."""
+        """The path and the config.json keys of the component's language model; None if the config has none."""
         if isinstance(self.model, Mapping):
             return self.model
         return None
@@ -599,12 +599,12 @@ class AlgorithmConfig:
 
     @property
     def unrolled(self) -> int:
-        """Steps per sequence that a policy with memory learns from."""
+        """The number of steps of each sequence on which a policy with memory learns."""
         return self.unroll_steps or self.rollout_steps
 
     @property
     def longest(self) -> int:
-        """The most tokens of a prompt and its answer together."""
+        """The greatest number of tokens of a prompt and its answer together."""
         return self.sequence_length or self.max_prompt_length + self.max_new_tokens
 
     @property
@@ -615,7 +615,7 @@ class AlgorithmConfig:
 
     @property
     def mean(self) -> Mean:
-        """The loss aggregation, by default as in the algorithm's paper (see algo/losses.py)."""
+        """How token losses are averaged; by default as in the algorithm's paper (see algo/losses.py)."""
         means: Mapping[str, Mean] = {
             "grpo": "sequence",
             "rloo": "sequence",
@@ -625,7 +625,7 @@ class AlgorithmConfig:
 
     @property
     def only_with_signal(self) -> bool:
-        """Whether groups with equal rewards are left out, since they give no learning signal."""
+        """Whether groups whose rewards are all equal are left out, since nothing can be learned from them."""
         if self.dynamic_sampling is None:
             return self.name == "dapo"
         return self.dynamic_sampling
@@ -829,7 +829,7 @@ class Config:
 
     @property
     def job(self) -> JobName:
-        """Return the name of the job that this config is for: "simulator" or "language_model"."""
+        """The name of the job that this config is for: "simulator" or "language_model"."""
         if isinstance(self.actor.model, PolicyConfig):
             return "simulator"
         return "language_model"
@@ -852,7 +852,7 @@ class Config:
 
     @property
     def model(self) -> ModelKeys | None:
-        """Path and keys of the actor's language model; None if none is declared."""
+        """The path and the config.json keys of the actor's language model; None if the config has none."""
         return self.actor.language_model
 
     @property
@@ -863,12 +863,12 @@ class Config:
 
     @property
     def missing(self) -> Mapping[str, tuple[str, str]]:
-        """Missing key -> (why, fix), for keys that a run needs. A plan works without them."""
+        """The keys that a run needs and that are not given: key -> (why, fix). A plan does not need them."""
         return self.env.missing(self)
 
     @property
     def actor_infers(self) -> bool:
-        """Whether the actor computes log-probabilities of samples before it learns, in a separate stage."""
+        """Whether the actor computes log-probabilities of samples in a stage of its own, before it learns."""
         algorithm = self.algorithm
         penalised = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
         return (
@@ -884,15 +884,15 @@ class Config:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether groups may lack samples."""
+        """Whether samples of a group may be left out, after failures or for numbers that are not finite."""
         return self.skips_poison or self.faults.on_error != "stop"
 
     @property
     def runs(self) -> bool:
-        """Whether this config can run. It is plan-only if it lacks keys that a run needs.
+        """Whether this config can run; otherwise it can only be planned, since it lacks keys that a run needs.
 
-        A config that trains language models on prompts, and lacks more than the model, counts as a run too, so that the
-        missing keys are reported.
+        A config that trains a language model on prompts, and that lacks more than the model, counts as one that can
+        run, so that its missing keys are reported.
         """
         asks = self.algorithm.name != "ppo" and (
             "env" in self.placed or self.text_env.task is not None
@@ -901,13 +901,13 @@ class Config:
 
     @property
     def model_path(self) -> str:
-        """The path of the model's folder, which every run has."""
+        """The path of the folder of the actor's language model, which every run has."""
         path = (self.model or {}).get("path")
         assert isinstance(path, str), "checked before a run"
         return path
 
     def block_of(self, component: str) -> BlockConfig:
-        """Return the config block of a component: of its role, or of its own name if rewards have one block each."""
+        """Return the config block of a component: that of its role, or of its own name if each reward has a block."""
         role, _, name = component.partition(".")
         found: BlockConfig | Mapping[str, RewardConfig] = getattr(self, role)
         if isinstance(found, Mapping):
@@ -915,7 +915,7 @@ class Config:
         return found
 
     def reward_of(self, component: str) -> RewardConfig:
-        """Return the config block of `reward` or `reward.<name>`."""
+        """Return the config block of the component `reward` or `reward.<name>`."""
         return _paired(self.block_of(component), RewardConfig)
 
     def key_of(self, component: str) -> str:

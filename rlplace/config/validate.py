@@ -67,7 +67,7 @@ class Block(pydantic.BaseModel):
 
 @functools.cache
 def model_of(block: type, job: JobName) -> type[Block]:
-    """Return the pydantic model of a config dataclass in this job."""
+    """Return the pydantic model of a block in this job. `block`: dataclass of the block."""
     fields: dict[str, Any] = {}
     for name, (field, hint) in fields_of(block, job).items():
         default = default_of(field, job)
@@ -94,7 +94,7 @@ def model_of(block: type, job: JobName) -> type[Block]:
 
 
 def plain(value: object) -> Any:
-    """Convert a validated block to its dataclass."""
+    """Return a validated value with its pydantic blocks converted to dataclasses."""
     if isinstance(value, Block):
         return type(value).of(
             **{name: plain(getattr(value, name)) for name in type(value).model_fields}
@@ -144,14 +144,14 @@ def _annotation(hint: Any, rules: Mapping[str, Any], job: JobName) -> Any:
 
 
 def _tagged(hint: Any) -> bool:
-    """Return whether a type has several alternative blocks, each with a `kind`."""
+    """Return whether a type has several alternative blocks, each of which has a `kind`."""
     return len(typing.get_args(hint)) > 1 and all(
         dataclasses.is_dataclass(o) for o in typing.get_args(hint)
     )
 
 
 def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
-    """Return the type that selects a block by its `kind`; the first block if there is no `kind`."""
+    """Return the pydantic type that takes one of `blocks`, selected by `kind`; without a `kind`, the first."""
     tags = {tag_of(block): block for block in blocks}
 
     def which(value: object) -> str:
@@ -168,7 +168,10 @@ def _one_of_kinds(blocks: Sequence[Any], job: JobName) -> Any:
 
 
 def _one_or_named(args: Sequence[Any], job: JobName) -> Any:
-    """Return the type of one block, of one block per name, or of null."""
+    """Return the pydantic type that takes one block, several blocks by name, or null.
+
+    `args`: alternatives of the field's type.
+    """
     (block,) = (
         arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg)
     )
@@ -197,7 +200,10 @@ def _one_or_named(args: Sequence[Any], job: JobName) -> Any:
 
 
 def _value(hint: Any, rules: Mapping[str, Any]) -> Any:
-    """Return the pydantic type of a value that is neither a block nor a list."""
+    """Return the pydantic type of a value that is neither a block nor a list.
+
+    `hint`: type of the field. `rules`: rules of the field.
+    """
     origin = typing.get_origin(hint)
     if rules.get("unit") == SHARE_OR_BYTES:
         shown = {
@@ -248,14 +254,17 @@ def _is_union(hint: Any) -> bool:
 
 
 def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rules, with an upper bound for whole numbers without one, so that all arithmetic stays finite."""
+    """Return the rules with an upper bound, if the type is int and has none, so that all arithmetic stays finite."""
     if hint is int:
         return {"maximum": MOST_WHOLE, **rules}
     return rules
 
 
 def _listed(item: Any, value: object) -> object:
-    """Return a list unchanged. Raises what explains any other value. `item`: the type of the items."""
+    """Return `value` if it is a list. Raises the error that explains any other value.
+
+    `item`: type of the items.
+    """
     if isinstance(value, (list, tuple)):
         return value
     options: Sequence[Any] = (item,)
@@ -294,7 +303,7 @@ def _listed(item: Any, value: object) -> object:
 
 
 def _words_of(options: Sequence[Any]) -> list[Any]:
-    """Return the words among the alternatives of a type."""
+    """Return the words that are allowed by the alternatives of a type."""
     words: list[Any] = []
     for option in options:
         if typing.get_origin(option) is typing.Literal:
@@ -303,7 +312,10 @@ def _words_of(options: Sequence[Any]) -> list[Any]:
 
 
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
-    """Return the list items that a block probably means: its names, each with its settings; None for a single item."""
+    """Return the list items that a block written in place of a list probably means; None if it is a single item.
+
+    `item`: type of the items. `value`: the block, whose keys are names and whose values are the settings of each.
+    """
     if not dataclasses.is_dataclass(item):
         if item is str and value:
             return list(value)
@@ -353,7 +365,7 @@ def _bytes(value: object) -> object:
 
 
 def _share_or_bytes(value: object) -> object:
-    """Convert a share below 1 to a float, and bytes to a whole number."""
+    """Return a share below 1 as a float, a size as a whole number of bytes, and "auto" unchanged."""
     if value == "auto":
         return value
     percent = re.fullmatch(_PERCENT_TEXT, value) if isinstance(value, str) else None
@@ -371,7 +383,10 @@ def _share_or_bytes(value: object) -> object:
 def _error(
     code: str, error: str, fits: str | None = None, **facts: Any
 ) -> PydanticCustomError:
-    """Return a pydantic error with the texts of a code. `fits`: a valid value of the key."""
+    """Return the pydantic error with a text of a code.
+
+    `error`: which of the code's texts. `fits`: a valid value of the key, for the fix. `facts`: values for the text.
+    """
     told = problem(code, "", error=error, **facts)
     context = {"what": told.what, "fix": fits, "why": told.why}
     return PydanticCustomError(code, "wrong", context)
@@ -380,7 +395,10 @@ def _error(
 def _explained(
     hint: Any, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
-    """Explain why a value is invalid for a type and its bounds. `errors`: error types of pydantic."""
+    """Return the error that explains why a value is invalid.
+
+    `hint`: type of the field. `rules`: rules of the field. `errors`: error types that pydantic reported.
+    """
     options: list[Any] = [hint]
     optional = False
     if _is_union(hint):
@@ -435,7 +453,10 @@ def _explained(
 def _not_a_word(
     words: Sequence[object], value: object, *, number: object
 ) -> PydanticCustomError:
-    """Explain a value that is not among a few words or numbers. `number`: the type of numbers that are valid too."""
+    """Return the error about a value that is not one of `words`.
+
+    `number`: the type of numbers that are valid too; None if there is none.
+    """
     near = meant_word(value, [str(word) for word in words])
     if near is None and number is not None and isinstance(value, str):
         near = _as_number(value, number)
@@ -451,7 +472,10 @@ def _not_a_word(
 
 
 def _no_placement(value: object) -> PydanticCustomError:
-    """Explain a placement that is a text or a list of texts: only blocks in a list, or `all`, are unambiguous."""
+    """Return the error about a placement that is a text or a list.
+
+    It has a valid value if the meaning is clear: for `all`, and for a list of blocks.
+    """
     fits = None
     if value == "all":
         fits = "{preset: colocate_all}"
@@ -463,7 +487,10 @@ def _no_placement(value: object) -> PydanticCustomError:
 
 
 def _no_size(value: object) -> PydanticCustomError:
-    """Explain a wrong size. The valid value keeps the number, with its unit, or with GiB if it has none."""
+    """Return the error about a wrong size in bytes.
+
+    It has a valid value with the same number, with GiB if the number has no unit.
+    """
     written = re.fullmatch(
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
         str(value),
@@ -492,7 +519,10 @@ def _no_size(value: object) -> PydanticCustomError:
 def _no_number(
     of: object, value: object, rules: Mapping[str, Any], errors: Set[str]
 ) -> PydanticCustomError:
-    """Explain a value that is no number, or one outside of its bounds."""
+    """Return the error about a value that is not a number, or that is out of bounds.
+
+    `of`: type of the number. `rules`: rules of the field. `errors`: error types that pydantic reported.
+    """
     about = rules.get("doc")
     # A whole number that is too large for a float
     too_long = "float_type" in errors and type(value) is int
@@ -532,7 +562,10 @@ def _no_number(
 def _no_number_at_all(
     of: object, value: object, about: str | None
 ) -> PydanticCustomError:
-    """Explain a value that is no number, or no whole one."""
+    """Return the error about a value that is not a number, or not a whole number if `of` is int.
+
+    `about`: meaning of the key.
+    """
     fits = None
     if isinstance(value, str):
         fits = _as_number(value, of)
@@ -547,7 +580,10 @@ def _no_number_at_all(
 
 
 def _as_number(text: str, of: object) -> str | None:
-    """Return the number that a text means; for example 3e-4, which YAML 1.1 reads as text."""
+    """Return the number that a text means, as YAML; None if it means none. For example, YAML 1.1 reads 3e-4 as text.
+
+    `of`: type of the number, int or float.
+    """
     if re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
         return str(int(text))
     if of is float and (percent := re.fullmatch(r"\s*([0-9]{1,2})\s*%\s*", text)):
@@ -594,14 +630,14 @@ def config_schema() -> dict[str, Any]:
 
 
 def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a config whose `key` has this one."""
+    """Return the JSON Schema of a config whose value at `key` matches `schema`."""
     for name in reversed(key.split(".")):
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
     return schema
 
 
 def _relaxed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Relax a block's schema: no key is required, and every value may be an interpolation."""
+    """Return the JSON Schema of a block with no required keys, and with every value allowed to be `${...}`."""
     kept = {
         key: value for key, value in schema.items() if key not in ("required", "title")
     }

@@ -37,10 +37,10 @@ _USUAL_ALGORITHM = "ppo"
 
 
 def find_job(mapping: dict[str, Any], found: Found) -> JobName:
-    """Return the job of the blocks; drop invalid tags, and tags of language models.
+    """Return the job of a config, and remove from `mapping` the invalid tags and the tags of language models.
 
-    The first written tag decides; keys of a language model count as its tag. Without tags, an algorithm that only
-    language models have decides. Otherwise the job is one on simulators.
+    The first tag that is written decides; keys of a language model count as its tag. Without tags, an algorithm that
+    only language models have decides. Otherwise the job is one on simulators. `found`: collects the problems.
     """
     written = _written_tags(mapping, found)
     name = value_at(mapping, "algorithm.name")
@@ -85,7 +85,7 @@ def find_job(mapping: dict[str, Any], found: Found) -> JobName:
 
 
 def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
-    """Return the written tags, each with its job; invalid values are rejected."""
+    """Return the tags that a config has, each with its job. Invalid values are reported to `found`, and removed."""
     written: dict[str, JobName] = {}
     for tag, values in TAGS.items():
         value = value_at(mapping, tag)
@@ -112,13 +112,13 @@ def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
 
 
 def _comparing() -> tuple[str, ...]:
-    """Return the algorithms that compare answers of a language model."""
+    """Return the algorithms that compare answers, which only a language model gives."""
     names: tuple[str, ...] = typing.get_args(AlgorithmName)
     return tuple(name for name in names if name != _USUAL_ALGORITHM)
 
 
 def marks() -> dict[str, list[str]]:
-    """Return key -> values that each mark a config as one on language models."""
+    """Return the values that show that a config is one on language models: key -> values."""
     found = {
         tag: [value for value, job in values.items() if job == MARKED]
         for tag, values in TAGS.items()
@@ -128,7 +128,7 @@ def marks() -> dict[str, list[str]]:
 
 
 def has_marked_keys(mapping: Mapping[str, object]) -> bool:
-    """Return whether a block has keys that only the job on language models has."""
+    """Return whether a config has keys that only jobs on language models have."""
     only = {*all_places(MARKED)} - {*all_places(USUAL)}
     blocks = {
         name: block for name, block in mapping.items() if isinstance(block, Mapping)
@@ -139,7 +139,10 @@ def has_marked_keys(mapping: Mapping[str, object]) -> bool:
 
 
 def _drop_tag(block: object, key: str, found: Found) -> None:
-    """Drop the tag of a component's language model, which is no key of the model; a tag without keys is no model."""
+    """Remove the `kind` from the model in a component's block; a model without other keys becomes None.
+
+    `key`: config key of the block. `found`: collects the problems.
+    """
     if not isinstance(block, dict):
         return
     model = block.get("model")

@@ -43,7 +43,7 @@ _OF_WORKERS = re.compile(
 
 
 def wrong_variables(config: Any) -> list[Problem]:
-    """Report invalid names and values of variables, and secrets, without showing the secrets."""
+    """Return the problems of `cluster.env_vars`: invalid names, invalid values, and secrets, which are not shown."""
     problems = list(_invalid(config))
     # The word of the command line would show the secret.
     if any(found.code == _WRITTEN for found in problems):
@@ -67,7 +67,10 @@ def _invalid(config: Config) -> Iterator[Problem]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether a variable's value is a secret, by its name. A path in a CREDENTIALS variable is no secret."""
+    """Return whether the value of a variable is a secret, by its name or by a login in the value.
+
+    A path in a variable whose name ends with CREDENTIALS is not a secret.
+    """
     if _LOGIN.search(value):
         return True
     is_path = name.upper().endswith("CREDENTIALS") and value.startswith("/")
@@ -75,7 +78,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def missing_variables(config: Any) -> Iterator[Problem]:
-    """Report variables whose values should come from this process, but are not set."""
+    """Yield a problem for each variable whose value should come from this process and that is not set here."""
     for name, value in config.cluster.env_vars.items():
         if value is None and name not in os.environ:
             error = "plain"
@@ -92,14 +95,14 @@ def missing_variables(config: Any) -> Iterator[Problem]:
 
 
 def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the workers' variables by name: `cluster.env_vars`, and variables `names` of this process."""
+    """Return the workers' variables by name: those of `cluster.env_vars`, and the variables `names` of this process."""
     return named_variables(config.cluster, names)
 
 
 def named_variables(
     cluster: ClusterConfig, names: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Do the same as `variables_of`, from a config's cluster block."""
+    """Return the workers' variables by name, as `variables_of` does, from the block `cluster` of a config."""
     given = dict.fromkeys(names) | dict(cluster.env_vars)
     taken: dict[str, str] = {}
     for name, value in given.items():
@@ -110,7 +113,9 @@ def named_variables(
 
 
 def not_given(config: Any) -> str | None:
-    """Name variables of this process that workers may need but do not get; None if there are none."""
+    """Return a text that names variables of this process that workers may need and do not get; None
+    if there are none.
+    """
     given = config.cluster.env_vars
     joined = config.cluster.ray.address is not None
     names = {THREADS} if os.environ.get(THREADS, "1") != "1" else set[str]()
@@ -125,7 +130,9 @@ def not_given(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def exported(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables in this process, which worker threads share, and restore the old values at the end."""
+    """Within the context, set variables in this process; its worker threads share them. The old values come back
+    afterwards.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

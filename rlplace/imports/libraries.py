@@ -89,10 +89,10 @@ def _rlinf_names(key: str) -> list[str]:
 
 
 def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
-    """Return a number of accelerators per node that is enough for all placement lines.
+    """Return a number of accelerators per node that is enough for all placement lines, at least `_RLINF_WIDTH`.
 
-    `lines`: settings with the placement lines. `nodes`: number of nodes. If no line has a number, as for lines that
-    take all accelerators, return the largest number that divides the simulators evenly.
+    `lines`: settings with the placement lines. `nodes`: number of nodes. If no line has a number, return for a job with
+    simulators the largest number up to `_RLINF_WIDTH` that divides the simulators evenly.
     """
     sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0
@@ -377,8 +377,9 @@ def _set_verl_correction(draft: Draft) -> None:
 
 
 def _set_verl_prompts(draft: Draft) -> None:
-    """Write the data files as a text task with one turn, placed on CPUs, and token budgets in place
-    of its batch sizes.
+    """Write the data files as a text task with one turn, placed on CPUs, with its rewards.
+
+    Also write token budgets, if the original counts its micro-batches in tokens.
     """
     paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
     files = {

@@ -1,4 +1,6 @@
-"""How a command ends: what it raises is told on standard error, its exit code says of what kind it was."""
+"""How a command runs and ends: its error is printed to standard error, and its exit code tells the
+kind of the error.
+"""
 
 from __future__ import annotations
 

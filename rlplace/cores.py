@@ -1,4 +1,6 @@
-"""How many cores this process may use: those of its affinity (`taskset`), within the quotas of its cgroups."""
+"""The number of cores that this process may use: those of its affinity (`taskset`), within the
+quotas of its cgroups.
+"""
 
 from __future__ import annotations
 

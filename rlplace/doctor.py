@@ -1,4 +1,4 @@
-"""`python -m rlplace.doctor`: the way in to `rlplace.cli.doctor`."""
+"""`python -m rlplace.doctor`: the entry point of `rlplace.cli.doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m rlplace.evaluate`: the way in to `rlplace.cli.evaluate`."""
+"""`python -m rlplace.evaluate`: the entry point of `rlplace.cli.evaluate`."""
 
 from __future__ import annotations
 

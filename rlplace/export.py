@@ -1,4 +1,4 @@
-"""`python -m rlplace.export`: the way in to `rlplace.cli.export`."""
+"""`python -m rlplace.export`: the entry point of `rlplace.cli.export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extras of this package, as commands that work in a clone and beside a built wheel: no index has the package."""
+"""The commands that install the extras of rlplace. They work without a package index, which does not have rlplace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named numbers with the way they are reduced over ranks."""
+"""Metrics: named numbers of ranks, each with the way in which it is reduced over all ranks."""
 
 from __future__ import annotations
 

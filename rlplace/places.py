@@ -1,4 +1,6 @@
-"""Places in the user's code, which errors about a declared job name."""
+"""Places in the user's code: where a class is defined or rlplace is called, for errors about a job
+written in Python.
+"""
 
 from __future__ import annotations
 

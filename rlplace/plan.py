@@ -1,4 +1,4 @@
-"""`python -m rlplace.plan`: the way in to `rlplace.cli.plan`."""
+"""`python -m rlplace.plan`: the entry point of `rlplace.cli.plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m rlplace.profile`: the way in to `rlplace.cli.profile`."""
+"""`python -m rlplace.profile`: the entry point of `rlplace.cli.profile`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m rlplace.runs`: the way in to `rlplace.cli.runs`."""
+"""`python -m rlplace.runs`: the entry point of `rlplace.cli.runs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m rlplace.search`: the way in to `rlplace.cli.search`."""
+"""`python -m rlplace.search`: the entry point of `rlplace.cli.search`."""
 
 from __future__ import annotations
 

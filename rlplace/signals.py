@@ -1,4 +1,4 @@
-"""Ctrl-C, and signals of schedulers and closed terminals: the first one asks a run to end, and the run saves first.
+"""Signals that end a run: Ctrl-C, and those of schedulers and closed terminals. After the first one, the run saves.
 
 ::
 

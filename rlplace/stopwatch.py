@@ -6,13 +6,13 @@
     parts         wait │ learn                                                 laps of one Stopwatch
     parts                estimate │ step │ exchange │ step │ exchange          laps of another, in the same thread
 
-A lap is kept with what it took of the clock and of the thread's processor time. The difference is time in which the
-thread waited, or in which other threads had the processor; the least of many laps is waiting that no free processor
-would have shortened. A lap is cold if the thread was off its processor in the lap before or, waiting, in itself: then
-caches hold what others have done meanwhile.
+A lap has two times: elapsed time and the thread's processor time. In their difference, the thread waited, or other
+threads had the processor. The least difference of many laps is waiting time, which a free processor would not shorten.
+A lap is cold if the thread was off its processor in the lap before; a lap of waiting, if the thread was off in the lap
+itself. Caches then hold the data of other threads.
 
-Of more than MOST_LAPS laps in one call, short neighbours are put together: each part keeps its seconds, to the
-thousandth of the call or so in which they were.
+If one call has more than MOST_LAPS laps, short neighbouring laps are joined. Each part keeps its seconds, and their
+place within about a thousandth of the call.
 """
 
 from __future__ import annotations

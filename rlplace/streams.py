@@ -1,5 +1,5 @@
-"""Standard streams of a command that are safe to write to: if closed, cut off, on a full disk, or with few
-characters.
+"""Standard streams that a command can write to safely, even if they are closed, cut off or lack characters, or the disk
+is full.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables and chapters of plain text: every command prints its rows with these."""
+"""Tables and chapters of plain text, with which all commands print their output."""
 
 from __future__ import annotations
 

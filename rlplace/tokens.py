@@ -1,4 +1,5 @@
-"""Messages between text environments, generation engines and learners: token ids, so that nothing is re-encoded.
+"""Messages between text environments, generation engines and learners. They have token ids, so nothing is encoded
+twice.
 
 Letters: P prompt tokens, N new tokens, L tokens of a whole episode.
 

@@ -1,4 +1,4 @@
-"""`python -m rlplace.train`: the way in to `rlplace.cli.train`."""
+"""`python -m rlplace.train`: the entry point of `rlplace.cli.train`."""
 
 from __future__ import annotations
 

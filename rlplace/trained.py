@@ -1,4 +1,4 @@
-"""What a run, a checkpoint or an exported folder has of a trained policy."""
+"""A trained policy in the folder of a run, of a checkpoint or of an export."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Messages between simulators, rollout and learner, cut and joined along the environments.
+"""Messages between simulators, rollout and learner, which can be cut and joined along the axis of environments.
 
-Letters: T steps of an iteration, B environments (rows), O observation shape, A action shape, K truncations.
-Rows are numbered over the whole job: row i is the same simulator in every placement. Arrays are numpy; env workers do
-not import torch.
+Letters: T steps of an iteration, B environments (rows), O observation shape, A action shape, K truncations. Rows are
+numbered over the whole job: row i is the same simulator in every placement. Arrays are NumPy arrays, since env workers
+do not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What versions of Python and of libraries this package was tried with, and what others may mean: `tried.toml`."""
+"""The versions of Python and of libraries with which rlplace was tried, and what other versions may cause:
+`tried.toml`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in words, and long texts cut short: for plans, errors and summaries."""
+"""Sizes and counts as text, and long texts cut short, for plans, errors and summaries."""
 
 from __future__ import annotations
 

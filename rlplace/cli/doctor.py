@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Return the properties of this machine as text, by name. Does not import torch."""
+    """Return the properties of this machine as texts, by name, such as "cores". Does not import torch."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {
         "Python": f"{platform.python_version()}, {sys.executable}",

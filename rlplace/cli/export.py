@@ -1,6 +1,6 @@
 """`python -m rlplace.export CHECKPOINT OUT`: export the model of a checkpoint for other programs.
 
-Exit codes: 0 written, 1 it cannot be written, 2 wrong usage or no such checkpoint.
+Exit codes: 0 written, 1 the model cannot be written, 2 wrong usage or no such checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: the plan of a config, without Ray, torch or a GPU.
+"""`python -m rlplace.plan --config-name hybrid_ppo [key=value ...]`: show the plan of a config, without Ray, torch or a
+GPU.
 
-Exit codes: 0 the plan holds and nothing is known not to fit, 2 wrong usage, config or placement, 3 it does not fit.
+Exit codes: 0 the plan is valid and fits as far as is known, 2 wrong usage, config or placement, 3 the plan does not
+fit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""`python -m rlplace.profile --config-name hybrid_ppo [key=value ...]`: measure what the work of a job takes.
+"""`python -m rlplace.profile --config-name hybrid_ppo [key=value ...]`: measure the costs of a job, in seconds.
 
-Exit codes: 0 measured, 1 it cannot be written, 2 wrong usage, config or placement, or no run could be measured.
+Exit codes: 0 measured, 1 the profile cannot be written, 2 wrong usage, config or placement, or no run could be
+measured.
 """
 
 from __future__ import annotations

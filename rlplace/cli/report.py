@@ -1,6 +1,6 @@
-"""`python -m rlplace.report RUN [--diff OTHER] [--out FILE] [--open]`: the page of a run, or of two side by side.
+"""`python -m rlplace.report RUN [--diff OTHER] [--out FILE] [--open]`: write the HTML page of one run, or of two runs.
 
-Exit codes: 0 written, 1 it cannot be written or opened, 2 wrong usage or no run with iterations.
+Exit codes: 0 written, 1 the page cannot be written or opened, 2 wrong usage or no run with iterations.
 """
 
 from __future__ import annotations

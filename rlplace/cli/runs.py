@@ -1,6 +1,6 @@
-"""`python -m rlplace.runs [FOLDER]`: one line per run, the oldest first.
+"""`python -m rlplace.runs [FOLDER]`: print one line for each run in a folder, the oldest run first.
 
-Exit codes: 0 listed, 2 wrong usage or no run there.
+Exit codes: 0 printed, 2 wrong usage or no run in the folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEEPEST = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the folder of a run says about it."""
+    """The state and the results of a run, read from its folder."""
 
     folder: str
     config: str

@@ -1,6 +1,7 @@
 """`python -m rlplace.search --config-name hybrid_ppo`: find the placement with the shortest iterations.
 
-Exit codes: 0 a plan was found, 1 it cannot be written, 2 wrong usage, config, placement or profile, 3 no plan holds.
+Exit codes: 0 a plan was found, 1 the plan cannot be written, 2 wrong usage, config, placement or profile, 3 no plan is
+valid.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _SPECIAL = ("move_", "direct_")  # prefixes of costs that only some plans need
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The parsed command line."""
+    """The parsed command line of `search`."""
 
     words: list[str]  # words for Hydra
     form: str
@@ -387,7 +388,10 @@ def _progress(text: str) -> None:
 def _nothing(
     request: Request, job: Prepared, search: Search, answer: Answer
 ) -> PlacementError:
-    """Return the error that no plan is valid, with the reasons and the smallest change that would make a plan valid."""
+    """Return the error that no plan is valid, with the reasons and the smallest change that would make a plan valid.
+
+    `search`: the search of the first space. `answer`: what all searches have found.
+    """
     reasons = list[str]()
     plans = answer.counts["refused by memory"]
     if plans:

@@ -1,7 +1,7 @@
-"""`python -m rlplace.train --config-name hybrid_ppo [key=value ...]`: config, plan, launch, loop.
+"""`python -m rlplace.train --config-name hybrid_ppo [key=value ...]`: read a config, plan, start workers, train.
 
-Exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 it does not fit in memory, 128 + number of the
-signal that stopped it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
+Exit codes: 0 done, 1 failure, 2 wrong usage, config or placement, 3 the job does not fit in memory, 128 + number of the
+signal that stopped the run: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1, 140 SIGUSR2.
 """
 
 from __future__ import annotations

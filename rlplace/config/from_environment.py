@@ -1,4 +1,4 @@
-"""Config values from environment variables, `${oc.env:N}`: find them, and fix their errors."""
+"""Config values from environment variables, `${oc.env:NAME}`: where they are, and the fixes of errors about them."""
 
 from __future__ import annotations
 

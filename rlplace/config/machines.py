@@ -60,7 +60,7 @@ class RayConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommConfig:
-    """Shared memory and network, for channels and weights."""
+    """How channels and weights travel: shared memory on a node, network between nodes."""
 
     shm_folder: str | None = knob(
         "folder of shared memory, on every node; null: /dev/shm", None
@@ -77,7 +77,7 @@ class CommConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorRunConfig:
-    """A run of equal accelerators on a node with mixed accelerators."""
+    """Neighbouring accelerators of one kind, on a node with several kinds."""
 
     count: int = knob("how many, one after the other", minimum=1, maximum=MOST_PER_NODE)
     product: str = knob("what they are sold as, such as H100", "")
@@ -88,7 +88,7 @@ class AcceleratorRunConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Declared nodes that are all equal."""
+    """Machines that the config declares, all of them equal."""
 
     count: int = knob("how many machines", 1, minimum=1, maximum=MOST_NODES)
     rank: int | None = knob(

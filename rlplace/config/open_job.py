@@ -1,4 +1,4 @@
-"""The config of a job of the user's own: blocks that the engine knows, a block for each component, and the user's keys.
+"""The config of a custom job: blocks of the engine, a block for each component, and keys of the user.
 
 ::
 

@@ -1,6 +1,6 @@
-"""Names and words of other libraries, and ours with exactly the same meaning.
+"""Names and words of other libraries, with the names of rlplace that have exactly the same meaning.
 
-Only names that keep their value are here. Names that need another value, or two of our keys, are left to the importers.
+A name is here only if its value stays the same. The importers convert names that need another value, or two keys.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleConfig:
-    """A custom network."""
+    """A policy network of the user's own."""
 
     kind: Literal["module"] = knob("a torch.nn.Module of your own", "module")
     name: str = knob("package.module:Class")

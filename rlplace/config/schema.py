@@ -103,7 +103,7 @@ class SimulatorEnvConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Agents or environments beside the models: the memory that they use."""
+    """Agents or environments that work beside the models, with the memory that they use."""
 
     accelerator_memory: int = knob(
         "bytes a rank holds on each of its accelerators", 0, unit="bytes"
@@ -639,7 +639,7 @@ class AlgorithmConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Settings of the memory proof."""
+    """How the memory proof counts, and what follows if a job does not fit."""
 
     check: Literal["refuse", "warn"] = knob(
         "a job that does not fit: refuse it, or run it all the same", "refuse"

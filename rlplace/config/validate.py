@@ -312,7 +312,7 @@ def _words_of(options: Sequence[Any]) -> list[Any]:
 
 
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
-    """Return the list items that a block written in place of a list probably means; None if it is a single item.
+    """Return the list items that a block written in place of a list probably means; None if it means no such list.
 
     `item`: type of the items. `value`: the block, whose keys are names and whose values are the settings of each.
     """

@@ -1,4 +1,4 @@
-"""Find the job that a config's blocks belong to. Only this module decides the job by words in its blocks.
+"""Finds the job to which the blocks of a config belong. No other module decides the job by words in the blocks.
 
 All other modules get the name of the job as a value, or ask the job.
 """
@@ -39,8 +39,9 @@ _USUAL_ALGORITHM = "ppo"
 def find_job(mapping: dict[str, Any], found: Found) -> JobName:
     """Return the job of a config, and remove from `mapping` the invalid tags and the tags of language models.
 
-    The first tag that is written decides; keys of a language model count as its tag. Without tags, an algorithm that
-    only language models have decides. Otherwise the job is one on simulators. `found`: collects the problems.
+    The first written tag, in the order of TAGS, decides; keys of a language model count as its tag. Without tags, an
+    algorithm that only language models have decides. Otherwise the job is one on simulators. `found`: collects the
+    problems.
     """
     written = _written_tags(mapping, found)
     name = value_at(mapping, "algorithm.name")

@@ -1,10 +1,10 @@
-"""`cluster.env_vars`: environment variables for all workers, wherever they run, and checks of them.
+"""`cluster.env_vars`: environment variables for all workers on all nodes, and checks of them.
 
 ::
 
     cluster.env_vars: {HF_HOME: /data/hf, HF_TOKEN: null}
 
-null stands for the variable's value in the shell that starts the run. That value is never written to a file.
+A null stands for the variable's value in the shell that starts the run. This value is never written to a file.
 """
 
 from __future__ import annotations

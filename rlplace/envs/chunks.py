@@ -1,4 +1,5 @@
-"""Simulators whose policy decides several actions at once: one step is a chunk of steps, its reward their sum.
+"""Simulators for policies that decide several actions at once, a chunk. The reward of a chunk is the sum of its
+rewards.
 
 ::
 
@@ -6,7 +7,7 @@
     simulator steps     ●────●────●────●  │ ●────●────✕            an episode ends with a5: a6 and a7 do not count,
     observed            o0              o4                o8       and o8 is the first observation of the next episode
 
-Letters: B rows, n actions of a chunk, A shape of one of them.
+Letters: B rows, n actions of a chunk, A shape of one action.
 """
 
 from __future__ import annotations

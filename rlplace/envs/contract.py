@@ -1,4 +1,4 @@
-"""Contracts of simulators, as env workers use them, and of the adapters to simulator libraries.
+"""The contracts of simulators, which env workers use, and of adapters to simulator libraries.
 
 Letters: B rows of a simulator, O observation shape, A action shape, K truncated rows, N episodes that ended in a step.
 """
@@ -160,7 +160,7 @@ class Spaces:
         )
 
     def chunked(self, chunk: int) -> Spaces:
-        """Return these spaces with `chunk` actions decided at once."""
+        """Return these spaces for a policy that decides `chunk` actions at once."""
         taken = self.actions
         if chunk == 1:
             return self

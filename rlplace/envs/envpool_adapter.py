@@ -1,4 +1,6 @@
-"""EnvPool's simulators: finds one and describes its spaces. Imports no numpy, since the planner asks too."""
+"""The adapter to EnvPool: finds a simulator and describes its spaces. Imports no NumPy, since the
+planner uses it too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gymnasium and MuJoCo simulators: checks ids, arguments and spaces. Imports no numpy, since the planner asks too."""
+"""The adapter to Gymnasium: checks ids, arguments and spaces. Imports no NumPy, since the planner uses it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Turns observations of a Gymnasium space into one array each, as `Spaces` describes it, by Gymnasium's flattening."""
+"""Turns observations of a Gymnasium space into one array each, as `Spaces` describes it; it
+flattens as Gymnasium does.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plays whole episodes of a simulator with a policy, and films them. Nothing is learned.
 
-The number of episodes of each row is fixed beforehand, and further ones do not count. Taking the first episodes to end
-in any row would prefer short ones.
+The number of episodes of each row is fixed beforehand, and later episodes of a row do not count. If instead the first
+episodes to end in any row were taken, short episodes would be preferred.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Finds the simulator adapter or text task that a config names. Only this module knows which are shipped."""
+"""Finds the simulator adapter or the text task that a config names. Only this module has the names
+of the shipped ones.
+"""
 
 from __future__ import annotations
 

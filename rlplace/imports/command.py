@@ -1,7 +1,7 @@
 """`python -m rlplace.plan import LIBRARY SOURCE...`: write the converted config to standard output or a file.
 
-It is a YAML file, and below it, as comments, the mapping result of every setting.
-Exit codes: 0 imported, 2 wrong usage or a config that cannot be read.
+The output is YAML. Comments below the config say what became of each setting. Exit codes: 0 imported, 2 wrong usage or
+a config that cannot be read.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
     settings ──> library module (what takes more than one setting: placement, offloads)
              ──> rules (algorithm, KL, models, products of settings; then one setting, one key)
-             ──> Imported: config, results, what does not hold in the original, what a run still needs
+             ──> Imported: config, results, problems of the original, keys that a run still needs
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How RLinf, verl, slime, SkyRL, ROLL and AReaL place and offload their models; `per_node` 0: the original decides."""
+"""How RLinf, verl, slime, SkyRL, ROLL and AReaL place and offload their models.
+
+`per_node`: accelerators of a node; 0: as the original config says.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""OpenRLHF: flags of its PPO trainer.
+"""Import of OpenRLHF: the flags of its PPO trainer.
 
-There, each model asks for `num_nodes` x `num_gpus_per_node` accelerators, and three switches decide which share them:
-`colocate_all` puts everything on the actor's, `colocate_actor_ref` and `colocate_critic_reward` pair two each. A
-reference exists where there is a KL penalty, a critic where advantages are estimated by GAE, a reward model unless a
-remote one or an agent scores. Flags of learning are here where they are more than one, or become more than one key.
+In OpenRLHF, each model asks for `num_nodes` x `num_gpus_per_node` accelerators, and three switches decide which models
+share them: `colocate_all` puts all models on the actor's accelerators, `colocate_actor_ref` and
+`colocate_critic_reward` two models each. There is a reference if there is a KL penalty, a critic if advantages are
+estimated by GAE, and a reward model unless a remote reward or an agent scores. Flags of learning are converted here if
+several flags become one key, or one flag becomes several keys; the rules convert the others.
 """
 
 from __future__ import annotations

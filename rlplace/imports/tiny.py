@@ -1,7 +1,7 @@
-"""An imported job at a size that a laptop runs: the same components in the same places, every number small.
+"""Makes an imported job so small that a laptop runs it: the same components in the same places, with small numbers.
 
-Accelerators become as few as preserve the sharing, and are emulated; models become the shipped `tiny` one, prompts the
-shipped task `arithmetic`. What is learned is of no interest: that the job runs, and how, is.
+There are as few accelerators as keep the sharing, and they are emulated. Models are the shipped model `tiny`, prompts
+those of the shipped task `arithmetic`. Such a run shows that the job works, not what it learns.
 """
 
 from __future__ import annotations

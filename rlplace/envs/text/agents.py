@@ -7,8 +7,8 @@
                               ◀────────────── answer ◀────────────────────────────────── completion
     returns ────────────────────────────────▶ score and other facts
 
-Each episode has a thread for its agent, and a key by which the endpoint finds the episode. What the policy wrote is
-learned as it was sampled; the agent's messages only tell what comes next.
+Each episode has a thread for its agent, and a key by which the endpoint finds the episode. The policy learns from the
+tokens that it has sampled itself; messages of the agent only give the next message of the user.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Runs reward functions over finished episodes: quick shipped ones here, all others in processes with limits.
+"""Runs reward functions on finished episodes: quick shipped functions in this process, others in processes with limits.
 
 ::
 
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
 
-Run as a module, with the number of a pipe's file descriptor, this file is such a process.
+Such a process runs this file as a module, with the number of a pipe's file descriptor as its argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Rewards for mathematical answers: compared by rules here, or by the library math-verify (extra `math`)."""
+"""Rewards for mathematical answers, compared by the rules of this module or by the library
+math-verify (extra `math`).
+"""
 
 from __future__ import annotations
 

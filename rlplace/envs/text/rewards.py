@@ -1,4 +1,4 @@
-"""Reward functions: finds those a config names, checks what they return, adapts those over lists; the shipped ones.
+"""Reward functions: the shipped ones, how the functions of a config are found, and checks of the values they return.
 
 ::
 

@@ -67,7 +67,7 @@ def main() -> None:
         )
         sys.exit(WRONG)
     by_module = sys.argv[0].endswith("__main__.py")
-    # As `python -m` does, so that modules of the user's own are found here; not where a clone would hide the package.
+    # As `python -m` does, so that the user's modules are found; but not where a clone would hide the installed package
     if not by_module and not sys.flags.safe_path and not os.path.isdir("rlplace"):
         sys.path.insert(0, os.getcwd())
     os.environ["RLPLACE_CALLED"] = f"{'python -m ' * by_module}rlplace {word}"

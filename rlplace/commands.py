@@ -40,7 +40,8 @@ def answered(command: Callable[[], int]) -> int:
     """
     try:
         code = command()
-        print(end="", flush=True)  # what is left would fail when the interpreter ends
+        # An error of buffered output is raised here, not when the interpreter ends
+        print(end="", flush=True)
         return code
     except (ProblemsError, ClusterError) as error:
         print(error, file=sys.stderr)
@@ -48,11 +49,11 @@ def answered(command: Callable[[], int]) -> int:
     except RlplaceError as error:
         print(error, file=sys.stderr)
         return FAILED
-    except SystemExit as done:  # of argparse
+    except SystemExit as done:  # raised by argparse
         if isinstance(done.code, int):
             return done.code
         return WRONG
-    except BrokenPipeError:  # `... | head` has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as `... | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
 

@@ -42,7 +42,8 @@ def _quotas(system: Path) -> Iterator[float]:
             root = root if root.is_dir() else system / "sys/fs/cgroup/cpu"
         else:
             continue
-        # A limit above holds for all below; in a container, the path may be one of the host, and only the root is here.
+        # A limit of a folder holds for all folders below. In a container, the path may be the host's,
+        # and only the root exists
         group = root / path.lstrip("/")
         for folder in [group, *group.parents]:
             if not folder.is_relative_to(root):

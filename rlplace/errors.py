@@ -14,10 +14,10 @@ from typing import Self
 
 # Smallest similarity, from 0 to 1, at which a part of a misspelt name counts as the known part.
 _NEAR = 0.75
-# The same for whole names that have different numbers of parts.
+# Smallest similarity of two whole names that have different numbers of parts.
 _JOINED = 0.9
 _ROLES = ("actor", "agent", "critic", "env", "reference", "reward", "rollout")
-# Begins the source of a value that was given on the command line; the word follows
+# Beginning of the source of a value that was given on the command line; the word follows
 COMMAND_LINE = "command line: "
 # A line of a fix: lead word, key, value, remark behind eight blanks
 _FIX = re.compile(r"((?:or: |and: )?)([a-z_][\w.]*): (.+?)( {8}.*)?")
@@ -30,7 +30,7 @@ class Source:
     file: str
     # 1-based; None for text without lines, such as a command-line override
     line: int | None = None
-    # The text with ${...} that gave the value
+    # The text with ${...} from which the value came
     written: str | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
@@ -124,10 +124,10 @@ def _as_word(key: str, line: str) -> str:
     whole = key.partition("[")[0]
     block = whole.rpartition(".")[0]
     path = whole if f".{whole}".endswith(f".{name}") else name
-    # The right name of a misspelt component
+    # The fix names a component that was misspelt
     if block.endswith("component_placement") and name in _ROLES:
         path = f"{block}.{name}"
-    # Another key in the line of a component
+    # The fix is for another key in the block of the same component
     in_placement = block.rpartition(".")[0].endswith("component_placement")
     if path != whole and "." not in path and in_placement:
         path = f"{block}.{name}"
@@ -464,7 +464,7 @@ class WorkerError(RlplaceError):
     output: str | None = None
 
     def __post_init__(self) -> None:
-        # The arguments are what an exception pickles
+        # An exception is pickled by its arguments
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
         super().__init__(*values)
 

@@ -31,7 +31,7 @@ class Metric:
 
 Metrics = Mapping[
     str, Metric
-]  # "component/name" -> number; seconds end in _s, bytes in _bytes
+]  # "component/name" -> metric; names of seconds end in _s, those of bytes in _bytes
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:

@@ -38,7 +38,7 @@ def place_of_caller() -> Source | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename
-        # Constructors that dataclasses makes have no file.
+        # Constructors made by the module dataclasses have no file
         made = file.startswith("<")
         if not made and not file.startswith(_PACKAGE):
             return _source(file, frame.f_lineno)

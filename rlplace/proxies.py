@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
-_EXCEPT = ("no_proxy", "NO_PROXY")  # some libraries read the one, some the other
+_EXCEPT = ("no_proxy", "NO_PROXY")  # some libraries read the first, others the second
 DIRECT = (
     ("grpc.enable_http_proxy", 0),
 )  # options of a channel of gRPC to a machine of the cluster
@@ -25,7 +25,7 @@ def keep_local(nodes: Iterable[str] = ()) -> None:
         return
     written = [text for name in _EXCEPT for text in os.environ.get(name, "").split(",")]
     given = [text.strip() for text in written if text.strip()]
-    if "*" in given:  # all of them
+    if "*" in given:  # no call uses a proxy
         return
     wanted = dict.fromkeys([*given, *LOCAL, socket.gethostname(), *nodes])
     os.environ.update(dict.fromkeys(_EXCEPT, ",".join(wanted)))

@@ -24,7 +24,7 @@ from types import FrameType
 # Sent by a closed terminal or a dropped ssh; by Slurm, submitit and Grid Engine as a warning before a time limit
 WARNINGS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *sorted(WARNINGS))
-# Signals of schedulers, after which another attempt makes sense. Ctrl-C and a closed terminal mean that none is wanted.
+# Signals of schedulers, after which another attempt makes sense. After Ctrl-C or a closed terminal, none is wanted.
 _OF_SCHEDULERS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 _TO_ALL = WARNINGS | {
     signal.SIGTERM
@@ -127,9 +127,7 @@ class Signals:
         raise Stopped(self.asked)
 
     def _out_of_patience(self, number: int, frame: FrameType | None) -> None:
-        """Raise Stopped when the first half of the grace is over, and once more, without saving, when the second half
-        is over.
-        """
+        """End the iteration by Stopped after the first half of the grace, and the saving after the second half."""
         self.at_once = self._cut
         self._cut = True
         if not self.at_once:
@@ -206,8 +204,7 @@ def deliver_deferred() -> None:
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Within the context, started processes do not receive SIGTERM and warning signals; this process receives them
-    later.
+    """Within the context, keep SIGTERM and warning signals from started processes, and delay them for this process.
 
     A terminal and Slurm send these signals to all processes of a run. Ray itself shields its processes from Ctrl-C.
     """
@@ -234,8 +231,8 @@ def unblock_sigterm() -> None:
 
 
 def _would_end(number: int) -> bool:
-    """Return whether the signal `number` would end this process, or is handled by Signals of an earlier run in this
-    process.
+    """Return whether the signal `number` would end this process. A handler of Signals from an earlier run counts as
+    this.
     """
     handler = signal.getsignal(number)
     owner = getattr(handler, "__self__", None)

@@ -29,12 +29,12 @@ from typing import NamedTuple
 from rlplace.cores import usable_cores
 from rlplace.metrics import Metric, Metrics
 
-OFF_S = 2e-5  # without a processor in a lap: it was another's
-MOST_LAPS = 8192  # of a stopwatch: 72 KiB
+OFF_S = 2e-5  # a thread that has no processor for longer than this in a lap was off it
+MOST_LAPS = 8192  # most laps that a stopwatch keeps: 72 KiB
 
 _CALL: ContextVar[list[Stopwatch] | None] = ContextVar(
     "_CALL", default=None
-)  # of this thread: its stopwatches
+)  # stopwatches of the call that this thread works on
 
 
 class Part(NamedTuple):
@@ -43,12 +43,12 @@ class Part(NamedTuple):
     """
 
     name: str
-    size: float  # mean of what a lap did: rows, tokens or sequences; 0 where nothing is counted
+    size: float  # mean number of rows, tokens or sequences of a lap; 0 if nothing is counted
     laps: int
-    wall_s: float  # of all laps
-    cpu_s: float  # of all laps, processor time of the thread
-    least_cpu_s: float  # of one lap
-    blocked_s: float  # the least of a lap in which the thread had no processor
+    wall_s: float  # elapsed time of all laps
+    cpu_s: float  # processor time of the thread in all laps
+    least_cpu_s: float  # least processor time of a lap
+    blocked_s: float  # least time of a lap in which the thread had no processor
     cold: bool = False
 
 
@@ -75,16 +75,17 @@ class CallRecord:
     method: str
     began_s: float  # since the epoch
     seconds: float
-    cpu_s: float  # processor time of its thread
-    process: int  # number of its process
+    cpu_s: float  # processor time of the call's thread
+    process: int  # number of the rank's process
     process_cpu_s: float  # processor time of the whole process since its start, at the end of the call
-    beside_cpu_s: float = 0.0  # of its other threads, while the call ran
-    cores: int = 1  # that its process may use
+    # Processor time of the process's other threads during the call
+    beside_cpu_s: float = 0.0
+    cores: int = 1  # number of cores that the process may use
     parts: tuple[Part, ...]
     spans: tuple[Spans, ...]
     draws: Mapping[str, array[float]] = dataclasses.field(
         default_factory=dict
-    )  # numbers of a distribution, in order
+    )  # values of each distribution, in order, by its name
 
 
 def _read() -> tuple[float, float]:
@@ -102,7 +103,7 @@ class Stopwatch:
         """
         self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
-        self._sums: dict[tuple[str, float, bool], list[float]] = {}  # as of a Part
+        self._sums: dict[tuple[str, float, bool], list[float]] = {}  # numbers of a Part
         self._names: dict[str, int] = {}
         self.draws: dict[str, array[float]] = {}
         self._which, self._ends = bytearray(), array("d")
@@ -119,7 +120,7 @@ class Stopwatch:
         """
         now, cpu = self._read()
         wall_s = now - self._since
-        cpu_s = max(0.0, cpu - self._cpu)  # below 0: lent to another thread
+        cpu_s = max(0.0, cpu - self._cpu)  # below 0: the lap ended in another thread
         self._since = now
         self._cpu = cpu
         self.seconds[part] = self.seconds.get(part, 0.0) + wall_s

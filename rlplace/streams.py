@@ -63,7 +63,7 @@ class Streams:
         stream.flush()
         raw = _Output(descriptor, "w", closefd=False)
         self._raw.append(raw)
-        # `python -u` asks for no buffer, since a killed process loses what is in one
+        # `python -u` asks for no buffer: a killed process loses the content of its buffer
         binary = _Unbuffered(raw) if stream.write_through else io.BufferedWriter(raw)
         return io.TextIOWrapper(
             binary,

@@ -25,7 +25,7 @@ Array = NDArray[Any]
 Finish = Literal["stop", "length"]
 Files = Sequence[
     bytes
-]  # images of a prompt in the order of their tokens: PNG or JPEG, as they came
+]  # images of a prompt, in the order of their tokens: bytes of PNG or JPEG files
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class Request:
     env_rank: int
     iteration: int
     group: int  # global index of the prompt within the iteration
-    first_sample: int  # of the group; the answers are samples first_sample .. first_sample + samples - 1
+    first_sample: int  # the answers are samples first_sample .. first_sample + samples - 1 of the group
     samples: int
     turn: int  # 0 for the first answer of an episode
     tokens: Tokens  # [P], the whole conversation so far
     max_new_tokens: int
-    greedy: bool = False  # the likeliest token each time
-    held_out: bool = False  # for evaluation
-    images: Files = ()  # of its image tokens, which the prompt has as many of as they need
+    greedy: bool = False  # take the likeliest token each time
+    held_out: bool = False  # the prompt is one for evaluation
+    images: Files = ()  # the prompt has as many image tokens as these images need
 
     @property
     def weight(self) -> int:
@@ -55,17 +55,17 @@ class Completion:
     same forward pass.
     """
 
-    env_rank: int  # that asked for it
+    env_rank: int  # rank that asked for the answer
     iteration: int
     held_out: bool
     group: int
     sample: int
     turn: int
-    tokens: Tokens  # [N], with the stop token where it ended by one
+    tokens: Tokens  # [N], with the stop token if the answer ended by one
     logprobs: NDArray[
         np.float32
-    ]  # [N], of the distribution it was drawn from: see engines.contract.TextEngine
-    versions: Tokens  # [N], policy version that sampled the token
+    ]  # [N], of the distribution from which the tokens were sampled: see engines.contract.TextEngine
+    versions: Tokens  # [N], policy version that sampled each token
     finish: Finish
 
 
@@ -75,19 +75,19 @@ class Sample:
 
     group: int
     sample: int
-    tokens: Tokens  # [L], prompt, answers and what the environment wrote in between
+    tokens: Tokens  # [L], prompt, answers and the environment's texts between them
     mask: NDArray[
         np.bool_
-    ]  # [L], the loss mask: true at response tokens, which the policy sampled
+    ]  # [L], the loss mask: true at the tokens that the policy sampled
     logprobs: NDArray[np.float32]  # [L]
     versions: Tokens  # [L]
-    # Of the whole episode, all reward functions weighed; nan: poisoned, it is to be left out, for this or its logprobs.
+    # Weighted sum of all rewards of the episode; nan: poisoned by a number that is not finite, to be left out
     reward: float
-    rewards: Mapping[str, float]  # each reward function's own
+    rewards: Mapping[str, float]  # value of each reward function, by name
     turns: int
-    truncated: bool  # the last answer was cut by a length
+    truncated: bool  # the last answer was cut off by a length limit
     transcript: Any = (
-        None  # the same as text (envs.text.Transcript), for scorers that read text
+        None  # the episode as text (envs.text.Transcript), for scorers that read text
     )
     images: Files = ()  # of the prompt
 
@@ -140,8 +140,9 @@ class Scores:
 
     group: int
     sample: int
-    # [1] of a reward; of a critic or reference [N], for each response token: the value of the state in which it was
-    # chosen, or its log-probability at the temperature it was drawn at; of the actor [N], the return from it on
+    # From a reward: [1], its value. Otherwise [N], for each token that the policy sampled: from a critic, the value of
+    # the state before the token; from a reference, the token's log-probability at the temperature of sampling; from
+    # the actor, the return from the token on
     values: NDArray[np.float32]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from rlplace.checkpoints.checkpoint import Checkpoint
 from rlplace.checkpoints.find import folders_of
 
-POLICY = "policy.safetensors"  # of a simulator policy, beside its config.yaml
-_MODEL = "policy"  # the folder of a language model
+POLICY = "policy.safetensors"  # file of a simulator policy, beside its config.yaml
+_MODEL = "policy"  # name of the folder of a language model
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class Trained:
     """
 
     weights: Path
-    config: Any  # of the job that trained it
-    # Its files are as they were written. None: there are weights alone.
+    config: Any  # config of the job that trained the policy
+    # None: there are weights alone
     checkpoint: Checkpoint | None
 
     @property

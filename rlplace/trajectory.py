@@ -54,7 +54,7 @@ class ActionChunk:
     values: Array  # [B] float32, value estimate of the observations
     version: int
     memory: Array | None = (
-        None  # [B, S] float32, what the policy remembers from now on; None: it has no memory
+        None  # [B, S] float32, memory of the policy after this step; None: it has no memory
     )
 
 
@@ -81,7 +81,7 @@ class Trajectory:
     values: Array  # [T, B] float32
     rewards: Array  # [T, B] float32, nan where poisoned
     terminated: Array  # [T, B] bool, the episode reached an end
-    truncated: Array  # [T, B] bool, the episode was cut; never both
+    truncated: Array  # [T, B] bool, the episode was cut off; false where terminated
     last_observations: Array  # [B, *O], after step T-1, autoreset applied
     final_observations: Array  # [K, *O]
 

@@ -81,7 +81,7 @@ def _measure(argv: Sequence[str]) -> int:
     job = prepare_composed(composed)
     placement = job.plan.placement
     accelerators = placement.topology.num_accelerators
-    # The engine does not know what a custom component without accelerators would do on one.
+    # A custom component without accelerators may not work on one, so it stays where it is.
     own = job_of(job.config).components
     staying = [c for c in own if not placement.accelerators(c)]
     found = distinct(variants(composed.mapping, accelerators, staying))
@@ -182,8 +182,8 @@ def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
 
 
 def render(profile: Profile) -> str:
-    """Return a table as text, with a row for each cost: measured sizes, seconds of a lap, and distance from the fitted
-    line.
+    """Return the costs as a table, one row each: measured sizes, time of a lap, its spread, and distance from the
+    fitted line.
     """
     rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
     for name, curve in sorted(profile.costs.items()):

@@ -24,7 +24,7 @@ from rlplace.report.typed import commands
 from rlplace.tables import table
 
 FORMATS = ("text", "json")
-# Scores of an iteration of the shipped jobs: mean of the last 100 episodes, or of its answers
+# Metrics with the score of an iteration, in shipped jobs: mean of the last 100 episodes, or of the iteration's answers
 _SCORES: tuple[str, ...] = (
     "env/mean_return",
     "actor/reward",
@@ -45,8 +45,8 @@ class Run:
     iterations: int
     best: float | None  # best return or reward; None if there is none yet
     last: float | None
-    seconds: float  # of all its commands; of its iterations while it runs
-    # Overrides of the command that started it, if known
+    seconds: float  # time of all commands of the run; while it runs, of its iterations
+    # Overrides of the command that started the run, if known
     overrides: tuple[str, ...]
 
 

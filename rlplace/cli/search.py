@@ -53,7 +53,7 @@ from rlplace.units import show_bytes
 NOTHING_HOLDS = 3
 USAGE = Path(__file__).with_name("search_usage.txt")
 FORMATS = ("text", "json", "svg")
-# Options of `search` that are no config keys
+# Options of `search` that are not config keys
 _WORDS = (
     "objective",
     "fix",
@@ -411,7 +411,7 @@ def _nothing(
     elif answer.lacking:
         # Measure placements with and without shared accelerators.
         fix = measuring(job.words)
-    # without this limit at least the config's own plan is valid
+    # Without this limit, at least the plan of the config itself is valid
     elif request.accelerators:
         # Suggest a search without fixed components or limits.
         fix = shlex.join(["python", "-m", "rlplace.search", *request.words])

@@ -135,8 +135,9 @@ def block_at(block: type, job: JobName, path: Sequence[int | str]) -> type:
 
 
 def block_below(block: type, job: JobName, step: int | str) -> type:
-    """Return the dataclass of the block at the key `step` of a block; `block` itself for an index or a name of the
-    user.
+    """Return the dataclass of the block at a key of a block.
+
+    `block`: dataclass of the outer block. `step`: the key; for an index or a name that the user chose, return `block`.
     """
     fields = fields_of(block, job)
     if isinstance(step, str) and step in fields:

@@ -89,8 +89,8 @@ def instead_of(folder: Path) -> str:
 
 
 def _near(written: str) -> str | None:
-    """Return a similar name of a model that exists: a neighbouring folder, or a downloaded hub id; None if there is
-    none.
+    """Return a similar name of a model that exists: of a folder beside it, or of a hub id that was downloaded; else
+    None.
     """
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (

@@ -62,7 +62,7 @@ class _Chunks:
             terminated |= before & result.terminated
             truncated |= before & result.truncated
             going &= ~ended
-        # Rows that ended before the last step have begun another episode: begin anew
+        # A row that ended before the last step has played part of another episode: begin one anew
         observations = result.observations
         thrown = np.flatnonzero(~before)
         if len(thrown):

@@ -298,7 +298,8 @@ class Adapter(Protocol):
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
         """Return all problems of the config that show without building a simulator; none if the library is missing.
-        Fast.
+
+        The check is fast, since the planner makes it too.
         """
         ...
 

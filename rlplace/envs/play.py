@@ -28,7 +28,7 @@ from rlplace.errors import ConfigError, OutputError, SimulatorError
 Act = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[Any]]
 # Most rows that are simulated side by side
 _ROWS = 16
-# In the seeds, instead of an iteration: gives episodes that no run has trained on
+# Stands for the iteration in the seeds: gives episodes on which no run has trained
 _EVALUATION = -1
 # Limit for animated images: each picture is stored whole, so they are slow to make and large
 _GIF_FRAMES_PER_S = 20.0

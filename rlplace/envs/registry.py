@@ -49,7 +49,7 @@ EXTRAS: Mapping[str, str] = {
     "gymnasium_robotics": "robotics",
     "mani_skill": "maniskill",
 }
-# What the network `nature` needs
+# Numbers that the network `nature` needs
 _NATURE_LAYERS = 3
 _NATURE_PIXELS = 36  # sides of an image, at least
 
@@ -504,14 +504,15 @@ def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
     except ConfigError as error:
         if split == "train" or not config.eval_kwargs:
             raise
-        # The problem may be in what the held-out prompts have of their own
+        # The problem may be in the arguments for held-out prompts alone
         problems = [_of_held_out(p, config.eval_kwargs) for p in error.problems]
         raise ConfigError(problems) from error
 
 
 def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
-    """Return the problem with the key env.eval_kwargs, if `given`, the values of this key, caused
-    it; else unchanged.
+    """Return a problem of a task for held-out prompts, with the key env.eval_kwargs in place of env.kwargs.
+
+    `given`: the values of env.eval_kwargs. A problem that these values do not cause is returned unchanged.
     """
     leaf = problem.key.removeprefix("env.kwargs").removeprefix(".")
     if not problem.key.startswith("env.kwargs") or (
@@ -551,7 +552,7 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
             name=name,
             reason=str(error),
         ) from error
-    # A task must have prompts, and other ones for evaluation than for training
+    # A task must have prompts, and those for evaluation must differ from those for training
     if task.size == 0:
         raise config_error("empty-dataset", "env.kwargs", shown, name=name)
     if split == "held_out" and task.size is not None and not config.eval_kwargs:

@@ -230,8 +230,9 @@ def _read(path: Path) -> str:
 
 
 def render_yaml(imported: Imported) -> str:
-    """Return the result as a YAML file: a summary, the config, and what became of each setting. All but the config are
-    comments.
+    """Return the result as the text of a YAML file: the config, between comments.
+
+    The comments above it are a summary, those below it say what became of each setting.
     """
     return (
         _comment(_head(imported))

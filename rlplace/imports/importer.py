@@ -39,7 +39,7 @@ _MACHINES = (
     "num_nodes",
     "accelerators_per_node",
 )
-# Our algorithm -> other libraries' estimators of the same advantages
+# Algorithm of rlplace -> estimators of other libraries with the same advantages
 _ESTIMATORS = {
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "group_norm"),
@@ -74,7 +74,7 @@ class MappingResult:
 
     setting: Setting
     outcome: Outcome
-    text: str  # "actor.optimizer.lr: 5.0e-07", or why not, or the nearest known name
+    text: str  # such as "actor.optimizer.lr: 5.0e-07"; or why there is no key; or the nearest known name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Draft:
         self.given = {s.key: s for s in settings}
         self.findings: list[Problem] = []
         self.assumed: list[tuple[str, str]] = []
-        # Explanation, or our keys; rules do not apply to these settings
+        # Settings to which the rules do not apply: outcome, and an explanation or the keys of rlplace
         self._decided: dict[str, tuple[Outcome, str | tuple[str, ...]]] = {}
         # Values that cannot be read
         self._wrong: dict[str, Problem] = {}

@@ -34,7 +34,7 @@ _RLINF_TASKS = (
     "agent",
     "coding",
 )
-_RLINF_SIMULATED = ("actor", "env", "rollout")  # components beside simulators
+_RLINF_SIMULATED = ("actor", "env", "rollout")  # components of a job with simulators
 _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
@@ -171,7 +171,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     if tensor > 1 and "rollout" in ours:
         rest = ",".join(name for name in ours if name != "rollout")
         block = dict(value) if isinstance(value, Mapping) else {"placement": value}
-        # The ranks are given, so that engines cannot be
+        # The line says how many ranks there are, so engines cannot be set as accelerators of a rank
         spread = ":" in str(block.get("placement", ""))
         key = "tensor_parallel_size" if spread else "accelerators_per_rank"
         lines = ({rest: value} if rest else {}) | {"rollout": block | {key: tensor}}
@@ -311,7 +311,7 @@ def import_verl(draft: Draft, per_node: int) -> Imported:
     pool.copies["rollout"] = tensor = draft.count(_VERL_TENSOR, 2, 1)
     pool.check_engines(_VERL_TENSOR, tensor, total)
     actor, reference = (_ulysses(f"{_VERL}{block}") for block in ("actor.", "ref."))
-    # The reference does as the actor unless told otherwise
+    # The reference has the setting of the actor, unless it has its own
     blocks = {
         "reference": (*reference, *actor),
         "actor": actor,
@@ -443,7 +443,7 @@ def _set_verl_prompts(draft: Draft) -> None:
     switch = f"{_VERL}actor.use_dynamic_bsz"
     tokens = f"{_VERL}actor.ppo_max_token_len_per_gpu"
     if draft.has(switch):
-        # That have a pass between them
+        # Number of ranks that share one pass
         ranks = max(draft.count(key, 1, 1) for key in _ulysses(f"{_VERL}actor."))
         for model in (m for m in ("actor", "reference") if m in draft.placed):
             draft.set(f"{model}.token_budget", draft.count(tokens, 16384, 1) * ranks)
@@ -524,7 +524,7 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
     engine = draft.count("rollout-num-gpus-per-engine", 1, 1)
     engines = draft.count("rollout-num-gpus", size, 1)
     pool.check_engines("rollout-num-gpus-per-engine", engine, engines)
-    # 0 where there are too few for one engine
+    # 0 if there are too few accelerators for one engine
     whole = engines - engines % engine
     pool.take("rollout", whole or engines, engine if whole else 1, anew=together)
     pool.copies |= dict.fromkeys(
@@ -541,7 +541,7 @@ def import_slime(draft: Draft, per_node: int) -> Imported:
         "token" if draft.has("calculate-per-token-loss") else "sequence",
     )
     draft.becomes("calculate-per-token-loss", "algorithm.loss")
-    # Both, unless one is switched off
+    # Both leave their accelerators, unless a switch keeps one there
     everything = together or draft.has("offload")
     train = (everything or draft.has("offload-train") or critic) and not draft.has(
         "no-offload-train"
@@ -573,7 +573,7 @@ _SKYRL_ROLES = {
 }
 _SKYRL_ENGINES = "generator.num_inference_engines"
 _SKYRL_TENSOR = "generator.inference_engine_tensor_parallel_size"
-# Which shares with which, by which switch, and its default
+# Component, the component whose accelerators it shares, the switch for this, and the switch's default
 _SKYRL_PAIRS = (
     ("reference", "actor", "colocate_policy_ref", True),
     ("reward", "critic", "colocate_critic_reward", False),
@@ -641,7 +641,7 @@ _ROLL_ROLES = {
     "reward": "reward",
     "actor_infer": "rollout",
 }
-# Megatron, others
+# Settings of context parallelism: for Megatron, for others
 _ROLL_CONTEXT = (
     "strategy_args.strategy_config.context_parallel_size",
     "model_args.ulysses_size",

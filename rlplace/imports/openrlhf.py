@@ -22,7 +22,7 @@ _FLAGS_OF = {
     "reward": "reward",
 }
 _SCHEDULE = "cosine_with_min_lr"  # the default of both models that learn
-# Of an evaluation: our key, the default there, and its name there
+# Settings of an evaluation: key of rlplace, default of OpenRLHF, name in OpenRLHF
 _EVALUATED = (
     ("eval_samples", 4, "n_samples_per_prompt"),
     ("eval_temperature", 0.6, "temperature"),
@@ -60,7 +60,7 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
     reward = "reward.model_name_or_path"
     draft.set_model("actor.model", "actor.model_name_or_path")
     draft.set_model("reward.model", reward)
-    # Begins as it
+    # Without a model of its own, the critic begins as the reward model or the actor
     draft.set_model(
         "critic.model", "critic.model_name_or_path", reward, "actor.model_name_or_path"
     )
@@ -223,7 +223,7 @@ def _offloads(draft: Draft) -> dict[str, bool]:
         draft.unmapped(
             "does nothing there unless all models share their accelerators in turn", key
         )
-    # Speaks for both in the older spelling
+    # In the older spelling, one flag is for reference and reward
     old = "ref_reward_offload" in str(draft.given.get("ref.offload", ""))
     return {
         "actor": draft.has("ds.enable_sleep"),
@@ -374,7 +374,7 @@ def _set_schedule(draft: Draft) -> None:
             "train.async_enable",
             "train.async_queue_size",
         )
-    # Otherwise as many as the data has
+    # Without data.max_samples, the data decides how many iterations there are
     if "data.max_samples" in draft.given:
         samples = draft.count("data.max_samples", 1, 1)
         rounds = draft.count("train.num_episodes", 1, 1)
@@ -449,7 +449,7 @@ def _set_passes(draft: Draft) -> None:
         )
     by_tokens = draft.has(switch)
     tokens = draft.count(learned, 16192, 1)
-    # Larger passes of frozen models than the learners' gain nothing
+    # Frozen models gain nothing by larger passes than those of the models that learn
     largest: int | None = None
     for models, micro, usual, most, keys in (
         (("actor", "critic"), "train.micro_batch_size", 4, tokens, (switch, learned)),

@@ -14,8 +14,8 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-_END = "\x1e"
-_NEWLINE = "\x1f"  # the end of a command; a newline of a variable's value, which is no line of the text
+_END = "\x1e"  # marks the end of a command
+_NEWLINE = "\x1f"  # marks a newline in a variable's value, which does not end a line of the text
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _QUOTED = rf"'[^']*'|\"(?:\\.|{_SUBSTITUTION}|[^\"\\])*+\""
 _NAME = r"[A-Za-z_]\w*"

@@ -75,7 +75,7 @@ def shrink(imported: Imported) -> Imported:
             }
     config["actor"]["model"] = {"kind": "causal_lm", **shipped_model("tiny")}
     if "reward" in config and not {"url", "function"} & config["reward"].keys():
-        # With a head that scores
+        # A model with a head for scores
         config["reward"]["model"] = {
             **shipped_model("tiny"),
             "path": "models/tiny_reward",
@@ -83,7 +83,7 @@ def shrink(imported: Imported) -> Imported:
     config["env"] = sizes["env"]
     if any(c.partition(".")[0] == "reward" for c in placement.components):
         config["env"]["rewards"] = [{"name": "unscored"}]
-    # Not the original's: here
+    # The run's folder is a local one, not that of the original
     config["runner"] = (
         _block(imported, "runner") | {"output_dir": "runs"} | sizes["runner"]
     )

@@ -35,7 +35,7 @@ from rlplace.envs.text.rows import Row, mixed
 # Reachable from this machine only; requests without an episode's key are rejected as well
 _HOST = "127.0.0.1"
 _PATH = "/v1/chat/completions"
-# Bytes of a request with the key of an episode, and without, at most
+# Most bytes of a request with the key of an episode, and of one without
 _MOST_BYTES = 64 << 20
 _MOST_UNKNOWN = 1 << 20
 # Seconds without data after which a connection is closed
@@ -116,7 +116,7 @@ class AgentTask:
             "split": self._split,
             "seed": self._seed,
         }
-        # All agents start before the first is waited for
+        # All agents start before the first wait
         begun = [AgentEpisode(self._agent, row, self._endpoint) for _ in range(samples)]
         deadline_s = time.monotonic() + self._first_request_s
         failed = [episode.begin(deadline_s) for episode in begun]
@@ -190,7 +190,7 @@ class AgentEpisode:
                 [problem("agent-refused", _KEY, number, error="late")]
             )
             return self._failed
-        # It returned or raised instead
+        # The agent returned or raised instead
         if not isinstance(asked, list):
             got = "it returned"
             if asked.error is not None:
@@ -219,7 +219,7 @@ class AgentEpisode:
             if asked.error is not None:
                 raise asked.error
             return None
-        # It must repeat the conversation and add one message of the user
+        # The request must repeat the conversation and add one message of the user
         said = self._said
         expected = [*said, Message("assistant", answer)]
         before = asked[: len(expected)]
@@ -280,7 +280,7 @@ class _Line:
     def __init__(self) -> None:
         # Requests of the agent, then its end
         self.asked: queue.SimpleQueue[list[Message] | _End] = queue.SimpleQueue()
-        # Answers to it; None: there are no more
+        # Answers to the agent; None: there are no more
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.result: float | Mapping[str, Any] | None = None
         self.closed = False

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Constants of the kernel: a signal at the parent's death, and linux/capability.h
+# Constants of the Linux kernel, for prctl (a signal at the parent's death) and of linux/capability.h
 _PR_SET_PDEATHSIG = 1
 _CAPABILITIES_V3 = 0x20080522
 _NOBODY = 65534

@@ -8,14 +8,14 @@ from rlplace.config.schema import FaultsConfig
 from rlplace.metrics import Metric, Metrics
 
 _LOG = logging.getLogger(__name__)
-# With `faults.on_error: retry`: repetitions before an episode is left out
+# With `faults.on_error: retry`, the number of repetitions before an episode is left out
 _RETRIES = 2
-# As a number of tries: for failures that another try would repeat
+# A number of tries after which none follows, for failures that would only come again
 NO_USE = _RETRIES
 
 
 class Failures:
-    """The count of failures in an iteration, and the decision what follows: by default, the first failure stops the
+    """Counts the failures of an iteration, and decides what follows from each. By default, the first failure stops the
     run.
     """
 

@@ -217,7 +217,7 @@ class ProcessGrader:
         """Send the transcript to the process, which waits for it; so a long transcript does not block either."""
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
-        # If the process has died, the next message tells it
+        # If the process has died, `_hear` finds out
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(worker.case.transcript)
 
@@ -250,7 +250,7 @@ class ProcessGrader:
         try:
             worker.values[reward.name] = number_of(reward, case, value, self._on_poison)
         except RewardError as error:
-            # It already runs the next function
+            # The process already runs the next function
             worker.close()
             self._processes.remove(worker)
             return self._failed(worker, error)

@@ -67,7 +67,7 @@ class Reward:
     It is sent to other processes as a value; these find the function by its name.
     """
 
-    # Name of the metric: a long name's part behind the colon
+    # Name of the metric: the part of the name after the colon
     name: str
     # Name in the config
     written: str
@@ -75,7 +75,7 @@ class Reward:
     key: str = ""
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    # Takes lists; called with lists of one, so that each episode has its own limits
+    # Whether the function takes lists; it is called with lists of length one, so that each episode has its own limits
     lists: bool = False
 
     @property

@@ -19,9 +19,9 @@ from rlplace.errors import ConfigError, Problem, Source
 _KEY = "env.kwargs.path"
 # Characters of a row that an error shows
 _SHOWN = 200
-# In the place of a row without a line number: stands behind the file
+# Follows the file name in the place of a row, if rows have numbers and no lines
 ROW = ", row"
-# Weight of a data set, at most: how often each row comes in an epoch
+# Greatest weight of a data set: how often each of its rows comes in an epoch
 _MOST_OFTEN = 1_000
 # Places of further bad rows that an error names
 _MORE = 8
@@ -73,8 +73,8 @@ def mixed(
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Return a short name for each path: its file name, preceded by names of folders as far as these tell equal names
-    apart.
+    """Return a name for each path: its file name without ending, preceded by names of folders where file names are
+    equal.
     """
     found = {one: Path(one).stem for one in dict.fromkeys(paths)}
     longest = max((len(Path(one).parts) for one in paths), default=0)
@@ -107,7 +107,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     line is not a JSON object, if the kind of file is unknown, or if a library is missing.
     """
     file = Path(path)
-    # Name the last existing folder; one that may not be entered is told apart
+    # Name the last existing folder, and whether it may be entered
     if not os.path.exists(path):
         folder = next(
             parent for parent in file.absolute().parents if os.path.isdir(parent)

@@ -18,9 +18,9 @@ from rlplace.envs.text.rows import ROW, bad_row, each, mixed
 from rlplace.errors import Source, did_you_mean, suggestion
 
 _SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-# One problem in so many is held out
+# One of this many problems is held out
 _HELD_OUT = 10
-# Digits of a number in a problem or a guess, at most; Python refuses to parse thousands of them
+# Most digits of a number in a problem or a guess; Python refuses to parse thousands of digits
 _GUESS_DIGITS = 30
 # Ending of textarena's games without wrappers: an observation has only the messages since the last one
 _RAW = "-raw"
@@ -32,7 +32,7 @@ _ENDLESS = 1 << 30
 # reasoning-gym makes entry i from (first seed + i): held-out seeds begin where training never arrives
 _HALF = 1 << 30
 _ROLES = ("system", "user", "assistant")
-# Name of the error of a row without this column, and with null in it
+# Name of the error about a row without this column, and about a null in this column
 _LACKS = {"prompt": "lacks-prompt", "answer": "lacks-answer"}
 _HAS_NULL = {"prompt": "null-prompt", "answer": "null-answer"}
 # Column names of well-known data sets, to propose one that is probably meant
@@ -370,7 +370,7 @@ class TextArena:
             # The first episode shows wrong arguments, a wrong number of players and missing word lists
             self.episode(0)
         except LookupError as error:
-            # Another kind is a bug of the game
+            # A subclass of LookupError is a bug of the game
             if type(error) is not LookupError:
                 raise
             download = "python -m nltk.downloader words averaged_perceptron_tagger_eng"

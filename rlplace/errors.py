@@ -40,7 +40,8 @@ class Source:
 
 
 def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
-    """Return where `key`, or the nearest key above it, was written; None if neither was written.
+    """Return where `key` was written; if it was not, where the nearest key above it was; None if none of them was
+    written.
 
     `sources`: place of each key that was written.
     """
@@ -367,11 +368,13 @@ class ChannelBroken(ChannelError):
 
 
 class ChannelMisuse(ChannelError, ValueError):
-    """A call of a channel that cannot succeed, however long it waits."""
+    """A call of a channel that cannot succeed, however long the caller waits."""
 
 
 class WorkerMisuse(_OneProblem, ValueError):
-    """A worker class that cannot work, or a call of a worker's tools that cannot succeed, however long it waits."""
+    """A worker class that cannot work, or a call of a worker's tools that cannot succeed, however long the caller
+    waits.
+    """
 
 
 class NotSent(_OneProblem, TypeError):

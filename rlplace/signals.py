@@ -46,7 +46,7 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Turn signals that end a program into the exception Stopped.
+    """Turns signals that end a program into the exception Stopped.
 
     After a Stopped that ends the run without saving, further signals have no effect: every wait of an ending run has a
     deadline.

@@ -442,7 +442,10 @@ def _nothing(
 
 
 def _planning(words: Sequence[str], changes: Mapping[str, object]) -> str | None:
-    """Return the command that plans the config with `changes`, by key; None if a change removes a key."""
+    """Return the command that plans the config with `changes` (key -> value); None if a change removes a key.
+
+    `words`: words of the command line. An override cannot remove a key.
+    """
     if None in changes.values():
         return None
     plan = shlex.join(["python", "-m", "rlplace.plan", *words])

@@ -14,10 +14,10 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 def of_environment(
     written: object, sources: Mapping[str, Source], key: str = ""
 ) -> dict[str, Source]:
-    """Return where each value that is an environment variable was written, by key.
+    """Return the place of each value that comes from an environment variable, by the key of the value.
 
-    `written`: config, or a value in it, before `${...}` is replaced. `sources`: where each key was written. `key`: key
-    of `written`. Each source has the text `${oc.env:NAME}` of its value.
+    `written`: config, or a value in it, before `${...}` is replaced. `sources`: place of each key that was written.
+    `key`: key of `written`. Each place also has the text of its value, such as `${oc.env:NAME}`.
     """
     if isinstance(written, Mapping):
         below = [

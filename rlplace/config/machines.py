@@ -11,7 +11,7 @@ from rlplace.config.fields import block, knob
 # Larger numbers are typing mistakes. A plan with these numbers takes one second at most.
 MOST_NODES = 10_000
 MOST_PER_NODE = 1_024
-# Why and fix where machines are to have no accelerators
+# Why and fix of the error about 0 accelerators of a machine
 _WITHOUT = (
     "machines without accelerators are declared one by one; components on them are placed by cpu or a node group",
     "cluster.nodes: [{accelerators: 0}]        (in place of accelerators_per_node)",

@@ -89,8 +89,8 @@ def instead_of(folder: Path) -> str:
 
 
 def _near(written: str) -> str | None:
-    """Return a similar name of a model that exists: of a folder beside it, or of a hub id that was downloaded; else
-    None.
+    """Return the name of a model with a similar name: of a folder beside it, or of a downloaded hub id; None if there
+    is none.
     """
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (
@@ -133,7 +133,7 @@ def _hub_cache() -> Path:
     """Return the folder where huggingface_hub keeps downloads; the library need not be installed."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", f"{cache}/huggingface")
-    # Name of this variable in older versions.
+    # The name of HF_HUB_CACHE in older versions
     hub = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{home}/hub")
     return Path(
         os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE", hub)))

@@ -81,7 +81,7 @@ class OpenConfig:
     job: Any  # the Job of this config
     engine: EngineConfig
     components: Mapping[str, ComponentConfig]
-    # Component -> keys that its worker gets; also the blocks that belong to no component.
+    # Component -> keys that its worker gets; also name -> block of the user, for blocks of no component
     settings: Mapping[str, Any]
 
     @property

@@ -136,7 +136,7 @@ class OptionParser(argparse.ArgumentParser):
             got = f"{word} {following}"
         near = self._near(word)
         option = word.partition("=")[0]
-        # A word that is no option
+        # A word that is not an option
         dashes = ["-"]
         if near:
             dashes += DASHES

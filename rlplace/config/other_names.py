@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from rlplace.config.yaml_text import show
 from rlplace.errors import did_you_mean
 
-# Our key -> their names. A name with a leading dot is looked up below the component's block.
+# Key of rlplace -> names in other libraries. A name with a leading dot is looked up below the component's block.
 _KEYS = {
     "cluster.accelerators_per_node": "n_gpus_per_node num_gpus_per_node gpus_per_node accelerators",
     "cluster.num_nodes": "nnodes n_nodes node_num",
@@ -93,7 +93,7 @@ COMPONENTS = {
     **dict.fromkeys(("simulator", "environment", "enviroment"), "env"),
     "inference": "",  # RLinf's component that recomputes log-probabilities; here the actor does that
 }
-# Our word -> their words.
+# Word of rlplace -> words of other libraries.
 _WORDS = {
     "bf16": "bfloat16 torch.bfloat16",
     "fp16": "float16 half torch.float16",
@@ -107,7 +107,7 @@ _WORDS = {
     "colocate_all": "collocated colocated colocate collocate_all",
 }
 _OURS = {theirs: ours for ours, words in _WORDS.items() for theirs in words.split()}
-# Algorithms for simulators that are only a setting here, or do not exist here.
+# Algorithms for simulators that rlplace does not have, or has as a setting of another algorithm.
 _A2C = {
     "name": "ppo",
     "epochs": 1,
@@ -139,7 +139,7 @@ LIBRARIES = {
     "gconfig": "areal",
     "trainer": "verl",
 }
-# Kinds of parallelism for which there is no key here.
+# Kinds of parallelism for which rlplace has no key.
 NO_SUCH = (
     "there is no pipeline or expert parallelism; tensor_parallel_size "
     "splits a model, context_parallel_size tokens"

@@ -18,7 +18,7 @@ _TEXTS = (
 _LISTED = "profile"  # the key whose value is a list of paths, separated by commas
 # An unquoted path in a home folder: the value of a key, or an entry of a list or block.
 _BARE_HOME = re.compile(r"(?:^|(?<=[\[,:]))(\s*)(~[\w.-]*/[^\s,:\[\]{}'\"\\$]*)")
-# the same, with blanks allowed
+# An unquoted path in a home folder, in which blanks are allowed
 _WHOLE_HOME = re.compile(r"~[\w.-]*/[^,:\[\]{}'\"\\$]*")
 _BARE_PATH = re.compile(r"(?=.*/)[\w./~@%+=-]+")
 

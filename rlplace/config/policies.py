@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlplace.config.fields import knob
 
-# Kind of recurrent layer -> remembered numbers per unit of its size.
+# Kind of recurrent layer -> number of remembered values for each unit of its size.
 _CELLS = {
     "none": 0,
     "gru": 1,

@@ -446,7 +446,7 @@ class RewardConfig(FrozenConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """How samples are made and learned from. Keys for one kind of job are rejected in the other."""
+    """How samples are made, and how models learn from them. A key of one kind of job is refused in the other."""
 
     name: AlgorithmName = knob(
         "ppo: with a critic | the others, of language models: without", "ppo"

@@ -39,7 +39,7 @@ _HYDRA: dict[str, Any] = {
     "hydra": {"type": "object", "description": "settings of Hydra itself"},
 }
 SIZE_TEXT = r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?[Bb]|[Bb])?\s*$"
-_SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than ours
+_SIZES = pydantic.TypeAdapter(pydantic.ByteSize)  # takes more units than SIZE_TEXT
 SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "y"), "true"),
     **dict.fromkeys(("false", "no", "off", "0", "n", "none", "null"), "false"),
@@ -271,7 +271,7 @@ def _listed(item: Any, value: object) -> object:
     if _is_union(item):
         options = typing.get_args(item)
     words = _words_of(options)
-    # A text that names choices
+    # A text with names of choices, separated by commas
     named: list[str] = []
     if words and isinstance(value, str):
         named = [word.strip() for word in value.split(",")]
@@ -293,7 +293,7 @@ def _listed(item: Any, value: object) -> object:
         items = _items_of(item, value)
         if items is not None:
             raise _error("wrong-type", "list", show(items))
-    # One item
+    # A single item in place of a list
     fits = f"[{show(value)}]"
     if isinstance(value, str) and "," in value:
         fits = f"[{value}]"
@@ -357,7 +357,7 @@ def _bytes(value: object) -> object:
         raise ValueError
     try:
         size = int(_SIZES.validate_python(match[0]))
-    except OverflowError:  # of a float
+    except OverflowError:  # the number is larger than a float can be
         raise ValueError from None
     if size > MOST_SIZE:
         raise ValueError
@@ -405,7 +405,7 @@ def _explained(
         options = [o for o in typing.get_args(hint) if o is not type(None)]
         optional = type(None) in typing.get_args(hint)
     words = _words_of(options)
-    # The alternative that is no word; None if there are only words
+    # The alternative that is not a word; None if there are only words
     of = next((o for o in options if typing.get_origin(o) is not typing.Literal), None)
     about = rules.get("doc")
     written = str(value).strip()
@@ -474,7 +474,7 @@ def _not_a_word(
 def _no_placement(value: object) -> PydanticCustomError:
     """Return the error about a placement that is a text or a list.
 
-    It has a valid value if the meaning is clear: for `all`, and for a list of blocks.
+    The error proposes a valid value if the meaning is clear: for `all`, and for a list of blocks.
     """
     fits = None
     if value == "all":
@@ -489,7 +489,7 @@ def _no_placement(value: object) -> PydanticCustomError:
 def _no_size(value: object) -> PydanticCustomError:
     """Return the error about a wrong size in bytes.
 
-    It has a valid value with the same number, with GiB if the number has no unit.
+    The error proposes a valid value with the same number; a number without a unit gets GiB.
     """
     written = re.fullmatch(
         r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT]?)(i?)(b?)(?:ytes?)?\.?)\s*",
@@ -569,7 +569,7 @@ def _no_number_at_all(
     fits = None
     if isinstance(value, str):
         fits = _as_number(value, of)
-    # What the key means is told where the value does not show what was meant
+    # The error says what the key means, unless the value shows what was meant
     told = about
     if fits:
         told = None
@@ -637,7 +637,7 @@ def _having(key: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _relaxed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a block with no required keys, and with every value allowed to be `${...}`."""
+    """Return the JSON Schema of a block, changed so that no key is required and every value may be `${...}`."""
     kept = {
         key: value for key, value in schema.items() if key not in ("required", "title")
     }

@@ -32,7 +32,7 @@ MODEL_KEYS = ("path", "model_type")  # every language model has one of these key
 _OWN = "package.module:Class"  # a custom adapter or engine
 # Tags whose values may be custom names -> the job of such a value.
 _OWN_TAGS: Mapping[str, JobName] = {"env.kind": USUAL, "rollout.engine": MARKED}
-# the algorithm of either job; all others compare answers of language models
+# The algorithm that both jobs have; all others compare answers of language models
 _USUAL_ALGORITHM = "ppo"
 
 
@@ -119,7 +119,7 @@ def _comparing() -> tuple[str, ...]:
 
 
 def marks() -> dict[str, list[str]]:
-    """Return the values that show that a config is one on language models: key -> values."""
+    """Return the keys and values by which a config is known as one on language models: key -> values."""
     found = {
         tag: [value for value, job in values.items() if job == MARKED]
         for tag, values in TAGS.items()

@@ -45,7 +45,7 @@ _OF_WORKERS = re.compile(
 def wrong_variables(config: Any) -> list[Problem]:
     """Return the problems of `cluster.env_vars`: invalid names, invalid values, and secrets, which are not shown."""
     problems = list(_invalid(config))
-    # The word of the command line would show the secret.
+    # As the source of the problem, the word of the command line would show the secret
     if any(found.code == _WRITTEN for found in problems):
         problems = [
             dataclasses.replace(found, source=Source(file=KEY)) for found in problems

@@ -33,7 +33,9 @@ class Encoding:
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
-    """Return how observations of a space become arrays; None if they cannot, as texts and graphs."""
+    """Return how observations of a space become arrays; None for a space whose observations cannot, such as texts or
+    graphs.
+    """
     places = list(_places(space))
     plain = [isinstance(entry, spaces.Box | _Vector) for _, entry in places]
     if not places or not all(plain):

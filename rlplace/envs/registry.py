@@ -324,9 +324,10 @@ def unknown_choice(
 def missing_library(
     why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> ConfigError:
-    """Return the error that a library is missing; its fix is the command that installs `extra`.
+    """Return the error that a library is missing; its fix is the command that installs `extra`, an extra of rlplace.
 
-    `why`: what is missing. `got`: what needs the library. `key`: config key. `of`: words for what needs it.
+    `why`: what is missing. `got`: value of the config that needs the library. `key`: its config key. `of`: words for
+    what needs the library, such as "the task".
     """
     command = install_command(extra)
     # Gymnasium names the command for libraries that our extras lack, such as Box2D
@@ -344,8 +345,9 @@ def needs(
 ) -> Iterator[None]:
     """Within the context, turn the error of a missing module into ConfigError.
 
-    `modules`: the modules for which this holds; if none is given, all. `got`: what needs them. `extra`: the extra of
-    rlplace that installs them. `key`: config key. `of`: words for what needs them.
+    `modules`: names of the modules for which this holds; if none is given, all modules. `got`: value of the config that
+    needs them. `extra`: the extra of rlplace that installs them. `key`: config key of the value. `of`: words for what
+    needs them, such as "the task".
     """
     try:
         yield

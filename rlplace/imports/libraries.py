@@ -94,8 +94,8 @@ def _rlinf_names(key: str) -> list[str]:
 def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
     """Return a number of accelerators per node that is enough for all placement lines, at least `_RLINF_WIDTH`.
 
-    `lines`: settings with the placement lines. `nodes`: number of nodes. If no line has a number, return for a job with
-    simulators the largest number up to `_RLINF_WIDTH` that divides the simulators evenly.
+    `lines`: settings with the placement lines. `nodes`: number of nodes. Only for a job with simulators and no number
+    in its lines, it may be less: the largest number that divides the simulators evenly.
     """
     sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0

@@ -81,8 +81,9 @@ class Allocation:
         self.take("rollout", engines * each, each, anew=together)
 
     def check_engines(self, key: str, size: int, accelerators: int) -> None:
-        """Report engines of `size` accelerators that do not divide their `accelerators`. `key`:
-        setting with the size.
+        """Report a problem if `accelerators` accelerators cannot be divided into engines of `size`.
+
+        `key`: setting with the size of an engine.
         """
         if accelerators % size:
             self._draft.find(
@@ -95,8 +96,9 @@ class Allocation:
             )
 
     def divide_tokens(self, component: str, *keys: str) -> None:
-        """Write how many replicas of a component split a long sequence: the value of the first
-        given setting of `keys`.
+        """Set how many replicas of a component split a long sequence: the value of the first given setting of `keys`.
+
+        A value that does not divide the component's replicas is reported.
         """
         key = next((key for key in keys if key in self._draft.given), None)
         if key is None or component not in self.where:

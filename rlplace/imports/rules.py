@@ -1,20 +1,22 @@
-"""The rules of a library: what becomes of each of its settings. `rules/<library>.toml` holds them.
+"""The rules of a library say what becomes of each of its settings. `rules/<library>.toml` has them.
 
-Tables of such a file, each from their keys (`newest|older` spelling; a trailing * is for all that begin so):
+In the tables of such a file, a setting is written as `newest spelling|older spelling`; a trailing * stands for all
+settings that begin so. "Key" is a key of rlplace::
 
     algorithm     the setting that names the advantage estimator, and its default; "": gae beside a critic, else grpo
     kl            one entry for each place of the KL term; the first whose setting `when` (else `switch`) is on counts
-    [product]     a key of ours = whole numbers of theirs multiplied, divided by those in `over`; beside each its
-                  default, 0: without the setting there is no product
-    [set]         the same value under a key of ours, or several. theirs: their default, written out where ours differs;
-                  words: their word -> ours; least: below it the setting is off; note: how ours differs
-    [part]        a key of ours <- the settings that it is derived from, in the library's module; a model, by its name
-    [holds]       why nothing needs to be written <- settings
-    [holds_for]   likewise, for one value; otherwise: why other values have no key
-    [unmapped]    why there is no key of ours <- settings
-    [flags]       how many words follow a flag: none, two, many; else one
+    [product]     key = product of the settings in `of`, divided by those in `over`; beside each setting its default;
+                  0: without the setting there is no product
+    [set]         setting = key, or several keys, with the same value. theirs: default of the library, written out
+                  where that of rlplace differs; words: word of the library -> word of rlplace; least: below it, the
+                  setting is off; note: how the meaning differs
+    [part]        key = settings from which the library's module derives it; of a model, the setting with its name
+    [holds]       reason = settings for which nothing needs to be written
+    [holds_for]   the same, for one value of a setting; otherwise: why other values have no key
+    [unmapped]    reason = settings that have no key
+    [flags]       none, two, many = flags that so many words follow; one word follows any other flag
 
-Tables below `simulator` or `language_model` hold for that job.
+Tables below `simulator` or `language_model` hold for that job alone.
 """
 
 from __future__ import annotations

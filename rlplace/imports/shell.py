@@ -113,7 +113,9 @@ def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
 
 
 def _entry(command: list[Word]) -> int:
-    """Return the position of the first word after the trainer's script or module."""
+    """Return the position of the first word after the trainer's script or module; if there is none, that of the first
+    option.
+    """
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
         value = before.startswith("--") and before != "--"

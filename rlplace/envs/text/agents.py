@@ -60,8 +60,8 @@ class Agent(Protocol):
     """A function of the user that leads the conversation of an episode.
 
     `base_url`, `api_key`: for any client of the OpenAI API. `row`: a row of the data set, with the episode's `number`,
-    the `split` and the run's `seed`. It returns the score of the episode, or facts for reward functions. It is called
-    in many threads at once. Its first request must depend on `row` alone.
+    the `split` and the run's `seed`. The function returns the score of the episode, or facts for reward functions. It
+    is called in many threads at once. Its first request must depend on `row` alone.
     """
 
     def __call__(

@@ -42,11 +42,10 @@ def run_tests(
     timeout_s: float = 10.0,
     memory_bytes: int = 512 << 20,
 ) -> int:
-    """Run `code` in another process, then each of `tests` in the same namespace; return the number of tests that
-    passed.
+    """Run `code` in another process, then each of `tests` in the same namespace; return how many of `tests` passed.
 
     Return 0 if `code` itself raises. A test that was not reached in time has not passed. Blocks for little more than
-    `timeout_s` at most; then the process is dead. It cannot start processes or threads.
+    `timeout_s` at most; then the process is dead. The process cannot start processes or threads.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
         # The job is a file in a folder of its own, the report comes through a pipe

@@ -83,7 +83,7 @@ class InlineGrader:
     def done(self, *, wait: bool) -> list[Graded]:
         """Return the episodes that were graded since the last call, each with its rewards.
 
-        `wait`: for graders that work beside the caller: whether to wait until at least one episode is graded.
+        `wait` has no effect, since `submit` grades at once.
         """
         done = self._done
         self._done = []
@@ -214,7 +214,9 @@ class ProcessGrader:
                 self._show(worker)
 
     def _show(self, worker: _GraderProcess) -> None:
-        """Send the transcript to the process, which waits for it; so a long transcript does not block either."""
+        """Send the transcript of a process's case to the process, which waits for it; so even a long transcript does
+        not block.
+        """
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
         # If the process has died, `_hear` finds out

@@ -189,8 +189,8 @@ def number_of(
 ) -> float:
     """Return the value of a reward function as a float.
 
-    Raises RewardError if it is not a finite number. With `on_poison` "skip", a number that is not finite becomes nan
-    instead.
+    Raises RewardError if the value is not a finite number. With `on_poison` "skip", a number that is not finite becomes
+    nan instead. `case`: the episode, for the error.
     """
     try:
         number = float(value)

@@ -554,7 +554,11 @@ class PromptSet:
         return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
-        """Raise ConfigError with the place of the row if a column is missing, or if its prompt is not a prompt."""
+        """Raise ConfigError with the place of a row, if a column is missing or null, or if its prompt column has no
+        prompt.
+
+        `values`: values of the row, by column.
+        """
         for key, column in (("prompt", self._prompt), ("answer", self._answer)):
             if column is None:
                 continue

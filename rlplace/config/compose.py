@@ -36,8 +36,9 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
+from rlplace.codes import config_error
 from rlplace.config.found import value_at
-from rlplace.config.from_environment import of_environment, without_variable
+from rlplace.config.from_environment import of_environment, with_default
 from rlplace.config.keys import every_place, takes_list
 from rlplace.config.options import DASHES, OptionParser
 from rlplace.config.paths import at_home, names_config, readable
@@ -201,15 +202,8 @@ def with_hydra(argv: Sequence[str]) -> list[Composed]:
     # The folders and the config must exist.
     for folder in line.folders[:-1]:
         if not folder.is_dir():
-            why = "configs are looked for there, then among the shipped ones"
-            fix = "--config-dir <a folder of .yaml files>"
-            raise ConfigError.of(
-                "bad-config",
-                "--config-dir",
-                "there is no such folder",
-                str(folder),
-                why,
-                fix,
+            raise config_error(
+                "bad-config", "--config-dir", str(folder), error="no-folder"
             )
     if not line.file.is_file() and (line.name is not None or not line.flags.cfg):
         raise _unknown_config(line)
@@ -279,28 +273,37 @@ def _unknown_config(line: CommandLine) -> ConfigError:
     names = config_names(line.root)
     word = (line.name or "").rpartition("/")[2].removesuffix(".yml")
     near = did_you_mean(word, names)
-    code = "unknown-config"
-    what = "no such config"
+    folder = _short(line.root)
+    shown = listed(names) or "no .yaml file"
     if line.name is None:
-        code = "no-config"
-        what = "no config was named"
-    why = f"configs in {_short(line.root)}:\n{listed(names) or 'no .yaml file'}"
-    fallback = "--help" if line.name == "help" else "hybrid_ppo"
-    fix = near or fallback
+        return config_error("no-config", "--config-name", folder=folder, names=shown)
     # A file that ends in .yml is not found
-    is_yml = line.name is not None and line.name.endswith(".yml")
-    if line.name is not None and is_yml and (near is None or Path(line.name).is_file()):
-        what = "the name of a config ends in .yaml"
-        fix = f"mv {line.name} {line.name.removesuffix('.yml')}.yaml"
-    elif line.name is None or line.flags.config_name is not None:
-        fix = f"--config-name {fix}"
-    return ConfigError.of(
-        code,
+    if line.name.endswith(".yml") and (near is None or Path(line.name).is_file()):
+        return config_error(
+            "unknown-config",
+            "--config-name",
+            line.name,
+            error="yml",
+            hint=suggestion(near),
+            folder=folder,
+            names=shown,
+            name=line.name,
+            stem=line.name.removesuffix(".yml"),
+        )
+    # The word to paste: the name alone, as it was given, or with its flag
+    fallback = "--help" if line.name == "help" else "hybrid_ppo"
+    instead = near or fallback
+    if line.flags.config_name is not None:
+        instead = f"--config-name {instead}"
+    return config_error(
+        "unknown-config",
         "--config-name",
-        what + suggestion(near),
         line.name,
-        why,
-        fix,
+        error="no-file",
+        hint=suggestion(near),
+        folder=folder,
+        names=shown,
+        instead=instead,
     )
 
 
@@ -331,14 +334,12 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
         shown = OmegaConf.select(shown, package)
         if shown is None:
             keys = _job_of(line.name, overrides)[0]
-            why = "it has " + ", ".join(str(key) for key in keys)
-            raise ConfigError.of(
+            raise config_error(
                 "bad-option",
                 "--package",
-                "the config has no such block",
                 package,
-                why,
-                "-p cluster",
+                error="no-block",
+                blocks=", ".join(str(key) for key in keys),
             )
     if line.flags.resolve and OmegaConf.is_config(shown):
         OmegaConf.resolve(shown)
@@ -682,35 +683,22 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
         return f"++{key}={QuotedString(value, Quote.double).with_quotes()}"
     # A sweep needs --multirun
     if override.is_sweep_override() and not line.swept:
+        which = "comma"
         if override.value_type is not ValueType.SIMPLE_CHOICE_SWEEP:
-            what = "is a sweep over several values"
-            why = "range(), choice(), glob() and the like mean one run for each"
-            raise ConfigError.of(
-                "override-is-sweep",
-                key,
-                what,
-                word,
-                why,
-                "add --multirun, or write one value",
-            )
-        what = "a comma on the command line means a sweep over several values"
-        why = "Hydra splits at the comma, and each value is a run of its own"
-        fix = f"-m {word}"
-        if takes_list(key):
-            why = "Hydra splits at the comma; write a list to mean one value with several pieces"
-            fix = f"{key}=[{value}]"
-        raise ConfigError.of("override-is-sweep", key, what, word, why, fix)
-    if key == MODEL:
-        why = "a model belongs to the component that has it: model@actor.model, model@reward.model"
-        fix = f"model@actor.model={value}"
-        raise ConfigError.of(
-            "renamed-key",
-            MODEL,
-            "is now model@actor.model",
+            which = "function"
+        elif takes_list(key):
+            which = "comma-of-list"
+        raise config_error(
+            "override-is-sweep",
+            key,
             word,
-            why,
-            fix,
+            error=which,
+            word=word,
+            path=key,
+            value=value,
         )
+    if key == MODEL:
+        raise config_error("renamed-key", MODEL, word, error="model-group", value=value)
     # Overrides that Hydra takes as they are
     is_model_key = ".model." in key and not key.startswith("actor.model.kwargs.")
     known = key in every_place()
@@ -767,11 +755,18 @@ def _declared(key: str, name: str, line: CommandLine) -> str:
             return f"~{key}"
         return f"++{block}=null"
     near = did_you_mean(name, known)
-    what = f"no such {group} is declared" + suggestion(near)
-    why = f"declared {group}s:\n{listed(known)}"
-    fix = f"{key}={near or next(iter(known))}        (or declare it: configs/{group}/{name}.yaml)"
-    code = "unknown-cluster" if group == CLUSTER else "unknown-model"
-    raise ConfigError.of(code, key, what, name, why, fix)
+    raise config_error(
+        "unknown-cluster" if group == CLUSTER else "unknown-model",
+        key,
+        name,
+        error="not-declared",
+        group=group,
+        hint=suggestion(near),
+        known=listed(known),
+        path=key,
+        near=near or next(iter(known)),
+        name=name,
+    )
 
 
 def _config_error(error: Exception, line: CommandLine) -> ConfigError:
@@ -800,13 +795,12 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
             word = each
             break
     if word is None:
-        return ConfigError.of(
+        return config_error(
             "bad-config",
             "config",
-            first or type(error).__name__,
-            None,
-            rest.strip() or None,
-            "see --help",
+            error="of-library",
+            message=first or type(error).__name__,
+            more=rest.strip() or None,
         )
     # The key beside it that was meant
     key = word.partition("=")[0]
@@ -818,16 +812,19 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
         if is_leaf and path.rpartition(".")[0] == block:
             beside.append(path.removeprefix(f"{block}."))
     meant = did_you_mean(leaf, beside)
-    near = meant and f"{block}.{meant}"
-    what = "the config has no such key to override" + suggestion(near)
-    why = "an override changes a key that the config has; +key=value adds one"
-    fix = f"remove {word}"
-    if near:
-        fix = word.replace(key, near, 1)
-    elif block.endswith(".model"):
-        # The block takes any key of a config.json
-        fix = f"+{word}"
-    return ConfigError.of("unknown-override", key, what, word, why, fix)
+    if meant:
+        near = f"{block}.{meant}"
+        return config_error(
+            "unknown-override",
+            key,
+            word,
+            error="misspelt-key",
+            near=near,
+            corrected=word.replace(key, near, 1),
+        )
+    # The block of a model takes any key of a config.json
+    which = "key-of-model" if block.endswith(".model") else "no-key"
+    return config_error("unknown-override", key, word, error=which, word=word)
 
 
 def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigError:
@@ -848,30 +845,28 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
             if source is None and key.startswith("defaults[") and word.search(row):
                 got = row
                 source = place
-    noun = group or "config"
-    what = f"there is no {noun} {name!r}" + suggestion(near)
-    why = f"{noun}s that can be named here:\n{listed(known) or 'none'}"
-    fix = word.sub(near, got) if near else "a name that is listed above"
     code = {CLUSTER: "unknown-cluster", MODEL: "unknown-model"}.get(
         group, "unknown-config"
     )
-    return ConfigError.of(code, "defaults", what, got, why, fix, source=source)
+    return config_error(
+        code,
+        "defaults",
+        got,
+        error="misspelt-part" if near else "no-part",
+        source=source,
+        noun=group or "config",
+        name=name,
+        near=near,
+        known=listed(known) or "none",
+        line=word.sub(near, got) if near else None,
+    )
 
 
 def _check_is_block(line: CommandLine) -> None:
     """Raise ConfigError for a config that is a list. A text that is not YAML gets its error elsewhere."""
     with contextlib.suppress(yaml.YAMLError):
         if isinstance(yaml.compose(line.text), yaml.SequenceNode):
-            why = "a config has keys with values, such as runner: {seed: 1}"
-            fix = "defaults: [hybrid_ppo, _self_]        (and your keys below)"
-            raise ConfigError.of(
-                "bad-config",
-                line.file.name,
-                "is a list, not a block of keys",
-                None,
-                why,
-                fix,
-            )
+            raise config_error("bad-config", line.file.name, error="list")
 
 
 def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
@@ -880,15 +875,7 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     # A dash of a word processor
     plain = _DASHES.sub("-", word)
     if word != plain:
-        why = "it has a dash where a hyphen is meant, as word processors and chats write it"
-        return ConfigError.of(
-            "bad-config",
-            key,
-            "cannot read the override",
-            word,
-            why,
-            plain,
-        )
+        return config_error("bad-config", key, word, error="dash", plain=plain)
     # A value with blanks that the shell has split: join words until all brackets are closed
     rest = words[words.index(word) :] if word in words else [word]
     joined = None
@@ -898,11 +885,32 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
             joined = text
             break
     if not closes(word) and joined is not None:
-        what = "the shell has split it at a blank"
-        why = "what has blanks is quoted there"
-        return ConfigError.of("bad-config", key, what, word, why, shlex.quote(joined))
+        return config_error(
+            "bad-config", key, word, error="split", joined=shlex.quote(joined)
+        )
+    # No override at all
+    if "=" not in word:
+        # `key: value`, `key = value` or `key= value`
+        pair_text = " ".join(rest[:3]) if rest[1:2] == ["="] else word
+        pair = re.fullmatch(r"([\w.]+)(?:: *| += *)(\S+)", pair_text)
+        if pair:
+            return config_error(
+                "bad-config", word, word, error="pair", name=pair[1], value=pair[2]
+            )
+        which = "second-config" if word in config_names() else "without-value"
+        return config_error("bad-config", word, word, error=which, word=word)
+    changed = key.lstrip("+~")
+    # Text that needs quotes
+    in_quotes = _as_text(word)
+    if in_quotes is not None:
+        return config_error(
+            "bad-config",
+            changed,
+            word,
+            error="text-without-quotes",
+            quoted=shlex.quote(in_quotes),
+        )
     # Lists of numbers in braces, such as 0-3,5-7, need quotes
-    fix = "quote text with commas, and close brackets and braces"
     quoted = re.sub(
         r"(:\s*)([0-9][0-9:-]*(?:\s*,\s*[0-9][0-9:-]*)+)(?=\s*[,}])",
         r'\1"\2"',
@@ -911,23 +919,14 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
     if quoted != word:
         with contextlib.suppress(OverrideParseException):
             OverridesParser.create().parse_overrides([quoted])
-            fix = shlex.quote(quoted)
-    if "=" not in word:
-        why = "an override is key=value, and the config is named already"
-        fix = f"leave out {word}" if word in config_names() else f"{word}=<a value>"
-        # `key: value`, `key = value` or `key= value`
-        pair_text = " ".join(rest[:3]) if rest[1:2] == ["="] else word
-        pair = re.fullmatch(r"([\w.]+)(?:: *| += *)(\S+)", pair_text)
-        if pair:
-            fix = f"{pair[1]}={pair[2]}"
-        return ConfigError.of("bad-config", word, "is no override", word, why, fix)
-    what = "cannot read the override"
-    why = "inside braces, commas separate entries; a value with a comma is quoted there"
-    in_quotes = _as_text(word)
-    if in_quotes is not None:
-        why = "Hydra reads text with characters such as < and > where it is quoted"
-        fix = shlex.quote(in_quotes)
-    return ConfigError.of("bad-config", key.lstrip("+~"), what, word, why, fix)
+            return config_error(
+                "bad-config",
+                changed,
+                word,
+                error="commas-without-quotes",
+                quoted=shlex.quote(quoted),
+            )
+    return config_error("bad-config", changed, word, error="unread")
 
 
 def _as_text(word: str) -> str | None:
@@ -960,51 +959,59 @@ def _not_resolved(
 
     `written`: the config before `${...}` was replaced.
     """
-    # What is said if nothing more is known
     key = str(error.full_key)
-    message = str(error).partition("\n")[0]
     leaf = key.rpartition(".")[2]
     value = None
     if isinstance(written, dict):
         value = value_at(written, key)
-    what = message.rpartition("interpolation: ")[2]
-    why = "${...} stands for the value of another key"
-    fix = f"{leaf}: <a value>"
+    got = None
+    if value is not None:
+        got = f"{leaf}: {value}"
+    message = str(error).partition("\n")[0]
+    # What is said if nothing more is known
+    which = "unresolved"
+    facts: dict[str, object] = {
+        "leaf": leaf,
+        "path": key,
+        "message": message.rpartition("interpolation: ")[2],
+    }
     # A clearer text for each kind of error
     if isinstance(error, MissingMandatoryValue):
-        what = "has no value yet"
-        why = "??? stands for a value that is given elsewhere"
-        fix = f"{key}=<a value>"
+        which = "no-value-yet"
     elif isinstance(error, GrammarParseError):
-        what = f"cannot read this: {message}"
-        why = f"{why}, and its braces are closed"
+        which = "not-closed"
+        facts["message"] = message
     elif isinstance(error, InterpolationKeyError):
         match = re.search(r"'(.+)'", message)
         if match:
             near = _referred_key(match[1], key, value, sources)
-            what = f"the config has no key {match[1]!r}" + suggestion(near)
+            which = "referred-key"
+            facts |= {"name": match[1], "hint": suggestion(near)}
             if near and value:
-                fix = f"{leaf}: {value}".replace(match[1], near)
+                which = "misspelt-referred-key"
+                facts["corrected"] = str(value).replace(match[1], near)
     elif variable := re.search(r"Environment variable '(.+)' not found", message):
-        what, why, fix = without_variable(leaf, value, variable[1])
+        which = "no-variable"
+        facts["name"] = variable[1]
+        if value:
+            which = "no-variable-or-default"
+            facts["other"] = with_default(str(value), variable[1])
     elif isinstance(error, UnsupportedInterpolationType):
         match = re.search(r"type (\S+)", message)
         if match:
             near = did_you_mean(match[1], _RESOLVERS)
-            what = f"there is no {match[1]!r} that gives values" + suggestion(near)
+            which = "resolver"
+            facts |= {"name": match[1], "near": near}
             if near:
-                fix = f"{leaf}: {value}".replace(match[1], near)
-    got = None
-    if value is not None:
-        got = f"{leaf}: {value}"
-    return ConfigError.of(
+                which = "misspelt-resolver"
+                facts["corrected"] = str(value).replace(match[1], near)
+    return config_error(
         "bad-config",
         key,
-        what,
         got,
-        why,
-        fix,
+        error=which,
         source=source_of(key, sources),
+        **facts,
     )
 
 

@@ -52,19 +52,6 @@ def decoded(leaf: str, variable: str, fits: bool) -> str:
     return f"export {match[1]}=<such a value>        (with {leaf}: ${{oc.decode:{variable}}})"
 
 
-def without_variable(leaf: str, written: object, name: str) -> tuple[str, str, str]:
-    """Return (what, why, fix) of the error about a key whose environment variable `name` is not set.
-
-    `leaf`: last part of the key. `written`: text of its value.
-    """
-    what = f"the environment has no {name}"
-    why = "${oc.env:...} stands for a variable of the environment"
-    other = str(written).replace(
-        f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}"
-    )
-    return (
-        what,
-        why,
-        f"export {name}=<a value>"
-        + (f"        (or {leaf}: {other})" if written else ""),
-    )
+def with_default(written: str, name: str) -> str:
+    """Return a text `${oc.env:N}` with a place for the default of the variable."""
+    return written.replace(f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from rlplace.codes import config_error, problem
 from rlplace.errors import ConfigError, Problem, Source, source_of
 
 # Text that stands without quotes in a block: no character in it has a meaning in YAML
@@ -166,16 +167,13 @@ def text_of(file: Path, shown: str) -> str:
         begin = file.read_bytes()[:2]
         word = shlex.quote(shown)
         is_utf16 = begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        written = "UTF-16" if is_utf16 else "ISO-8859-1"
-        fix = f"iconv -f {written} -t UTF-8 {word} > {word}.new && mv {word}.new {word}"
-        fix += "        (or save it as UTF-8 in your editor)"
-        raise ConfigError.of(
+        raise config_error(
             "bad-yaml",
             shown,
-            "is no text in UTF-8",
-            None,
-            str(error),
-            fix,
+            error="encoding",
+            reason=str(error),
+            written="UTF-16" if is_utf16 else "ISO-8859-1",
+            file=word,
         ) from error
 
 
@@ -226,29 +224,31 @@ def not_yaml(
     """Convert an error of the YAML library to the standard error form."""
     # What the library says
     mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or "is not YAML"
+    message = getattr(error, "problem", None) or "is not YAML"
     got = None
     if mark and mark.buffer:
         got = mark.get_snippet().strip().splitlines()[0]
-    why = getattr(error, "context", None)
-    fix = "see the line named above"
     # Clearer words for frequent mistakes
+    which = "not-yaml"
     if "found character '\\t'" in str(error):
-        why = "YAML indents with blanks only, never with tabs"
-        fix = "replace the tab by blanks"
-    elif "mapping values are not allowed" in what:
-        why = "a key stands below a value, or behind one: keys of one block begin in one column"
-        fix = "indent this line as the keys beside it"
-    elif "could not find expected ':'" in what:
-        why = "a line is key: value, with a blank behind the colon; an item is - value"
-        fix = "key: value        (at this line or the one before)"
-    elif "expected ',' or" in what:
-        why = "what opens with { or [ goes on to its end"
-        bracket = what.partition(" or ")[2].partition(",")[0]
-        fix = f"close it with {bracket}"
+        which = "tab"
+    elif "mapping values are not allowed" in message:
+        which = "indent"
+    elif "could not find expected ':'" in message:
+        which = "no-colon"
+    elif "expected ',' or" in message:
+        which = "open-bracket"
     line = mark.line + 1 if mark else None
-    source = Source(file=file, line=line)
-    return ConfigError.of(code, key, what, got, why, fix, source=source)
+    return config_error(
+        code,
+        key,
+        got,
+        error=which,
+        source=Source(file=file, line=line),
+        message=message,
+        context=getattr(error, "context", None),
+        bracket=message.partition(" or ")[2].partition(",")[0],
+    )
 
 
 def repeated_key(text: str, file: str) -> ConfigError | None:
@@ -274,18 +274,14 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
     if found is None:
         return None
     key, first, second = found
-    got = text.splitlines()[second - 1].strip()
-    what = "stands twice in its block"
-    why = "a key has one value"
-    fix = f"remove line {first} or line {second}"
-    return ConfigError.of(
+    return config_error(
         "bad-yaml",
         key,
-        what,
-        got,
-        why,
-        fix,
+        text.splitlines()[second - 1].strip(),
+        error="key-twice",
         source=Source(file=file, line=second),
+        first=first,
+        second=second,
     )
 
 
@@ -399,25 +395,22 @@ def misread_numbers(
             continue
         name = key.rpartition(".")[2]
         leaf = "" if key.endswith("]") else f"{name}: "
-        what = f"YAML reads {node.value} as {value}"
         if ":" in node.value:
-            base = "60"
-            notation = "with colons"
+            which = "colons"
             plain = str(value)
         else:
-            base = "8"
-            notation = "after a 0"
+            which = "zero"
             plain = str(int(node.value.replace("_", "")))
-        why = f"YAML 1.1 takes digits {notation} for a number to the base {base}"
-        fix = f'{leaf}{plain}        (or in quotes, if it is text: "{node.value}")'
-        yield Problem(
-            code="misread-number",
-            key=key,
-            what=what,
-            got=f"{leaf}{node.value}",
+        yield problem(
+            "misread-number",
+            key,
+            f"{leaf}{node.value}",
+            error=which,
             source=place,
-            why=why,
-            fix=fix,
+            written=node.value,
+            value=value,
+            leaf=leaf,
+            plain=plain,
         )
 
 
@@ -438,36 +431,29 @@ def not_blocks(
     for key, value in written.items():
         block = any(place.startswith(f"{key}.") for place in known)
         if key == "defaults" and isinstance(value, str):
-            why = "it lists the configs that this one extends, and itself"
-            fix = f"defaults: [{value}, _self_]"
-            return ConfigError.of(
+            return config_error(
                 "bad-config",
                 key,
-                "expected a list",
                 show(value),
-                why,
-                fix,
+                error="defaults",
                 source=lines.get(key),
+                value=value,
             )
         if block and isinstance(value, list):
-            why = "a dash in front makes an item of a list"
             # The blocks of the list, merged
             merged: dict[object, object] = {}
             for item in value:
                 if isinstance(item, dict):
                     merged |= item
             has_blocks = any(isinstance(item, dict) for item in value)
-            shown = show(merged) if has_blocks else "{...}"
-            fix = f"{key}: {shown}"
-            what = "expected a block of keys"
-            return ConfigError.of(
+            return config_error(
                 "wrong-type",
                 key,
-                what,
                 show(value),
-                why,
-                fix,
+                error="list-of-blocks",
                 source=lines.get(key),
+                name=key,
+                block=show(merged) if has_blocks else "{...}",
             )
     return None
 

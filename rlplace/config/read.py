@@ -20,6 +20,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from rlplace.codes import config_error
 from rlplace.config.fields import (
     Field,
     JobName,
@@ -791,23 +792,39 @@ def _config_json(
         raise ConfigError([no_folder(written, key, source)])
     file = folder / "config.json"
     if (folder / "adapter_config.json").exists() and not file.exists():
-        what = "is a LoRA adapter, and a run starts from whole models"
-        why = f"{folder} has adapter_config.json alone"
         merged = f"{written.rstrip('/')}-merged"
-        fix = f"{shlex.join(['scripts/merge_adapter', written, merged])}        (then path: {merged})"
-        raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
+        raise config_error(
+            "not-a-model",
+            key,
+            written,
+            error="adapter",
+            source=source,
+            folder=folder,
+            command=shlex.join(["scripts/merge_adapter", written, merged]),
+            merged=merged,
+        )
+    reason = None
     try:
         keys = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         keys = None
-        why = f"{folder} has no config.json"
+        which = "no-config-json"
     except (OSError, ValueError) as error:
         keys = None
-        why = f"{file} cannot be read: {error}"
+        which = "unread-config"
+        reason = str(error)
     else:
-        why = f"{file} names no model_type"
+        which = "no-type"
     if not isinstance(keys, dict) or "model_type" not in keys:
-        what = "is not the folder of a Hugging Face model"
-        fix = instead_of(folder)
-        raise ConfigError.of("not-a-model", key, what, written, why, fix, source=source)
+        raise config_error(
+            "not-a-model",
+            key,
+            written,
+            error=which,
+            source=source,
+            folder=folder,
+            file=file,
+            reason=reason,
+            instead=instead_of(folder),
+        )
     return keys

@@ -196,7 +196,7 @@ def main() -> None:
         (found,) = error.problems
         answer = {
             "error": found.what,
-            "problem": [getattr(found, name) for name in _TOLD],
+            "problem": {name: getattr(found, name) for name in _TOLD},
         }
     sys.stdout.write(json.dumps(answer) + "\n")
 

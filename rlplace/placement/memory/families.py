@@ -41,8 +41,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplace.codes import config_error
 from rlplace.config.yaml_text import show
-from rlplace.errors import ConfigError
 from rlplace.extras import install_command
 
 # Families whose descriptions are shipped
@@ -64,9 +64,6 @@ SHIPPED = (
 _VERSION = 5  # version of descriptions; files of other versions are made anew
 _LIMIT_S = 300.0
 _OWN_KEYS = ("path", "kind")  # keys of this project, which no config.json has
-_MEASURED = (
-    "--measured <folder of a run>/memory.json, where one has measured its components"
-)
 
 
 def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
@@ -98,33 +95,35 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
     family = config.get("model_type")
     keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
     if family is None:
-        why = "it says which weights a model has"
-        fix = "copy model_type from the model's config.json"
-        raise ConfigError.of(
-            "unknown-model-family", f"{key}.model_type", "is required", None, why, fix
+        raise config_error(
+            "unknown-model-family", f"{key}.model_type", error="not-named"
         )
-    listed = "counted without transformers are " + ", ".join(SHIPPED)
+    shipped_ones = ", ".join(SHIPPED)
     if importlib.util.find_spec("transformers") is None:
-        what = f"the weights of a {family} are counted by transformers, which is not installed"
-        fix = f"{install_command('llm')}        (or {_MEASURED})"
-        raise ConfigError.of(
-            "unknown-model-family", f"{key}.model_type", what, show(family), listed, fix
+        raise config_error(
+            "unknown-model-family",
+            f"{key}.model_type",
+            show(family),
+            error="without-transformers",
+            family=family,
+            shipped=shipped_ones,
+            command=install_command("llm"),
         )
     answer = _kept(json.dumps(keys, sort_keys=True, default=str))
     if "error" in answer:
-        version = importlib.metadata.version("transformers")
-        what = f"transformers {version} cannot build a {family}"
-        fix = f"the model_type and keys of the model's config.json        (or {_MEASURED})"
-        why = f"{answer['error']}\n{listed}"
-        raise ConfigError.of(
-            "unknown-model-family", f"{key}.model_type", what, show(family), why, fix
+        raise config_error(
+            "unknown-model-family",
+            f"{key}.model_type",
+            show(family),
+            error="not-built",
+            version=importlib.metadata.version("transformers"),
+            family=family,
+            reason=answer["error"],
+            shipped=shipped_ones,
         )
     if len(keys) == 1:
-        what = "says nothing of the model's size"
-        why = "its number of weights follows from the keys of its config.json"
-        fix = "path: <the folder of the model>        (or all keys of its config.json)"
-        raise ConfigError.of(
-            "missing-key", key, what, f"model_type: {show(family)}", why, fix
+        raise config_error(
+            "missing-key", key, f"model_type: {show(family)}", error="size-of-model"
         )
     return answer
 

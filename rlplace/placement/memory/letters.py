@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem
 
@@ -109,18 +110,23 @@ class Letters:
             and least <= value <= _MOST
         ):
             return value
-        missing = value is None
-        from_model = f"copy {name} from the model's config.json"
+        key = f"{self._key}.{name}"
+        if value is None:
+            self._problems[letter] = problem(
+                "missing-key", key, error="size", name=name, family=self.family
+            )
+            return 1
         unquoted = isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,11}", value)
-        self._problems[letter] = Problem(
-            code="missing-key" if missing else "wrong-type",
-            key=f"{self._key}.{name}",
-            what="is required"
-            if missing
-            else f"expected a whole number of {least} to {_MOST:,}",
-            got=None if missing else show(value),
-            why=f"the parameters of a {self.family} model cannot be counted without it",
-            fix=f"{name}: {value}" if unquoted else from_model,
+        self._problems[letter] = problem(
+            "wrong-type",
+            key,
+            show(value),
+            error="size-in-quotes" if unquoted else "size",
+            name=name,
+            family=self.family,
+            least=least,
+            most=f"{_MOST:,}",
+            value=value,
         )
         return 1
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from rlplace.codes import config_error
 from rlplace.config.policies import MlpConfig, PolicyConfig
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, Problem
 from rlplace.extras import install_command
 from rlplace.placement.memory import formulas
 from rlplace.placement.memory.families import ask
@@ -218,30 +219,26 @@ def policy_shape(
 
 def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> PolicyShape:
     if importlib.util.find_spec("torch") is None:
-        what = "the network is counted by torch, which is not installed"
-        why = "only an MLP is counted without it"
-        raise ConfigError.of(
+        raise config_error(
             "missing-library",
             "actor.model.kind",
-            what,
             model.kind,
-            why,
-            install_command("run"),
+            error="torch",
+            command=install_command("run"),
         )
     asked = {"model": _plain(model), "spaces": _plain(spaces), "normalize": normalize}
     found = _found(json.dumps(asked, sort_keys=True, default=str))
+    if "problem" in found:
+        # Its texts were made in the subprocess
+        raise ConfigError([Problem(**found["problem"])])
     if "error" in found:
-        got = getattr(model, "name", model.kind)
-        fix = "correct what it names"
-        other = (
+        raise config_error(
             "bad-network",
             "actor.model",
-            "cannot be built or called",
-            got,
-            found["error"],
-            fix,
+            getattr(model, "name", model.kind),
+            error="raised",
+            reason=found["error"],
         )
-        raise ConfigError.of(*(found.get("problem") or other))
     return NetworkShape(
         weights=tuple(
             Weight(name=name, shape=tuple(shape)) for name, shape in found["weights"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from rlplace.codes import Reason, problem
 from rlplace.config.schema import ActorConfig
 from rlplace.config.yaml_text import show
 from rlplace.errors import PlacementError, Problem
@@ -140,10 +141,13 @@ def solve(
     if not names:
         raise PlacementError([_no_knob(case, knob, component)])
     if not any(account.capacity_bytes for account in case.ledger().accounts):
-        why = f"the largest {knob.value} depends on how much memory an accelerator has"
-        key = "cluster.accelerator.memory"
-        fix = "memory: 80GiB"
-        raise PlacementError.of("unknown-memory", key, "is not known", None, why, fix)
+        unknown = problem(
+            "unknown-memory",
+            "cluster.accelerator.memory",
+            error="of-solution",
+            size=knob.value,
+        )
+        raise PlacementError([unknown])
     if knob is Knob.KV_SHARE:
         value = _share_left(case, names)
     else:
@@ -200,21 +204,22 @@ def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
 
 
 def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
+    key = knob.value if component is None else f"{component}.{knob.value}"
+    # Components that have this size, or the one that stands for it
     instead = _INSTEAD.get(knob, knob)
-    why = "no component of this job has it"
-    fix = "solve for another size"
-    if having := _having(case, knob):
-        why = f"it is a size of {', '.join(having)}"
-        fix = f"solve {knob.value} {having[0]}"
-    elif others := _having(case, instead):
-        why = f"a pass of {', '.join(others)} has its size by {instead.value}"
-        fix = f"solve {instead.value} {others[0]}"
-    return Problem(
-        code="nothing-to-solve",
-        key=knob.value if component is None else f"{component}.{knob.value}",
-        what=f"no {knob.value} to solve for",
-        why=why,
-        fix=fix,
+    components = _having(case, knob)
+    which = "of-components"
+    if not components:
+        components = _having(case, instead)
+        which = "by-another-size" if components else "of-no-component"
+    return problem(
+        "nothing-to-solve",
+        key,
+        error=which,
+        size=knob.value,
+        other=instead.value,
+        components=", ".join(components),
+        first=components[0] if components else None,
     )
 
 
@@ -237,11 +242,14 @@ def fill_share(case: MemoryCase) -> MemoryCase:
         None,
     )
     if node is not None:
-        key = f"{engines[0]}.gpu_memory_utilization"
-        what = "auto needs to know how much memory an accelerator has"
-        why = "it is the share that the others leave; neither cluster.nodes nor nvidia-smi states the memory"
-        fix = f"cluster.nodes: [{{accelerators: {node.accelerators}, memory: 80GiB}}]        (or a number)"
-        raise PlacementError.of("unknown-memory", key, what, "auto", why, fix)
+        unknown = problem(
+            "unknown-memory",
+            f"{engines[0]}.gpu_memory_utilization",
+            "auto",
+            error="of-share",
+            accelerators=node.accelerators,
+        )
+        raise PlacementError([unknown])
     left = _share_left(dataclasses.replace(case, measured={}), engines)
     kept = any(account.reserve_bytes for account in case.ledger().accelerators)
     share = max(left if kept else round(left - SPARE, 2), _LEAST)
@@ -645,39 +653,34 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
     many = len(account.numbers) > 1
     count = len(account.numbers)
     load = account.worst
-    has = show_bytes(account.capacity_bytes)
     needed = show_bytes(load.total_bytes)
-    are = "are" if many else "is"
-    what = f"{plural(count, 'accelerator')} {account.numbers} {are} too small"
-    if host:
-        nodes = f"{plural(count, 'node')} {account.numbers}"
-        what = f"the host memory of {nodes} is too small"
-    enough = show_bytes(load.total_bytes + account.reserve_bytes)
     # No entry except the start is fuller than its stage.
     when = "at the start" if load.moment.start else f"in stage {load.moment.stage}"
-    free = (
-        f", of which memory.reserve keeps {show_bytes(account.reserve_bytes)} free"
-        if account.reserve_bytes
-        else ""
-    )
-    lines = [
-        f"{'a node' if host else 'each' if many else 'it'} has {has}{free}; the largest holders are"
+    # What there is, and what holds it
+    reasons: list[str | Reason] = [
+        "room-without-reserve" if account.reserve_bytes else "room"
     ]
-    lines += [
-        f"{h.component}: {h.part.value} {show_bytes(h.size_bytes)}"
-        for h in load.holds[:_MOST_HOLDERS]
-    ]
-    if rest := sum(h.size_bytes for h in load.holds[_MOST_HOLDERS:]):
-        lines.append(f"all others {show_bytes(rest)}")
-    return Problem(
-        code="does-not-fit" if not host else "host-does-not-fit",
-        key="cluster.component_placement",
-        what=what,
-        got=f"{needed} {when}, {show_bytes(load.total_bytes - account.room_bytes)} too much",
-        why="\n".join(lines),
-        fix=fix
-        if helped
-        else f"{'hosts' if host else 'accelerators'} of {enough} or more, or less on each",
+    for hold in load.holds[:_MOST_HOLDERS]:
+        held = show_bytes(hold.size_bytes)
+        facts = {"component": hold.component, "part": hold.part.value, "held": held}
+        reasons.append(Reason("holder", facts))
+    rest = sum(hold.size_bytes for hold in load.holds[_MOST_HOLDERS:])
+    if rest:
+        reasons.append("other-holders")
+    return problem(
+        "host-does-not-fit" if host else "does-not-fit",
+        "cluster.component_placement",
+        f"{needed} {when}, {show_bytes(load.total_bytes - account.room_bytes)} too much",
+        error="with-remedies" if helped else "without-remedy",
+        reasons=reasons,
+        places=f"{plural(count, 'node' if host else 'accelerator')} {account.numbers}",
+        are="are" if many else "is",
+        each="each" if many else "it",
+        capacity=show_bytes(account.capacity_bytes),
+        reserve=show_bytes(account.reserve_bytes),
+        rest=show_bytes(rest),
+        enough=show_bytes(load.total_bytes + account.reserve_bytes),
+        remedies=fix,
     )
 
 
@@ -703,28 +706,29 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
     return text
 
 
-def _no_cache(case: MemoryCase, component: str, why: str) -> Problem:
+def _no_cache(case: MemoryCase, component: str, reason: str) -> Problem:
     """Return the problem of an engine whose KV cache lacks room, the only kind of lack that a demand can report."""
-    shorter = f"a shorter algorithm.sequence_length, or a larger {_several(case)} of {component}"
+    largest_share = None
     if not has_knob(case.demands[component], Knob.KV_SHARE):
         knob = "kv_cache_memory"
-        fix = f"a larger {component}.kv_cache_memory, or {shorter}"
+        which = "larger-cache"
     else:
         knob = Knob.KV_SHARE.value
+        which = "shorter-sequences"
         found = solve(case, Knob.KV_SHARE, component)
-        fix = (
-            shorter
-            if found is None
-            else f"{component}.{knob}: {found.value}        (the largest that fits)"
-        )
-    if remedies := tuple(
-        dataclasses.replace(remedy, also=False) for remedy in _for_cache(case)
-    ):
-        fix = proposals(remedies) or fix
-    return Problem(
-        code="kv-cache-too-small",
-        key=f"{component}.{knob}",
-        what="leaves too little for the KV cache",
-        why=why,
-        fix=fix,
+        if found is not None:
+            which = "largest-share"
+            largest_share = found.value
+    remedies = [dataclasses.replace(each, also=False) for each in _for_cache(case)]
+    if remedies:
+        which = "cache-remedies"
+    return problem(
+        "kv-cache-too-small",
+        f"{component}.{knob}",
+        error=which,
+        reason=reason,
+        component=component,
+        parallel=_several(case),
+        share=largest_share,
+        remedies=proposals(remedies),
     )

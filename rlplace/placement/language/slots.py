@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from rlplace.codes import problem
 from rlplace.errors import PlacementError, Problem
 from rlplace.placement.language.complaints.numbers import between
 from rlplace.placement.language.complaints.problems import problems_of
@@ -117,21 +118,29 @@ class PackedPlacementStrategy:
         key = type(self).__name__
         got = str(self)
         if min(each, stride) < 1:
-            what = "stride and num_hardware_per_process are at least 1"
-            why = "they are counts"
-            fix = "stride=1, num_hardware_per_process=1"
-            raise PlacementError.of("bad-strategy", key, what, got, why, fix)
+            raise PlacementError([problem("bad-strategy", key, got)])
         if count < 1:
-            what = "the range runs backwards"
-            why = "both ends are included"
-            fix = f"start_hardware_rank={end}, end_hardware_rank={start}"
-            raise PlacementError.of("reversed-range", key, what, got, why, fix)
+            backwards = problem(
+                "reversed-range",
+                key,
+                got,
+                error="of-strategy",
+                first=start,
+                last=end,
+            )
+            raise PlacementError([backwards])
         if count % block:
-            what = f"{count} accelerators do not pack into processes of {each}, stride {stride}"
-            why = f"the number of accelerators must be a multiple of num_hardware_per_process x stride = {block}"
-            last = start + max(1, count // block) * block - 1
-            fix = f"end_hardware_rank={last}"
-            raise PlacementError.of("uneven-packing", key, what, got, why, fix)
+            uneven = problem(
+                "uneven-packing",
+                key,
+                got,
+                count=count,
+                each=each,
+                stride=stride,
+                block=block,
+                last=start + max(1, count // block) * block - 1,
+            )
+            raise PlacementError([uneven])
         # The processes of a block take turns: each begins one accelerator further on.
         held = []
         for first in range(start, end + 1, block):
@@ -232,9 +241,9 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
     if found is None:
         # The fix is an argument in Python here, not a line of YAML.
         problems = []
-        for problem in problems_of(faults):
-            value = str(problem.fix).removeprefix(f"{argument}: ").strip('"')
-            problems.append(dataclasses.replace(problem, fix=f'{argument}="{value}"'))
+        for told in problems_of(faults):
+            value = str(told.fix).removeprefix(f"{argument}: ").strip('"')
+            problems.append(dataclasses.replace(told, fix=f'{argument}="{value}"'))
         raise PlacementError(problems)
     return groups[found]
 
@@ -246,50 +255,64 @@ def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interva
     do not exist or are given twice, and for ranks on two nodes or products.
     """
     if not held:
-        what = "names no process"
-        why = "a group has at least one"
-        fix = "name number 0"
-        raise PlacementError.of("empty-placement", key, what, "[]", why, fix)
+        raise PlacementError(
+            [problem("empty-placement", key, "[]", error="no-process")]
+        )
     problems: list[Problem] = []
     locations: list[Interval] = []
-
-    def reject(code: str, what: str, why: str, fix: str) -> None:
-        got = f"rank {rank}: {list(numbers)}"
-        problems.append(
-            Problem(code=code, key=key, what=what, got=got, why=why, fix=fix)
-        )
-
     for rank, numbers in enumerate(held):
+        got = f"rank {rank}: {list(numbers)}"
         # The numbers exist.
         missing = [n for n in numbers if not 0 <= n < pool.count]
         if missing or not numbers:
             code = "accelerator-out-of-range"
             if pool.noun == NODE:
                 code = "node-out-of-range"
-            what = f"rank {rank} has no {pool.noun}"
-            if missing:
-                what = f"{pool.noun} {missing[0]} does not exist"
-            fix = f"use numbers from 0 to {pool.count - 1}"
-            reject(code, what, pool.describe(), fix)
+            found = problem(
+                code,
+                key,
+                got,
+                error="missing-number" if missing else "rank-without-number",
+                rank=rank,
+                noun=pool.noun,
+                missing=missing[0] if missing else None,
+                inventory=pool.describe(),
+                last=pool.count - 1,
+            )
+            problems.append(found)
             continue
 
         # Each is there once.
         if len(set(numbers)) < len(numbers):
-            what = f"rank {rank} names an accelerator twice"
-            why = "each entry is the set of one process"
-            reject("duplicate-accelerator", what, why, str(sorted(set(numbers))))
+            twice = problem(
+                "duplicate-accelerator",
+                key,
+                got,
+                error="in-rank",
+                rank=rank,
+                once=sorted(set(numbers)),
+            )
+            problems.append(twice)
 
         # They are on one node, and of one product.
         first = pool.interval_of(numbers[0])
         last = pool.interval_of(numbers[-1])
         locations.append(first)
         if first != last:
-            code = crossing(first, last)
-            on, why = between(first, last, pool)
-            ends = f"{numbers[0]} and {numbers[-1]}"
-            what = f"rank {rank} would hold {pool.noun}s {ends}, {on}"
-            fix = "let each rank's accelerators end where its node ends, or give each rank fewer"
-            reject(code, what, why, fix)
+            on, rule = between(first, last, pool)
+            spanning = problem(
+                crossing(first, last),
+                key,
+                got,
+                error="numbers-apart",
+                rank=rank,
+                noun=pool.noun,
+                first=numbers[0],
+                last=numbers[-1],
+                on=on,
+                rule=rule,
+            )
+            problems.append(spanning)
     if problems:
         raise PlacementError(problems)
     return locations

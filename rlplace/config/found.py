@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rlplace.codes import problem
 from rlplace.config.yaml_text import show
 from rlplace.errors import Problem, Source, source_of
 
@@ -23,28 +24,26 @@ class Found:
         self,
         code: str,
         key: str,
-        what: str,
         value: object = _NOTHING,
         *,
-        why: str | None = None,
-        fix: str | None = None,
+        error: str = "",
         got: str | None = None,
         span: tuple[int, int] | None = None,
+        **facts: object,
     ) -> None:
-        got = got if value is _NOTHING else show(value)
-        source = source_of(key, self.sources)
-        problem = Problem(
-            code=code,
-            key=key,
-            what=what,
-            got=got,
-            span=span,
-            source=source,
-            why=why,
-            fix=fix,
-        )
-        if problem not in self.problems:
-            self.problems.append(problem)
+        """Add a problem with the texts of its code; `error`, `span` and `facts` are those of `codes.problem`.
+
+        `value`: what is written at the key. `got`: the text of it, where that is more than the value.
+        """
+        if value is not _NOTHING:
+            got = show(value)
+        self.add(problem(code, key, got, error=error, span=span, **facts))
+
+    def add(self, told: Problem) -> None:
+        """Add a problem, if it is new."""
+        located = dataclasses.replace(told, source=source_of(told.key, self.sources))
+        if located not in self.problems:
+            self.problems.append(located)
 
 
 def value_at(mapping: Mapping[str, object], path: str) -> object:

@@ -147,30 +147,23 @@ NO_SUCH = (
 SPLITS = ("pipeline", "expert", "context", "sequence", "pp", "ep", "cp", "sp")
 
 
-def not_named(name: object, *, typed: bool) -> tuple[str, str, str] | None:
-    """Return (what, why, fix) of the error about an unknown algorithm `name` in a job on simulators.
+def off_policy(name: object) -> bool:
+    """Whether a name is that of an off-policy algorithm."""
+    return str(name).lower() in _OFF_POLICY
 
-    Return None if `name` is not an algorithm of another library that is known here. `typed`: whether the name was typed
-    on the command line; the fix then consists of overrides, else of YAML lines.
+
+def as_ppo(name: object, *, typed: bool) -> str | None:
+    """Return the settings of ppo that are the algorithm of this name, as lines of a config; None if there are none.
+
+    `typed`: whether the name came from the command line; the settings are words of one then.
     """
-    if str(name).lower() in _OFF_POLICY:
-        return (
-            "is not there",
-            "nothing off-policy is: there is no replay memory",
-            "algorithm.name=ppo trains simulators",
-        )
     if str(name).lower() != "a2c":
         return None
     lines = [
         f"algorithm.{key}={show(value)}" if typed else f"{key}: {show(value)}"
         for key, value in _A2C.items()
     ]
-    why = "a2c is ppo with one step on each iteration's samples"
-    return (
-        "is a setting of ppo here",
-        why,
-        " ".join(lines) if typed else "\n".join(lines),
-    )
+    return " ".join(lines) if typed else "\n".join(lines)
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:

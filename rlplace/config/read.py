@@ -46,7 +46,8 @@ from rlplace.config.other_names import (
     NO_SUCH,
     PARALLEL,
     SPLITS,
-    not_named,
+    as_ppo,
+    off_policy,
 )
 from rlplace.config.own import block_of_name
 from rlplace.config.paths import with_homes
@@ -76,9 +77,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _Block = TypeVar("_Block", bound=TrainedConfig | FrozenConfig)
 MOST_WHOLE = (1 << 63) - 1  # upper bound of whole numbers without another bound
-# Removed keys, with the reason.
+# Removed key -> the name of its error.
 _GONE = {
-    "cluster.nodes.host": "nothing depends on it: labels of Ray say which machine has which rank"
+    "cluster.nodes.host": "host-of-nodes",
 }
 # Keys for partial training; a simulator policy is always trained as a whole.
 _CHANGES_TRAINING = (
@@ -132,11 +133,11 @@ def try_config(
     job = find_job(written, found)
     config, problems = read_block(Config, written, job, places)
     if config is not None and config.runs:
-        for key, (why, fix) in config.missing.items():
+        for key, (reason, line) in config.missing.items():
             # Problems of the cluster block are reported by the plan, with all others of that block.
             if not key.startswith("cluster."):
                 found.reject(
-                    "missing-key", key, "is required in a run", why=why, fix=fix
+                    "missing-key", key, error="of-run", reason=reason, line=line
                 )
     new = {problem.key: problem for problem in problems}
     # If the new key rejects the value as well, use the fix of that problem.
@@ -245,25 +246,16 @@ def _of_job(
                 inside[0], inside[1], value, job, f"{key}.", found
             )
         elif value != default_of(there[name][0], other):
-            why = (
-                f"only in jobs on {subject_of(other)}; this one is on {subject_of(job)}"
-            )
-            fix = f"remove {key}"
-            if name in _CHANGES_TRAINING:
-                # Either the other job was meant, or the key can be removed.
-                fix = one_of(
-                    [
-                        fix,
-                        "model: {kind: causal_lm, path: <a Hugging Face folder>}        (below actor)",
-                    ]
-                )
+            # Either the other job was meant, or the key can be removed.
+            which = "partial-training" if name in _CHANGES_TRAINING else "other-job"
             found.reject(
                 "wrong-kind",
                 key,
-                f"is no key of a job on {subject_of(job)}",
                 value,
-                why=why,
-                fix=fix,
+                error=which,
+                ours=subject_of(job),
+                theirs=subject_of(other),
+                path=key,
             )
     return kept
 
@@ -294,15 +286,16 @@ def _of_alternative(
             value in (usual, list(usual) if isinstance(usual, tuple) else usual)
             for usual in usuals
         ):
-            why = f"only with {above}.kind: {', '.join(others)}; this job has {tag_of(block)}"
             key = f"{above}.{name}"
             found.reject(
                 "wrong-kind",
                 key,
-                "is no key of this model",
                 value,
-                why=why,
-                fix=f"remove {key}",
+                error="other-model",
+                above=above,
+                kinds=", ".join(others),
+                kind=tag_of(block),
+                path=key,
             )
     return kept
 
@@ -323,11 +316,12 @@ def _report(
     above = block_at(block, job, wrong["loc"][:-1])
     if wrong["type"] == "missing":
         field, _ = fields_of(above, job)[str(path[-1])]
-        fix = f"{leaf}: <a value>"
-        if leaf == "component_placement":
-            fix = "defaults: [hybrid_ppo, _self_]        (or your own block)"
         found.reject(
-            "missing-key", key, "is required", why=field.metadata.get("doc"), fix=fix
+            "missing-key",
+            key,
+            error="placement" if leaf == "component_placement" else "without-default",
+            about=field.metadata.get("doc"),
+            leaf=leaf,
         )
     elif wrong["type"] in (
         "extra_forbidden",
@@ -347,21 +341,21 @@ def _report(
         if wrong["loc"][-2:-1] == ("<names>",) and leaf in fields_of(below, job):
             beside = functools.reduce(lambda of, step: of[step], path[:-1], written)
             names = [name for name in beside if name not in fields_of(below, job)]
-            why = f"there is a block for each of {', '.join(map(str, names))}"
-            fix = f"{names[0]}: {{{leaf}: {show(value)}}}        (in each block that it is meant for)"
             found.reject(
                 "wrong-type",
                 key,
-                "stands beside blocks under names",
                 value,
-                why=why,
-                fix=fix,
+                error="beside-names",
+                names=", ".join(map(str, names)),
+                first=names[0],
+                leaf=leaf,
+                shown=show(value),
             )
         else:
-            fix = f"{leaf}: {block_of_name(below, value)}"
+            line = f"{leaf}: {block_of_name(below, value)}"
             if path and isinstance(path[-1], int):
-                fix = _whole_list(path, block_of_name(below, value), written)
-            found.reject("wrong-type", key, "expected a block of keys", value, fix=fix)
+                line = _whole_list(path, block_of_name(below, value), written)
+            found.reject("wrong-type", key, value, error="block-by-name", line=line)
     else:
         context = wrong["ctx"]
         # The fix shows the whole list.
@@ -381,7 +375,10 @@ def _report(
         if value == 0 and wrong["type"] == "out-of-bounds" and not item:
             field, _ = fields_of(above, job)[leaf]
             why, fits = field.metadata.get("zero", (why, fits))
-        found.reject(wrong["type"], key, context["what"], value, why=why, fix=fits)
+        told = dataclasses.replace(
+            context["told"], key=key, got=show(value), why=why, fix=fits
+        )
+        found.add(told)
 
 
 def _such_as(
@@ -438,49 +435,60 @@ def _unknown(
 ) -> None:
     """Report an unknown key. `place`: path of the key that is probably meant; None if unknown."""
     above = key.rpartition(".")[0]
-    why = "known keys here: " + ", ".join(fields)
     meant = None
-    fix = f"one of the known keys in place of {name}, or leave it out"
+    which = "unknown"
+    facts: dict[str, object] = {"known": ", ".join(fields)}
     if (gone := _GONE.get(re.sub(r"\[\d+\]", "", key))) is not None:
-        why = gone
-        fix = f"leave out {name}"
+        which = gone
     elif place is not None:
         block, _, near = place.rpartition(".")
         meant = place.removeprefix(f"{above}.")
-        fix = f"{near}: {show(value)}"
+        which = "meant"
+        line = f"{near}: {show(value)}"
         if (
             block != above
             and block.rpartition(".")[0] == above
             and value_at(written, block) is None
         ):
-            fix = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
+            line = f"{block.rpartition('.')[2]}: {{{near}: {show(value)}}}"
         elif block != above or _stands(written, place):
-            fix = f"{place}: {show(value)}        (a line without indent, in place of {name})"
+            which = "meant-elsewhere"
+            line = f"{place}: {show(value)}"
         if str(found.sources.get(key, "")).startswith(COMMAND_LINE):
-            fix = shlex.quote(f"{place}={show(value)}")
+            which = "meant"
+            line = shlex.quote(f"{place}={show(value)}")
+        facts["line"] = line
     elif (size := PARALLEL.get(name)) is not None and (
-        line := _placed_with(above, size, value, written)
+        placed := _placed_with(above, size, value, written)
     ) is not None:
-        why = "it says where a component is, so it stands in component_placement"
-        fix = line
+        which = "size-of-placement"
+        facts |= {"line": placed, "component": above}
     elif re.split("_", name)[0] in SPLITS:
-        why = NO_SUCH
-        fix = f"leave out {name}"
+        which = "no-such-parallelism"
+        facts["reason"] = NO_SUCH
     elif places := [place for place in places_of(name) if place != key]:
-        why = f"there are {', '.join(places)}"
+        which = "of-other-blocks"
+        facts["places"] = ", ".join(places)
     elif name in KEYS:
-        why = f"it may be {KEYS[name].lstrip('.')}"
-    got = f"{name}: {show(value)}"
-    what = "unknown key" + suggestion(meant)
+        which = "by-another-name"
+        facts["place"] = KEYS[name].lstrip(".")
     if (
         value is None
         and (torn := torn_number(key, found.sources))
         and type(whole := value_at(written, torn[0])) is int
     ):
-        why = "a comma in braces ends a value; numbers have a point"
-        fix = f"{torn[0].rpartition('.')[2]}: {whole}.{torn[1]}"
+        which = "torn-number"
+        leaf = torn[0].rpartition(".")[2]
+        facts |= {"leaf": leaf, "whole": whole, "digits": torn[1]}
     found.reject(
-        "unknown-key", key, what, got=got, span=(0, len(name)), why=why, fix=fix
+        "unknown-key",
+        key,
+        error=which,
+        got=f"{name}: {show(value)}",
+        span=(0, len(name)),
+        hint=suggestion(meant),
+        name=name,
+        **facts,
     )
 
 
@@ -553,7 +561,7 @@ def _placed_with(component: str, key: str, size: object, written: Any) -> str | 
         **(placed if isinstance(placed, Mapping) else {"placement": placed}),
         key: size,
     }
-    return f"{PLACEMENT}.{component}: {show(block)}        (a line without indent, in place of {component}.*)"
+    return f"{PLACEMENT}.{component}: {show(block)}"
 
 
 def _spread(mapping: dict[str, Any]) -> None:
@@ -584,10 +592,12 @@ def _spread(mapping: dict[str, Any]) -> None:
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
     """Report a config file of another library as one problem."""
     theirs = [key for key in written if key in LIBRARIES]
-    why = f"{', '.join(theirs)} {'is a block' if len(theirs) == 1 else 'are blocks'} of {library}; here are other keys"
-    fix = f"python -m rlplace.plan import {library} <the file> --out imported.yaml"
     found.reject(
-        "unknown-key", theirs[0], f"this is a config of {library}", why=why, fix=fix
+        "unknown-key",
+        theirs[0],
+        error="block-of-library" if len(theirs) == 1 else "blocks-of-library",
+        library=library,
+        blocks=", ".join(theirs),
     )
 
 
@@ -640,7 +650,7 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
                     )
             _put(new, path, value)
     for old, value in written.items():
-        path, why = moved()[old]
+        path, reason = moved()[old]
         # The block of the optimizer is replaced as a whole.
         key = ".".join(path.split(".")[:2])
         name = (
@@ -651,38 +661,38 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
         beside = (
             " " * 8 + f"(and remove {old.rpartition('.')[2]})" if old in joined else ""
         )
-        fix = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
+        line = doubled.get(old) or f"{name}: {show(value_at(new, key))}{beside}"
         if (
             source := source_of(old, found.sources)
         ) is not None and source.file.startswith(COMMAND_LINE):
             # The block is merged into the one of the file.
-            fix = f"{path}: {show(meant[old])}"
-        found.reject("renamed-key", old, f"is now {path}", value, why=why, fix=fix)
-    algorithm = new.get("algorithm")
-    if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
-        why = "ppo has a critic, whatever is trained; of a language model with actor.model.kind: causal_lm"
+            line = f"{path}: {show(meant[old])}"
         found.reject(
             "renamed-key",
-            "algorithm.name",
-            "rlhf is now ppo",
-            "rlhf",
-            why=why,
-            fix="name: ppo",
+            old,
+            value,
+            error="moved",
+            path=path,
+            reason=reason,
+            line=line,
         )
+    algorithm = new.get("algorithm")
+    if isinstance(algorithm, dict) and algorithm.get("name") == "rlhf":
+        found.reject("renamed-key", "algorithm.name", "rlhf", error="algorithm-rlhf")
         algorithm["name"] = "ppo"
         _put(new, "actor.model", {"kind": "causal_lm"})
     elif isinstance(algorithm, dict) and not has_marked_keys(new):
         source = source_of("algorithm.name", found.sources)
         typed = source is not None and source.file.startswith(COMMAND_LINE)
-        if said := not_named(algorithm.get("name"), typed=typed):
-            what, why, fix = said
+        chosen = algorithm.get("name")
+        settings = as_ppo(chosen, typed=typed)
+        if settings is not None or off_policy(chosen):
             found.reject(
                 "unknown-choice",
                 "algorithm.name",
-                what,
-                algorithm["name"],
-                why=why,
-                fix=fix,
+                chosen,
+                error="off-policy" if settings is None else "settings-of-ppo",
+                settings=settings,
             )
             algorithm["name"] = "ppo"
 

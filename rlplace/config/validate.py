@@ -388,7 +388,7 @@ def _error(
     `error`: which of the code's texts. `fits`: a valid value of the key, for the fix. `facts`: values for the text.
     """
     told = problem(code, "", error=error, **facts)
-    context = {"what": told.what, "fix": fits, "why": told.why}
+    context = {"told": told, "what": told.what, "fix": fits, "why": told.why}
     return PydanticCustomError(code, "wrong", context)
 
 

@@ -14,7 +14,6 @@ from rlplace.config.found import Found, drop, value_at
 from rlplace.config.keys import all_places
 from rlplace.config.other_names import meant_word
 from rlplace.config.schema import AlgorithmName
-from rlplace.errors import suggestion
 
 # The job of a config without marks, and the job that has marks (keys or values that only it uses).
 USUAL: JobName = "simulator"
@@ -64,19 +63,24 @@ def find_job(mapping: dict[str, Any], found: Found) -> JobName:
             found.reject(
                 "wrong-kind",
                 tag,
-                f"does not go with {deciding}: {value_at(mapping, deciding or tag)}",
                 value_at(mapping, tag),
-                why=f"it is for jobs on {subject_of(of)}; this one is on {subject_of(job)}",
-                fix=f"{tag.rpartition('.')[2]}: {fits}",
+                error="other-tag",
+                deciding=deciding,
+                decided=value_at(mapping, deciding or tag),
+                theirs=subject_of(of),
+                ours=subject_of(job),
+                leaf=tag.rpartition(".")[2],
+                fits=fits,
             )
             drop(mapping, tag)
     if compares and job == USUAL:
         found.reject(
             "wrong-kind",
             "algorithm.name",
-            "does not train on simulators",
             name,
-            why=f"{name} compares answers of a language model; choices: {_USUAL_ALGORITHM}",
+            error="algorithm",
+            name=name,
+            choices=_USUAL_ALGORITHM,
         )
         drop(mapping, "algorithm.name")
     if job == MARKED:
@@ -99,10 +103,14 @@ def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
         else:
             near = meant_word(value, values)
             choices = ", ".join([*values, _OWN] if tag in _OWN_TAGS else values)
-            what = "unknown choice" + suggestion(near)
-            fix = None if near is None else f"{tag.rpartition('.')[2]}: {near}"
             found.reject(
-                "unknown-choice", tag, what, value, why=f"choices: {choices}", fix=fix
+                "unknown-choice",
+                tag,
+                value,
+                error="choice" if near is None else "misspelt-tag",
+                choices=choices,
+                near=near,
+                leaf=tag.rpartition(".")[2],
             )
             drop(mapping, tag)
     model = value_at(mapping, "actor.model")
@@ -153,10 +161,8 @@ def _drop_tag(block: object, key: str, found: Found) -> None:
             found.reject(
                 "wrong-kind" if kind == "mlp" else "unknown-choice",
                 f"{key}.model.kind",
-                "is no kind of this model",
                 kind,
-                why="every model of a job with a language model is one",
-                fix="kind: causal_lm",
+                error="kind-of-model",
             )
         block["model"] = model or None
     elif key == "reward":

@@ -199,12 +199,7 @@ NETWORKS = {"config.policies", "models"}
 
 # Modules in which a function still takes the sentences of an error and passes them on. Everywhere else sentences are in
 # rlplace/codes, and a check gives facts.
-SENTENCES = {
-    "config.found",
-    "errors",
-    "imports.importer",
-    "placement.language",
-}
+SENTENCES = {"errors"}
 
 EMPTY_NAMES = {
     "manager",

@@ -970,7 +970,7 @@ def _not_resolved(
     message = str(error).partition("\n")[0]
     # What is said if nothing more is known
     which = "unresolved"
-    facts: dict[str, object] = {
+    facts: dict[str, Any] = {
         "leaf": leaf,
         "path": key,
         "message": message.rpartition("interpolation: ")[2],

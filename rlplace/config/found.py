@@ -29,7 +29,7 @@ class Found:
         error: str = "",
         got: str | None = None,
         span: tuple[int, int] | None = None,
-        **facts: object,
+        **facts: Any,
     ) -> None:
         """Add a problem with the texts of its code; `error`, `span` and `facts` are those of `codes.problem`.
 

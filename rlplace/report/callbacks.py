@@ -21,7 +21,10 @@ METHODS = ("on_iteration", "on_end")
 
 
 def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
-    """Report callbacks that cannot be imported, do not take their arguments, or lack both methods."""
+    """Return a problem for each callback that cannot be imported or called, or that lacks both methods.
+
+    A callback is called with the run's folder, its config, and the `kwargs` of the config.
+    """
     problems: list[Problem] = []
     for at, config in enumerate(configs):
         problems += check_named(
@@ -39,13 +42,13 @@ def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
 class Callbacks:
     """The callbacks of a run, in the order of the config. Their exceptions become CallbackError.
 
-    As a context manager it calls `on_end` where nothing inside has: a start that fails, say.
+    On leaving the context, `on_end` is called unless it has been called before, as after a failed start.
     """
 
     def __init__(
         self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]
     ) -> None:
-        """Make each as `Class(folder, config, **kwargs)`."""
+        """Make each callback as `Class(folder, config, **kwargs)`. `folder`, `config`: of the run."""
         self._made: list[tuple[str, object]] = []
         self._ended = False
         for at, each in enumerate(configs):
@@ -66,7 +69,11 @@ class Callbacks:
     def on_iteration(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> bool:
-        """Call `on_iteration` where there is one; return whether any returned True, which ends the run."""
+        """Call the method `on_iteration` of each callback that has it.
+
+        Returns whether any callback returned True, which ends the run. `env_steps`: env steps or answers since the run
+        began.
+        """
         ending = []
         for name, callback in self._made:
             if not hasattr(callback, "on_iteration"):
@@ -81,7 +88,7 @@ class Callbacks:
         return bool(ending)
 
     def on_end(self, state: str) -> None:
-        """Call `on_end` where there is one. `state`: finished, stopped or failed.
+        """Call the method `on_end` of each callback that has it. `state`: finished, stopped or failed.
 
         The run is over, so exceptions are only printed.
         """
@@ -94,7 +101,10 @@ class Callbacks:
                 print(error, file=sys.stderr, flush=True)
 
     def _call(self, name: str, what: Any, *given: object, **kwargs: object) -> object:
-        """Call a class or method of a user. Raises CallbackError for an exception of theirs."""
+        """Return the result of a user's class or method. Raises CallbackError for its exceptions.
+
+        `name`: of the callback. `what`: the class or method; `given` and `kwargs` are its arguments.
+        """
         try:
             return what(*given, **kwargs)
         except (RlplaceError, Stopped):
@@ -113,5 +123,5 @@ class Callbacks:
 
 
 def _is_true(answer: object) -> bool:
-    """Whether an answer is True, of Python or of NumPy, whose bool is a class of its own."""
+    """Return whether an answer is True, of Python or of NumPy, whose bool is a class of its own."""
     return type(answer).__name__ in ("bool", "bool_") and bool(answer)

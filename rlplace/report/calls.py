@@ -21,7 +21,7 @@ KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 
 
 class RankCall(NamedTuple):
-    """A call that has ended well, in the stage in which it was awaited."""
+    """One call of one rank that has succeeded. `stage`: the stage in which the driver awaited the call."""
 
     stage: str
     slot: Slot
@@ -32,7 +32,7 @@ class RankCall(NamedTuple):
 
 
 class StageTime(NamedTuple):
-    """A stage with the moves on entry, by the driver's clock in seconds since the epoch."""
+    """The begin and end of a stage with the moves on entry, by the driver's clock in seconds since the epoch."""
 
     stage: str
     began_s: float
@@ -41,7 +41,7 @@ class StageTime(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class IterationCalls:
-    """One iteration, complete once `seconds` is set."""
+    """The calls and stages of one iteration; complete once `seconds` is set."""
 
     index: int
     began_s: float  # since the epoch, by the driver's clock
@@ -54,14 +54,14 @@ class IterationCalls:
 
     @property
     def learned(self) -> bool:
-        """Whether it was more than an evaluation."""
+        """Return whether the iteration trained; an evaluation alone does not."""
         return any(call.name == "learn" for call in self.calls)
 
     def on_cores(self) -> dict[str, float]:
-        """Return by stage the seconds that the work of all ranks of a node takes on its cores; the most of all nodes.
+        """Return stage -> seconds that the work of all ranks of a node takes on its cores; the most of all nodes.
 
-        That is the processor time of their threads. It leaves out waiting, threads of
-        libraries, and checks of the progress of other ranks.
+        These are the processor seconds of the ranks' threads, divided by the cores. Waiting, threads of libraries, and
+        checks of the progress of other ranks are left out.
         """
         # A later call of the same name is the one of training; before it are evaluations.
         last = {}
@@ -90,7 +90,7 @@ class IterationCalls:
 
 
 def _work_s(record: CallRecord) -> float:
-    """Return the processor seconds of a call's work, less those of checks within it."""
+    """Return the processor seconds of the work in a call, without its checks of the progress of other ranks."""
     seconds = 0.0
     for part in record.parts:
         if part.name in WORKING:
@@ -101,7 +101,10 @@ def _work_s(record: CallRecord) -> float:
 
 
 class CallLog:
-    """Collects the calls of the iteration under way; keeps the last few. Owned by the loop; used by one thread."""
+    """Collects the calls of the iteration under way, and keeps the last `KEPT` iterations.
+
+    Owned by the loop; used by one thread.
+    """
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
@@ -109,16 +112,19 @@ class CallLog:
         self._open = IterationCalls(-1, self._clock.epoch(), time.process_time())
 
     def begin(self, index: int) -> None:
-        """Begin an iteration, or begin it again."""
+        """Begin iteration `index`, counted from 0; drop what was collected of an iteration that has not ended."""
         self._open = IterationCalls(index, self._clock.epoch(), time.process_time())
 
     def stage(self, stage: str, seconds: float) -> None:
-        """Note a stage that ends now, after `seconds`."""
+        """Record that a stage ends now, after `seconds`."""
         now = self._clock.epoch()
         self._open.stages.append(StageTime(stage, now - seconds, now))
 
     def took(self, stage: str, pending: Iterable[Pending], name: str = "") -> None:
-        """Note calls that were awaited in `stage`. `name`: in place of the name of their method."""
+        """Record calls that were awaited in `stage`.
+
+        `name`: recorded in place of the name of the method, unless empty.
+        """
         for group_call in pending:
             for call in group_call.calls:
                 if call.record is None:
@@ -129,7 +135,10 @@ class CallLog:
                 self._open.calls.append(made)
 
     def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
-        """Complete the iteration that is under way. Calls until the next one begins are of no iteration."""
+        """Complete the iteration under way. Calls until the next `begin` are of no iteration.
+
+        `seconds`: of the iteration. `uses`: of the accelerators, by stage.
+        """
         self._open.seconds = seconds
         self._open.uses = uses
         self._open.driver_cpu_s = time.process_time() - self._open.driver_cpu_s
@@ -138,10 +147,9 @@ class CallLog:
 
 
 def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
-    """Return by node the least seconds to add to its clock for every call to be within the stage that awaited it.
+    """Return node -> the least seconds to add to its clock so that each call is within the stage that awaited it.
 
-    Where generation runs ahead, a call begins before the stage that awaits it: then only
-    the ends of calls count.
+    Where generation runs ahead, a call begins before the stage that awaits it: then only the ends of calls count.
     """
     # Node -> the least and the most seconds that its calls allow.
     bounds: dict[int, tuple[float, float]] = {}
@@ -165,7 +173,7 @@ def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
 
 
 def laps(spans: Spans) -> Iterator[tuple[str, float, float]]:
-    """Yield part, begin and end of each lap, in order."""
+    """Yield the part, the begin and the end of each lap, in order. Times are in seconds, by the clock of `spans`."""
     begin_s = spans.began_s
     for which, end_s in zip(spans.which, spans.ends, strict=True):
         yield spans.names[which], begin_s, end_s

@@ -24,7 +24,7 @@ STYLE = "path.line{fill:none;stroke-width:1.6;stroke-linejoin:round}.grid{stroke
 
 
 class Line(NamedTuple):
-    """One curve. `number` chooses the colour."""
+    """One curve of a chart. `number`: chooses the colour."""
 
     label: str
     number: int
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """Iterations from `first` to `last`, values from `low` to `high` -> pixels."""
+    """Converts iterations (`first` to `last`) and values (`low` to `high`) to pixels."""
 
     first: float
     last: float
@@ -50,7 +50,7 @@ class _Scale(NamedTuple):
 
 
 def number(value: float) -> str:
-    """Write about four digits: 12,345, 45.63, 0.0017."""
+    """Return a number as a text of about four digits: 12,345, 45.63, 0.0017."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 1000:
@@ -59,10 +59,9 @@ def number(value: float) -> str:
 
 
 def chart(name: str, lines: Sequence[Line]) -> str:
-    """Draw at least one line over iterations; return an SVG element.
+    """Return the SVG element of a chart: at least one line, over iterations.
 
-    The last value stands beside the name of the chart, or in the title of each of several
-    lines.
+    The last value stands beside the chart's name `name` or, where there are several lines, in the tooltip of each line.
     """
     scale = _scale(lines)
     parts = [text(8, 16, name, "ink name")]
@@ -81,7 +80,7 @@ def chart(name: str, lines: Sequence[Line]) -> str:
 
 
 def _scale(lines: Sequence[Line]) -> _Scale:
-    """Return the scale in which all lines have room."""
+    """Return the scale at which all lines fit into the chart."""
     low = min(min(line.series.values) for line in lines)
     high = max(max(line.series.values) for line in lines)
     if low == high:
@@ -102,7 +101,7 @@ def _scale(lines: Sequence[Line]) -> _Scale:
 
 
 def _grid(scale: _Scale) -> Iterator[str]:
-    """Draw three values at the left with their lines, first and last iteration below."""
+    """Yield the SVG elements of the grid: three values at the left with their lines, first and last iteration below."""
     for value in (scale.low, (scale.low + scale.high) / 2, scale.high):
         y = scale.y(value)
         yield element("path", class_="grid", d=f"M{_LEFT} {y:.1f}H{_RIGHT}")
@@ -114,7 +113,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
 
 
 def _curve(line: Line, scale: _Scale) -> Iterator[str]:
-    """Draw one line; a single point as a dot too."""
+    """Yield the SVG elements of one line; a line of one point is a dot too."""
     points = [(scale.x(x), scale.y(y)) for x, y in _thinned(line.series)]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     look = colour(line.number)
@@ -126,7 +125,7 @@ def _curve(line: Line, scale: _Scale) -> Iterator[str]:
 
 
 def _key(lines: Sequence[Line]) -> Iterator[str]:
-    """Write the last value of a single line, or the names of several as far as there is room."""
+    """Yield the SVG elements of the last value of a single line, or of the names of several lines that have room."""
     if len(lines) == 1:
         last = number(lines[0].series.values[-1])
         yield text(_RIGHT, 16, last, "soft", text_anchor="end")
@@ -143,7 +142,7 @@ def _key(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _short(value: float) -> str:
-    """Write three digits with G, M or k."""
+    """Return a number as a text of three digits, with G, M or k for a factor of 1e9, 1e6 or 1e3."""
     for least, unit in _UNITS:
         if abs(value) >= least:
             return f"{value / least:.3g}{unit}"
@@ -151,9 +150,9 @@ def _short(value: float) -> str:
 
 
 def _thinned(series: Series) -> list[tuple[float, float]]:
-    """Return (iteration, value) points of a line, at most about `_MOST_POINTS`.
+    """Return the points (iteration, value) of a line; of a long line, at most about `_MOST_POINTS`.
 
-    Where there are more, each stretch keeps its least and its greatest value.
+    Then the points are divided into stretches, and each stretch keeps its least and its greatest value.
     """
     points = list(zip(series.iterations, series.values, strict=True))
     each = math.ceil(2 * len(points) / _MOST_POINTS)

@@ -53,18 +53,21 @@ class Watched(Protocol):
 
     @property
     def began_s(self) -> float | None:
-        """Return when the iteration under way began, by the monotonic clock."""
+        """Return the begin of the iteration under way in seconds of the monotonic clock; None between iterations."""
 
     @property
     def doing(self) -> tuple[str, float] | None:
-        """Return the step under way, and when it began by the monotonic clock."""
+        """Return the step under way, and its begin in seconds of the monotonic clock; None between iterations."""
 
     @property
     def held(self) -> Mapping[str, Residency]: ...
 
 
 class Display:
-    """The block of one run, and a sink of its metrics. Prints lines instead where stdout is no terminal."""
+    """Shows the state of one run in a block on a terminal; a sink of the run's metrics.
+
+    Where stdout is no terminal, the display prints the lines of the start, and no block.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Display:
         console: Console,
         active: Mapping[str, Sequence[str]],
     ) -> None:
-        """`active`: components at work by stage."""
+        """`console`: the columns whose numbers the block shows. `active`: stage -> components at work."""
         self._runner = runner
         self._console = console
         self._active = active
@@ -100,7 +103,7 @@ class Display:
     # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
 
     def starting(self, line: str) -> None:
-        """Show a step of the start, `<what>: <how far it is>`; called by any thread."""
+        """Show how far the start is. `line`: `<what>: <how far it is>`. Any thread may call this."""
         if self._thread is None:
             print(line, flush=True)
             return
@@ -111,7 +114,7 @@ class Display:
     def watch(
         self, loop: Watched, channels: Mapping[str, Channel], iterations: int
     ) -> None:
-        """Show the state of a loop from now on. `iterations`: done so far."""
+        """Show the state of `loop` and `channels` from now on. `iterations`: the number that is done so far."""
         self._channels = channels
         self._iterations = iterations
         self._loop = loop
@@ -119,7 +122,7 @@ class Display:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Take the metrics of an iteration that is over, counted from 1."""
+        """Take the metrics of an iteration that has ended. `iteration`: counted from 1."""
         # New mappings instead of changes: the thread may be reading the old ones.
         seen = dict(self._seen)
         # The run went back
@@ -136,7 +139,10 @@ class Display:
     # ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rows(self, now_s: float, views: Mapping[str, ChannelStats]) -> Rows:
-        """Return head and text of each row but the first; empty texts are left out."""
+        """Return head and text of each row but the first, without rows whose text is empty.
+
+        `now_s`: by the monotonic clock. `views`: channel -> its state.
+        """
         loop = self._loop
         if loop is None:
             started = f"for {span(now_s - self._began_s)}"
@@ -165,7 +171,10 @@ class Display:
         return [(head, text) for head, text in rows if text]
 
     def _numbers(self) -> Iterator[str]:
-        """Yield the last value of each column but the seconds; one of an earlier iteration says so."""
+        """Yield head and last value of each column that is no time.
+
+        A value of an earlier iteration names that iteration.
+        """
         for head, metric, form, _ in self._console.columns:
             if metric.startswith("time/") or metric not in self._seen:
                 continue
@@ -176,7 +185,7 @@ class Display:
             yield text
 
     def _stages(self) -> Iterator[str]:
-        """Yield the seconds of each stage in the last iteration."""
+        """Yield the name and the seconds of each stage in the last iteration."""
         for head, metric, form, _ in self._console.columns:
             if not metric.startswith("time/") or not metric.endswith("_s"):
                 continue
@@ -185,7 +194,10 @@ class Display:
                 yield f"{head.removesuffix(' s')} {value:{form}}"
 
     def left(self, now_s: float) -> str:
-        """Return the time until the last iteration ends, as the latest ones took; "" before the first is over."""
+        """Return a text: the time until the last iteration ends, by the median of the latest iterations.
+
+        The text is empty before the first iteration has ended. `now_s`: by the monotonic clock.
+        """
         if not self._iteration_s:
             return ""
         iterations = self._runner.total_iterations - self._iterations
@@ -200,7 +212,10 @@ class Display:
         return text
 
     def block(self, now_s: float, views: Mapping[str, ChannelStats]) -> RenderableType:
-        """Return the whole block: the progress of the iterations, then the other rows."""
+        """Return the whole block: the progress of the iterations, then the rows of `rows`.
+
+        `now_s`: by the monotonic clock. `views`: channel -> its state.
+        """
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -234,7 +249,10 @@ class Display:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _draw(self) -> None:
-        """Draw until it is over. Start and stop are here too, where no signal can interrupt them."""
+        """Draw the block until `close` is called. Runs in the display's thread.
+
+        The start and stop of drawing are in this thread too, where no signal can interrupt them.
+        """
         from rich.console import Console as Terminal
         from rich.live import Live
 
@@ -271,9 +289,9 @@ class Display:
 
     @contextlib.contextmanager
     def shown(self, signals: Signals) -> Iterator[Display]:
-        """Draw the block while inside, if stdout is a terminal that can. Raises ConfigError without rich.
+        """Draw the block while the context is entered, if stdout is a terminal. Raises ConfigError without rich.
 
-        The thread prints the lines of `signals`: the handler interrupts the driver anywhere.
+        The display's thread prints the lines of `signals`: their handler may interrupt the driver anywhere.
         """
         if not is_terminal(sys.stdout):
             yield self
@@ -294,7 +312,7 @@ class Display:
             self.close()
 
     def close(self) -> None:
-        """Erase the block and leave the terminal as it was. Nothing may be shown afterwards."""
+        """Erase the block and leave the terminal as it was. The display must not be used afterwards."""
         self._over.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(_END_S)
@@ -302,14 +320,14 @@ class Display:
 
 
 def _noted_over(before: TextIO, now: TextIO) -> TextIO | Noted:
-    """Return a stream that writes to `now` and is noted as `before` was."""
+    """Return `now`, wrapped so that its text is recorded as the text of `before` was; `now` itself where it was not."""
     if isinstance(before, Noted) and now is not before:
         return before.over(now)
     return now
 
 
 def span(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
+    """Return seconds as a text: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -88,7 +88,7 @@ Numbers = Mapping[str, float]
 
 
 def render_report(run: RunRecord) -> str:
-    """Return the page of one run."""
+    """Return the HTML page of one run."""
     summary = run.summary
     state = _state(run)
     heading = (
@@ -149,7 +149,11 @@ def render_report(run: RunRecord) -> str:
 
 
 def render_comparison(left: RunRecord, right: RunRecord) -> str:
-    """Return the page of two runs: numbers side by side, changed keys of the config, curves of both in one chart."""
+    """Return the HTML page that compares two runs.
+
+    The page has the numbers of both runs side by side, the config keys with different values, and the curves of both
+    runs in shared charts.
+    """
     names = _distinct_names(left, right)
     runs = dict(zip(names, (left, right), strict=True))
     title = f"{names[0]} and {names[1]}"
@@ -182,7 +186,7 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
 
 
 def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
-    """Return the names of two runs: config, else folder, else path, until they differ."""
+    """Return two different names for two runs: of their configs, else of their folders, else the folders' paths."""
     if left.name != right.name:
         return [left.name, right.name]
     if left.folder.name != right.folder.name:
@@ -191,7 +195,7 @@ def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
 
 
 def _folded(name: str, content: str) -> str:
-    """Write a text that is shown after a click on its name."""
+    """Return HTML that shows `name`, and `content` after a click on `name`."""
     inside = f"<summary>{name}</summary><pre>{escape(content)}</pre>"
     return f"<details>{inside}</details>"
 
@@ -199,7 +203,11 @@ def _folded(name: str, content: str) -> str:
 def _section(
     title: str, header: Sequence[str], rows: Rows, note: str = ""
 ) -> list[str]:
-    """Return a heading, a note in HTML and a table of the first rows; nothing without rows."""
+    """Return a list with the HTML of one section: a heading, a note and a table; an empty list without rows.
+
+    `header`: of the columns. `note`: HTML between heading and table. The table has at most `_MOST_ROWS` rows; a line
+    below the table says how many rows were left out.
+    """
     found = list(rows)
     if not found:
         return []
@@ -213,7 +221,7 @@ def _section(
 
 
 def _seconds(value: float) -> str:
-    """Write seconds with three digits, or microseconds below a millisecond."""
+    """Return a time in seconds as a text of about three digits; a time below a millisecond is in microseconds."""
     if 0 < value < 1e-3:
         return f"{1e6 * value:.3g} µs"
     if value >= 1000:
@@ -226,7 +234,7 @@ def _bytes(size: float) -> str:
 
 
 def _state(run: RunRecord) -> str:
-    """Return how the run ended: finished, goal reached, stopped, failed, ended early."""
+    """Return the state in which a run ended: finished, goal reached, stopped, failed or ended early."""
     summary = run.summary
     keys = run.keys
     # Older versions wrote no state, but named the policy of a finished run.
@@ -244,7 +252,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _machines(run: RunRecord) -> str:
-    """Return the first line of the plan: placement and machines."""
+    """Return the placement and the machines of a run, from the first line of its plan."""
     return run.plan_text.partition("\n")[0].removeprefix("plan: ")
 
 
@@ -256,7 +264,7 @@ def _score(summary: Mapping[str, Any]) -> str:
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield large and small text: score, held-out score, seconds, speed, use of accelerators."""
+    """Yield the large and the small text of each tile: score, held-out score, seconds, speed, use of accelerators."""
     summary = run.summary
     # Return or reward; None before the first episode has finished.
     first = summary.get("return_first")
@@ -294,7 +302,7 @@ def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _lines(run: RunRecord) -> Iterator[str]:
-    """Yield the files of the policy, and the bottleneck of the latest iterations."""
+    """Yield the lines below the tiles: paths of policy and checkpoint, and the bottleneck of the latest iterations."""
     for key in ("policy", "checkpoint"):
         if run.summary.get(key):
             yield f"{key}: {run.summary[key]}"
@@ -312,7 +320,7 @@ def _lines(run: RunRecord) -> Iterator[str]:
 
 
 def _uses(run: RunRecord) -> Rows:
-    """Yield a row for each stage: its seconds, and the accelerators at work in it."""
+    """Yield a table row for each stage, with the columns of `_USE`."""
     for stage, row in run.summary.get("utilisation", {}).get("stages", {}).items():
         at_work = ""
         if stage != SYNC:
@@ -325,9 +333,9 @@ def _uses(run: RunRecord) -> Rows:
 
 
 def _accelerators(run: RunRecord) -> list[str]:
-    """Return the HTML of the section on accelerators: how busy they were in each stage.
+    """Return a list with the HTML of the section on accelerators: how busy they were in each stage.
 
-    Accelerators that the same components use share their rows, which show averages.
+    Accelerators with the same components share their table rows, which show averages.
     """
     by_number = run.summary.get("utilisation", {}).get("by_accelerator", {})
     users = defaultdict[int, list[str]](list)
@@ -356,7 +364,10 @@ def _accelerators(run: RunRecord) -> list[str]:
 def _use(
     accelerators: Sequence[Mapping[str, Numbers]], stage: str
 ) -> tuple[str, str, str]:
-    """Return mean seconds at work and idle of alike accelerators, and the range of shares."""
+    """Return three texts for a stage: mean seconds at work, mean idle seconds, and the range of the shares at work.
+
+    `accelerators`: for each accelerator, stage -> its `busy_s` and `idle_s`.
+    """
     count = len(accelerators)
     busy_s = 0.0
     idle_s = 0.0
@@ -376,7 +387,10 @@ def _use(
 
 
 def _parts(run: RunRecord) -> Rows:
-    """Yield seconds by part, the longest first; the parts of the start come last."""
+    """Return table rows: name of the part, its seconds in the whole run, its seconds in one iteration.
+
+    Parts of the iterations come first, and parts of the start last; within each, the longest part comes first.
+    """
     iterated = []
     started = []
     longest_first = sorted(run.summary["seconds"].items(), key=lambda item: -item[1])
@@ -394,7 +408,10 @@ def _parts(run: RunRecord) -> Rows:
 
 
 def _timers(run: RunRecord) -> Rows:
-    """Yield the timers of a custom job's workers, by component, the longest first."""
+    """Yield table rows of the timers of a custom job's workers, with the columns of `_TIMER`.
+
+    Rows are in the order of components; of one component, the longest timer comes first. Other jobs have no rows.
+    """
     if not is_custom(run.summary):
         return
     for component in run.plan["components"]:
@@ -409,7 +426,10 @@ def _timers(run: RunRecord) -> Rows:
 
 
 def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
-    """Return the metrics of a component, without bytes and their rates, which have a table of their own."""
+    """Return those of `names` that are metrics of the component, without metrics of bytes and of their rates.
+
+    Another table shows bytes and rates.
+    """
     return [
         name
         for name in names
@@ -419,7 +439,10 @@ def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
 
 
 def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return bytes, predicted and measured, by component and residency; without zeros."""
+    """Return `<component> <residency>` -> its `predicted` and `measured` bytes.
+
+    Entries in which both are 0 or None are left out.
+    """
     found = {}
     for component, row in summary.get("memory", {}).items():
         for word, sizes in row.items():
@@ -431,7 +454,10 @@ def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _against(
     rows: Mapping[str, Mapping[str, Any]], show: Callable[[float], str]
 ) -> Rows:
-    """Yield name, predicted, measured, and their ratio."""
+    """Yield table rows: name, predicted value, measured value, measured / predicted.
+
+    `rows`: name -> its `predicted` (None: not known) and `measured` value. `show`: makes a text of a value.
+    """
     for name, numbers in rows.items():
         predicted = numbers["predicted"]
         measured = numbers["measured"]
@@ -445,7 +471,10 @@ def _against(
 
 
 def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
-    """Draw a chart for each metric, with a line for each run; of one run also its stages and shares together."""
+    """Yield the HTML of charts below headings: a chart for each metric, with a line for each run.
+
+    `runs`: label -> run. A single run also gets charts that show all its stages, and all its shares, together.
+    """
     metrics = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
     if all(is_custom(run.summary) for run in runs.values()):
         headings = _curves_of_custom(runs, metrics)
@@ -464,7 +493,10 @@ def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
 
 
 def _curves_of_shipped(metrics: Sequence[str]) -> dict[str, list[str]]:
-    """Return headings, and the metrics below them in the order of their ends."""
+    """Return heading -> names of its metrics, in the order of the endings in `_CURVES`.
+
+    Custom jobs have headings of their own.
+    """
     found = {}
     for title, ends in _CURVES.items():
         # A dict keeps each name once.
@@ -478,7 +510,10 @@ def _curves_of_shipped(metrics: Sequence[str]) -> dict[str, list[str]]:
 def _curves_of_custom(
     runs: Mapping[str, RunRecord], metrics: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return headings, and the metrics below them, of custom jobs: the score, then those of each component."""
+    """Return heading -> names of its metrics, for custom jobs.
+
+    The score comes first, then the metrics of each component, then the seconds of an iteration.
+    """
     scores = [str(run.summary.get("score", "")) for run in runs.values()]
     found = {"Score": [name for name in dict.fromkeys(scores) if name in metrics]}
     for run in runs.values():
@@ -490,7 +525,7 @@ def _curves_of_custom(
 
 
 def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
-    """Draw one metric of all runs that have it."""
+    """Return a chart of one metric, with a line for each run that has the metric. `runs`: label -> run."""
     lines = []
     for at, (label, run) in enumerate(runs.items()):
         if metric in run.metrics:
@@ -499,7 +534,7 @@ def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
 
 
 def _together(run: RunRecord) -> Iterator[str]:
-    """Draw the seconds of all stages in one chart, and all shares in another."""
+    """Yield a chart with the seconds of all stages, and a chart with all shares of the accelerators' time."""
     stages = {}
     for stage in parts_of_training(run.summary):
         stages[f"time/{stage.replace(' ', '_')}_s"] = stage
@@ -517,7 +552,7 @@ def _together(run: RunRecord) -> Iterator[str]:
 
 
 def _samples(run: RunRecord) -> Rows:
-    """Yield iteration, reward, tokens, prompt and answer of each sample."""
+    """Yield a table row for each sample, with the columns of `_SAMPLE`."""
     for sample in run.samples:
         row = [str(sample.get("iteration", ""))]
         for key in ("reward", "tokens"):
@@ -534,9 +569,10 @@ def _samples(run: RunRecord) -> Rows:
 
 
 def _weights(run: RunRecord) -> Rows:
-    """Yield the bytes of weights that are written and read, by transport.
+    """Yield a table row for the weights written and the weights read by each transport.
 
-    The rate is of all transports together and stands in the first row.
+    Its columns are those of `_TRANSFER`. | A rate is the rate of all transports together; only the first row of its
+    kind shows it.
     """
     for what, verb, sizes in (
         ("weights, written", "actor/push", "actor/pushed_"),
@@ -559,7 +595,10 @@ def _weights(run: RunRecord) -> Rows:
 
 
 def _channel_bytes(summary: Mapping[str, Any]) -> Rows:
-    """Yield channels between processes: between threads items pass by reference."""
+    """Yield a table row for each channel between processes, with the columns of `_TRANSFER`.
+
+    A channel between threads has no row: its items pass by reference.
+    """
     # Channels are new where a run is resumed, and count from zero.
     earlier = summary.get("before_resume", {})
     iterations = summary["iterations"] - earlier.get("iterations", 0)
@@ -579,7 +618,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _channels(summary: Mapping[str, Any]) -> Rows:
-    """Yield items, fullest moment, waiting and age of each channel."""
+    """Yield a table row for each channel, with the columns of `_CHANNEL`."""
     for name, seen in summary.get("waits", {}).items():
         yield (
             name,
@@ -593,7 +632,7 @@ def _channels(summary: Mapping[str, Any]) -> Rows:
 
 
 def _ends(seen: Mapping[str, Any]) -> str:
-    """Write the components at both ends of a channel."""
+    """Return the producers and consumers of a channel as a text. `seen`: the channel's record in summary.json."""
     return f"{'+'.join(seen['producers'])} → {'+'.join(seen['consumers'])}"
 
 
@@ -615,7 +654,7 @@ def _made_with(summary: Mapping[str, Any]) -> Rows:
 
 
 def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
-    """Yield each number of two runs, and right / left where both have it."""
+    """Yield a table row for each number of two runs: name, left value, right value, right / left."""
     ours = _numbers(left)
     theirs = _numbers(right)
     for name in dict.fromkeys([*ours, *theirs]):
@@ -628,7 +667,7 @@ def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
 
 
 def _numbers(run: RunRecord) -> dict[str, float]:
-    """Return the numbers of a run that can be compared, by their names in words."""
+    """Return name in words -> value, of all numbers of a run that can be compared with those of another run."""
     summary = run.summary
     found: dict[str, float | None] = {
         f"{_score(summary)}, last": summary.get("return_last"),

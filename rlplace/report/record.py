@@ -54,24 +54,24 @@ _OF_SUMMARY = {
 
 
 class Series(NamedTuple):
-    """One metric, in the iterations that have it."""
+    """The values of one metric, and the iterations that have them."""
 
     iterations: array[float]
     values: array[float]
 
     @property
     def recent(self) -> float:
-        """Return the median of the last values."""
+        """Return the median of the last `_RECENT` values."""
         return statistics.median(self.values[-_RECENT:])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The files of a run; a picture is "" where there is none."""
+    """The content of a run's files; a text or picture whose file is missing is empty."""
 
     folder: Path
     config: str  # YAML
-    keys: Mapping[str, str]  # the same by dotted key, each value on one line
+    keys: Mapping[str, str]  # the config: dotted key -> value on one line
     plan: Mapping[str, Any]
     plan_text: str
     plan_picture: str
@@ -87,10 +87,10 @@ class RunRecord:
 
 
 def read_run(folder: Path, key: str = "RUN") -> RunRecord:
-    """Read the folder of a run that has ended.
+    """Return the record of a run that has ended, read from its folder.
 
-    key: named in errors as the place where the folder was written. Raises ConfigError
-    where the folder is of no run, or the run has trained nothing.
+    `key`: named in errors as the place where the folder was written. Raises ConfigError where the folder is not of a
+    run, or the run has trained nothing.
     """
     try:
         config = _text(folder / CONFIG)
@@ -132,7 +132,7 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
 
 
 def _newest_run_below(folder: Path) -> Path | None:
-    """Return a run in the folder or one level deeper; None where there is none."""
+    """Return the newest run that is one or two levels below `folder`, by the names of folders; None without any."""
     runs: list[Path] = []
     for depth in ("*", "*/*"):
         runs += (file.parent for file in folder.glob(f"{depth}/{SUMMARY}"))
@@ -140,7 +140,10 @@ def _newest_run_below(folder: Path) -> Path | None:
 
 
 def _summary(folder: Path, key: str) -> dict[str, Any]:
-    """Return the numbers of a run; those that are null are left out. Raises ConfigError."""
+    """Return the content of summary.json without null values.
+
+    `key`: as in `read_run`. Raises ConfigError where the file is missing or broken, or the run has no iteration.
+    """
     try:
         found = _mapping(folder / SUMMARY)
     except (OSError, ValueError) as error:
@@ -189,9 +192,10 @@ def _mapping(file: Path) -> dict[str, Any]:
 def _checked(
     found: object, name: str, kinds: Mapping[str, tuple[type, ...]]
 ) -> Mapping[str, Any]:
-    """Return the values of a file, unchanged. `kinds`: dotted key -> types.
+    """Return `found` unchanged, once the types of its values are checked.
 
-    Raises ValueError for values of another type.
+    `name`: of the file, for errors. `kinds`: dotted key -> allowed types of its value. Raises ValueError for a value of
+    another type.
     """
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is no mapping")
@@ -206,7 +210,10 @@ def _checked(
 
 
 def _metrics(file: Path, key: str) -> dict[str, Series]:
-    """Return the metrics by name, without null; none of a run without this sink."""
+    """Return the metrics in `file` by name, without null values; an empty dict where there is no file.
+
+    `key`: as in `read_run`.
+    """
     found: dict[str, Series] = {}
     for iteration, record in _lines(file, key):
         for name, value in record.items():
@@ -218,7 +225,7 @@ def _metrics(file: Path, key: str) -> dict[str, Series]:
 
 
 def _samples(file: Path, key: str) -> list[Mapping[str, Any]]:
-    """Return the samples of the first and the last iteration."""
+    """Return the samples in `file` of its first and its last iteration. `key`: as in `read_run`."""
     by_iteration: dict[float, list[Mapping[str, Any]]] = {}
     for iteration, record in _lines(file, key):
         by_iteration.setdefault(iteration, []).append(record)
@@ -229,7 +236,10 @@ def _samples(file: Path, key: str) -> list[Mapping[str, Any]]:
 
 
 def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield each line of a file with its iteration; none where there is no file."""
+    """Yield the iteration and the JSON object of each line of a file; nothing where there is no file.
+
+    `key`: as in `read_run`. Raises ConfigError for a line that cannot be read.
+    """
     if not file.is_file():
         return
     with file.open(encoding="utf-8", errors="replace") as lines:
@@ -251,7 +261,10 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield each value below `key` by its dotted key, on one line."""
+    """Yield the dotted key and the one-line text of each value inside `value`.
+
+    `key`: of `value` itself; empty at the top.
+    """
     if not isinstance(value, Mapping) or not value:
         yield key, show(value)
         return

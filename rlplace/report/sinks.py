@@ -28,7 +28,7 @@ LINES_PER_HEADER = 40
 
 
 class Column(NamedTuple):
-    """One metric on the console."""
+    """A column of the console, which shows one metric."""
 
     head: str
     metric: str
@@ -37,17 +37,14 @@ class Column(NamedTuple):
 
 
 class Console(NamedTuple):
-    """What the console shows of a kind of run."""
+    """The columns that the console shows for one kind of run."""
 
     # What env steps are called; "" for a job whose steps are its iterations.
     steps: str
     columns: tuple[Column, ...]
 
     def fitting(self, width: int) -> tuple[Column, ...]:
-        """Return the columns for which `width` characters suffice.
-
-        Those that the live block shows too are dropped first.
-        """
+        """Return the columns that fit into `width` characters. Columns are dropped in the order of `_DROPPED`."""
         shown = self.columns
         for metric in _DROPPED:
             needed = _ITERATION + sum(column.width for column in shown)
@@ -109,15 +106,16 @@ SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that can move its cursor."""
+    """Return whether the stream is a terminal that can move its cursor."""
     kind = os.environ.get("TERM", "").lower()
     return stream.isatty() and kind not in ("dumb", "unknown")
 
 
 class ConsoleSink:
-    """Writes an aligned line per iteration, of the columns that a terminal has room for; a pipe has 80 or $COLUMNS.
+    """Writes an aligned line for each iteration, with the columns that fit.
 
-    The heading comes again every LINES_PER_HEADER lines, bold on a terminal, and when other columns fit.
+    Columns fit the width of the terminal; in a pipe, 80 characters or $COLUMNS. The heading is repeated after
+    LINES_PER_HEADER lines and whenever the columns change. On a terminal it is bold.
     """
 
     def __init__(self, stream: TextIO, console: Console = RUN_CONSOLE) -> None:
@@ -129,7 +127,10 @@ class ConsoleSink:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Write the line of an iteration, below a heading where one is due."""
+        """Write the line of an iteration, below a heading where one is due.
+
+        `iteration`: counted from 1. `env_steps`: env steps or answers since the run began.
+        """
         columns = self._console.fitting(shutil.get_terminal_size().columns)
         if self._lines % LINES_PER_HEADER == 0 or columns != self._columns:
             self._columns = columns
@@ -160,7 +161,7 @@ class ConsoleSink:
 
 
 class WholeAppends:
-    """A file that grows by whole pieces: an append is in it completely or not at all. Owns the file descriptor."""
+    """A file to which pieces are appended, each completely or not at all. Owns the file descriptor."""
 
     def __init__(self, path: Path) -> None:
         """Open or make the file and its folder. Raises OutputError."""
@@ -173,10 +174,10 @@ class WholeAppends:
             raise OutputError.of(path, error) from error
 
     def append(self, piece: bytes) -> None:
-        """Write a piece at the end.
+        """Write a piece at the end of the file.
 
-        Raises OutputError where it cannot be written whole, with the file as it was before,
-        and where the file is no longer at its path.
+        Raises OutputError where the piece cannot be written whole, and leaves the file as it was before; also where the
+        file is no longer at its path.
         """
         try:
             if not self._is_there():
@@ -203,7 +204,7 @@ class WholeAppends:
             return False
 
     def cut(self, size: int) -> None:
-        """Drop what follows the first `size` bytes. Raises OutputError."""
+        """Drop all but the first `size` bytes of the file. Raises OutputError."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
@@ -214,7 +215,10 @@ class WholeAppends:
 
 
 class JsonSink:
-    """Appends JSON objects: one per iteration, and one per sample to a file that is made with the first of them."""
+    """Appends JSON objects: one for each iteration to metrics.jsonl, one for each sample to samples.jsonl.
+
+    The file of samples is made with the first sample.
+    """
 
     def __init__(
         self,
@@ -222,7 +226,10 @@ class JsonSink:
         append_to: Callable[[Path], WholeAppends],
         with_steps: bool = True,
     ) -> None:
-        """`with_steps`: whether the steps of the job are other than its iterations."""
+        """`folder`: of the run.
+
+        `append_to`: opens a file. `with_steps`: False where the job's steps are its iterations.
+        """
         self._with_steps = with_steps
         self._metrics = append_to(folder / METRICS_FILE)
         self._samples = functools.cache(lambda: append_to(folder / SAMPLES_FILE))
@@ -230,7 +237,10 @@ class JsonSink:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Append the metrics by name. A number that JSON cannot hold (nan, inf) is null."""
+        """Append one line: the iteration, its steps, and its metrics by name.
+
+        A number that is not finite becomes null.
+        """
         record: dict[str, float | None] = {"iteration": iteration}
         if self._with_steps:
             record["env_steps"] = env_steps
@@ -253,13 +263,17 @@ class JsonSink:
 def _append_event(
     file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]
 ) -> None:
-    """Append one TensorBoard record; its horizontal axis is env steps."""
+    """Append the metrics of an iteration to TensorBoard's file, whose horizontal axis is env steps."""
     values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
     file.append(tensorboard_record(step=env_steps, summary={"value": values}))
 
 
 def tensorboard_record(**event: object) -> bytes:
-    """Return one record of an event file, by TensorBoard's own library: others import torch."""
+    """Return the bytes of one record of a TensorBoard event file. `event`: the fields of the event.
+
+    TensorBoard's own library makes the record: other libraries import torch. Raises ConfigError where it is not
+    installed.
+    """
     with needs(
         "tensorboard", got="tensorboard", extra="run", key="runner.sinks", of="the sink"
     ):
@@ -272,7 +286,10 @@ def tensorboard_record(**event: object) -> bytes:
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """Return the bytes of each file of a run that grows by iterations, by its path in the run's folder."""
+    """Return path in the run's folder -> bytes, of each file that grows by iterations.
+
+    `directory`: the run's folder.
+    """
     files = [directory / METRICS_FILE, directory / SAMPLES_FILE]
     files += sorted((directory / TENSORBOARD_FOLDER).glob("events.*"))
     sizes = {}
@@ -290,12 +307,11 @@ def open_sinks(
     sizes: Mapping[str, int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[list[Sink]]:
-    """Open the sinks of `names`, as `runner.sinks` has them, with files in `directory`, and close them.
+    """Yield the sinks of `names`, with files in `directory`, and close them on leaving the context.
 
-    config: of the run, for trackers. sizes: the result of `metric_files` at the checkpoint
-    from which the run continues; later lines are dropped, for they are made again.
-    Raises OutputError when a file cannot be made, ConfigError where the library of a sink
-    is not installed.
+    `names`: as in `runner.sinks`. `config`: of the run, for trackers. `sizes`: the result of `metric_files` at the
+    checkpoint from which the run continues. Later lines are dropped, because the run makes them again; None for a new
+    run. Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
     """
     note = ""
     if "jsonl" in names:
@@ -331,7 +347,10 @@ def _events_file(
     append_to: Callable[[Path], WholeAppends],
     known: Iterable[str],
 ) -> WholeAppends:
-    """Open TensorBoard's file: the last one of a run that continues, so that it has one curve."""
+    """Return TensorBoard's file: the last one of a run that continues, so that it has one curve, or else a new one.
+
+    `append_to`: opens a file. `known`: the files that the run had at its checkpoint.
+    """
     begun = [name for name in known if name.startswith(TENSORBOARD_FOLDER)]
     if begun:
         return append_to(directory / begun[-1])

@@ -43,10 +43,10 @@ _HEAD = 11  # width of the first column
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """The metrics that a kind of run is summed up by."""
+    """The names of the metrics from which a job's runs are summed up."""
 
     score: str  # metric of an iteration's mean return; "" where a job has none
-    score_name: str = "reward"  # what people call it
+    score_name: str = "reward"  # the name of the score in texts
     # Metric with the number of episodes behind the score; None: an iteration counts as one.
     episodes: str | None = None
     window: int = 1  # episodes behind the mean return, rounded up to whole iterations
@@ -75,7 +75,7 @@ TEXT = Measures(
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """Sums of the metrics of a run. Owned by its driver."""
+    """Sums of the metrics of a run. Owned by the run's driver."""
 
     measures: Measures
     began: float  # time.perf_counter() when the command began to run
@@ -109,7 +109,7 @@ class Progress:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values that `state` returned, in an earlier command."""
+        """Continue from `state`, the values that the method `state` returned in an earlier command."""
         for name in _KEPT:
             setattr(self, name, copy.copy(state.get(name, getattr(self, name))))
         # JSON has texts as keys, and lists for pairs.
@@ -119,7 +119,7 @@ class Progress:
         self.earlier_s = state["earlier_s"]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Return to the values that `state` returned in this run; the clock continues."""
+        """Return to `state`, the values that the method `state` returned in this run. The clock is not set back."""
         earlier_s = self.earlier_s
         self.resume(state)
         self.earlier_s = earlier_s
@@ -129,7 +129,7 @@ class Progress:
         return self.seconds.get("time/iteration_s", 0.0)
 
     def add(self, numbers: Mapping[str, float], steps: int) -> None:
-        """Count one iteration of `steps` env steps or answers."""
+        """Count one iteration. `numbers`: its metrics. `steps`: its env steps or answers."""
         self.steps += steps
         self.add_evaluation(numbers, version=self.iterations)
         self.iterations += 1
@@ -149,7 +149,10 @@ class Progress:
             self.first_return = score
 
     def add_evaluation(self, numbers: Mapping[str, float], *, version: int) -> None:
-        """Keep the mean reward of held-out prompts under `version`, if there is one, and the seconds of all stages."""
+        """Add the seconds of all stages, and keep the mean reward of held-out prompts, if there is one.
+
+        `numbers`: the metrics. `version`: the policy version of the reward.
+        """
         if HELD_OUT in numbers:
             self.evaluations[version] = numbers[HELD_OUT]
         for name, value in numbers.items():
@@ -163,9 +166,9 @@ class Progress:
         *,
         iteration: int,
     ) -> None:
-        """Count what an iteration left out because it was not finite; `notes` name it, by metric.
+        """Count the things that an iteration left out because they were not finite, and keep the first ones by name.
 
-        `iteration`: counted from 1.
+        `numbers`: the metrics of the iteration. `notes`: metric -> a text for each thing. `iteration`: counted from 1.
         """
         for name, count in numbers.items():
             if not name.endswith(_SKIPPED):
@@ -178,12 +181,12 @@ class Progress:
 
     @property
     def _finished(self) -> float:
-        """Return the number of episodes in the window."""
+        """Return the number of episodes behind the mean return."""
         return sum(count for _, count in self.episodes)
 
     @property
     def mean_return(self) -> float | None:
-        """Mean over the last finished episodes of the window; None before the first has finished."""
+        """Return the mean return of the window's finished episodes; None before the first episode has finished."""
         total = self._finished
         if total:
             return sum(score * count for score, count in self.episodes) / total
@@ -200,14 +203,14 @@ class Progress:
         return self.mean_return
 
     def reached(self, goal: float | None) -> bool:
-        """Whether a full window of episodes has a mean return of `goal` or more."""
+        """Return whether a full window of episodes has a mean return of `goal` or more; False where `goal` is None."""
         if goal is None or self._finished < self.measures.window:
             return False
         return self.mean_return is not None and self.mean_return >= goal
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
-    """Return the run in numbers, as summary.json has them; seconds are summed over iterations."""
+    """Return the numbers of a run for summary.json. Seconds are sums over iterations. `folder`: of the run."""
     steps = progress.measures.steps
     total = progress.train_s
     speed = 0.0
@@ -245,7 +248,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
 
 
 def _held_out(progress: Progress) -> dict[str, Any]:
-    """Return the rewards of held-out prompts by policy version, with the first and last."""
+    """Return the mean rewards of held-out prompts: the first, the last, and all by policy version."""
     evaluations = {}
     for version, value in sorted(progress.evaluations.items()):
         evaluations[str(version)] = value
@@ -260,9 +263,9 @@ def _held_out(progress: Progress) -> dict[str, Any]:
 def compare_memory(
     ledger: MemoryLedger, measured: Measurements
 ) -> dict[str, dict[str, dict[str, int | None]]]:
-    """Return bytes per accelerator by component and residency, predicted and measured, of the states the run was in.
+    """Return component -> residency -> its `predicted` and `measured` bytes per accelerator.
 
-    Predicted is None for a component whose memory was not known.
+    Residencies in which the run never was are left out. `predicted` is None for a component whose memory was not known.
     """
     compared: dict[str, dict[str, dict[str, int | None]]] = {}
     for component, found in measured.items():
@@ -281,7 +284,10 @@ def compare_memory(
 
 
 def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
-    """Return by channel its producers and consumers, and the summed seconds that their ranks waited."""
+    """Return for each channel its producers and consumers, the summed seconds that their ranks waited, and its counts.
+
+    `views`: channel -> its statistics.
+    """
     waits = {}
     for name, seen in views.items():
         waits[name] = {
@@ -298,7 +304,7 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
 
 
 def _components(owners: Iterable[str]) -> list[str]:
-    """Return the components of ranks, each once; an owner that is no rank as it is."""
+    """Return the components of the ranks `owners`, each once; an owner that is no rank is returned as it is."""
     return list(dict.fromkeys(component_of(owner) or owner for owner in owners))
 
 
@@ -310,9 +316,9 @@ Rows = Iterable[tuple[str, str]]  # head, text
 
 
 def summary_text(report: Mapping[str, Any]) -> str:
-    """Render a run for the console. Lines that name a file are not broken.
+    """Return the summary of a run as text for the console. Lines that name a file are not broken.
 
-    report: the result of `summary`, with the run's `memory`, `waits` and `utilisation`.
+    `report`: the result of `summary`, with the run's `memory`, `waits` and `utilisation`.
     """
     rows: list[tuple[str, str]] = []
     steps = steps_name(report)
@@ -341,7 +347,7 @@ def summary_text(report: Mapping[str, Any]) -> str:
 
 
 def steps_name(report: Mapping[str, Any]) -> str:
-    """Return what the steps of a run are called in its summary; older ones do not say it."""
+    """Return the name of a run's steps in its summary. A summary of an older version does not state the name."""
     named = report.get("steps_name")
     if named is not None:
         return str(named)
@@ -351,12 +357,15 @@ def steps_name(report: Mapping[str, Any]) -> str:
 
 
 def is_custom(report: Mapping[str, Any]) -> bool:
-    """Return whether a run is of a custom job, whose metrics have names of its own."""
+    """Return whether a run is of a custom job, whose metrics have names of its own. `report`: the run's summary."""
     return steps_name(report) not in (SIMULATED.steps, TEXT.steps)
 
 
 def parts_of_training(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of each stage by its name: the stages of the job, then sync, moves and evaluation."""
+    """Return name -> seconds of each part of training: the stages of the job, then sync, moves and evaluation.
+
+    `report`: the run's summary. Parts that the run did not have are left out.
+    """
     names: list[str] = []
     for stage in report.get("stages", _STAGES):
         # A stage that sends weights and works has both by name.
@@ -373,7 +382,10 @@ def parts_of_training(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def fitted(line: str, indent: int = 2) -> str:
-    """Break a line at spaces for the terminal, or a pipe of 80 columns; parts behind the first are indented."""
+    """Return `line`, broken at spaces to the terminal's width, or to 80 columns in a pipe.
+
+    `indent`: the spaces before each line but the first.
+    """
     parts = textwrap.TextWrapper(
         width=max(shutil.get_terminal_size().columns, 2 * indent),
         subsequent_indent=" " * indent,
@@ -384,7 +396,7 @@ def fitted(line: str, indent: int = 2) -> str:
 
 
 def _seconds_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield the seconds of start and training by stage, and the overhead."""
+    """Yield head and text of the lines on the seconds of start and training by stage, and on the overhead."""
     stages = []
     for name, seconds in parts_of_training(report).items():
         stages.append(f"{name} {seconds:.1f}")
@@ -406,7 +418,7 @@ def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield the returns and env steps of a run on simulators."""
+    """Yield head and text of the lines on the returns and env steps of a run on simulators."""
     returns = []
     for value in (report["return_first"], report["return_last"]):
         if value is None:
@@ -421,7 +433,7 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _own_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield the score of a job of one's own, if it has one, and its iterations."""
+    """Yield head and text of the lines on the score of a custom job, if it has one, and on its iterations."""
     first, last = report["return_first"], report["return_last"]
     if first is not None and last is not None:
         name = report["score_name"]
@@ -431,7 +443,7 @@ def _own_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _text_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield the rewards and tokens of a language-model run."""
+    """Yield head and text of the lines on the rewards and tokens of a language-model run."""
     first = _reward(report["return_first"])
     last = _reward(report["return_last"])
     yield "reward", f"{first} -> {last}   (first, last iteration)"
@@ -462,7 +474,7 @@ def _reward(value: float | None) -> str:
 
 
 def _rate(report: Mapping[str, Any], tokens: int, stage: str) -> str:
-    """Write tokens per second of a stage."""
+    """Return a text: `tokens` per second of the stage."""
     seconds = report["seconds"].get(stage)
     if seconds:
         return f"{tokens / seconds:,.0f} per second"
@@ -482,7 +494,7 @@ def _predicted_rows(predicted: Mapping[str, Any]) -> Rows:
 
 
 def _fault_rows(faults: Mapping[str, Any]) -> Rows:
-    """Yield the number of faults, the workers that were replaced, and the time that was lost."""
+    """Yield head and text of the lines on the number of faults, the replaced workers, and the time that was lost."""
     events = faults.get("events")
     if not events:
         return
@@ -505,7 +517,7 @@ def _skipped_rows(skipped: Mapping[str, Any]) -> Rows:
 
 
 def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return a row for each channel in which ranks waited noticeably."""
+    """Return head and text of a line for each channel in which ranks waited `_LEAST_WAIT_S` or more."""
     texts: list[str] = []
     for name, seen in waits.items():
         putting = "+".join(seen["producers"])
@@ -522,7 +534,10 @@ def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _memory_rows(
     memory: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> list[tuple[str, str]]:
-    """Return a row for each component: its bytes by residency; none if nothing was known and nothing measured."""
+    """Return head and text of a line for each component: its bytes by residency.
+
+    A component of which nothing was known and nothing measured has no line.
+    """
     texts = []
     for component, states in memory.items():
         unknown = all(of["predicted"] is None for of in states.values())
@@ -541,7 +556,7 @@ def _memory_rows(
 
 
 def _headed(head: str, texts: Sequence[str], note: str) -> list[tuple[str, str]]:
-    """Head the first text, and end the last with a note."""
+    """Return head and text of each line: the first line has the head `head`, and the last ends with `note`."""
     rows = [("", text) for text in texts]
     if rows:
         rows[0] = (head, texts[0])

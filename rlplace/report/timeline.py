@@ -71,7 +71,7 @@ class _Bar(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Seconds since the epoch -> pixels."""
+    """The horizontal axis: seconds since the epoch -> pixels."""
 
     began_s: float
     ended_s: float
@@ -83,7 +83,7 @@ class _Axis(NamedTuple):
 
 
 def _y(row: int) -> int:
-    """Return the y of a row's top."""
+    """Return the y, in pixels, of the top of a row. `row`: its number, from 0."""
     return _TOP + row * (_LANE + _GAP)
 
 
@@ -94,11 +94,11 @@ def render_timeline(
     name: str = "",
     scale: float = 1.0,
 ) -> str:
-    """Draw the last iteration in which something was learned; the first where generation runs ahead.
+    """Return an SVG document of the last iteration that learned; of the first where generation runs ahead.
 
-    iterations: the last ones, at least one. components: in the order of the plan. name: of
-    the picture; "" for that of the iteration. scale: factor for the seconds that are
-    written. Returns a self-contained SVG document.
+    `iterations`: the last ones, at least one. `accelerators`: those of the run; each has a row, up to `_MOST_ROWS`.
+    `components`: in the order of the plan. `name`: the title; an empty one stands for the title of the iteration.
+    `scale`: factor for the seconds that are written.
     """
     # The iteration, its accelerators, and the pixels of a second.
     shown = _choose(iterations)
@@ -145,7 +145,7 @@ def render_timeline(
 
 
 def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
-    """Return the pixels of a column: one, or more where the document would be too large."""
+    """Return the width of a column in pixels: 1, or more where the document would be too large."""
     pixels = 0.0
     for row in bars.values():
         for bar in row:
@@ -157,10 +157,10 @@ def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
 def _rows(
     iterations: Sequence[IterationCalls], accelerators: Sequence[int]
 ) -> Sequence[int]:
-    """Choose `_MOST_ROWS` of many accelerators.
+    """Return the accelerators that have a row: all, or `_MOST_ROWS` of more.
 
-    Of neighbours with the same components the first is shown, and of others as many as
-    there is room for, evenly.
+    Of neighbouring accelerators with the same components, the first has a row, and as many others as there is room for,
+    at even distances.
     """
     if len(accelerators) <= _MOST_ROWS:
         return accelerators
@@ -187,10 +187,10 @@ def _rows(
 
 
 def _choose(iterations: Sequence[IterationCalls]) -> IterationCalls:
-    """Return the iteration to draw.
+    """Return the iteration to draw: the last that learned, or the first that learned where generation runs ahead.
 
-    Where generation runs ahead, calls that began in one iteration are awaited in the next:
-    then the first one has all the calls that happened in it.
+    Where generation runs ahead, calls that began in one iteration are awaited in the next iteration. Then only the
+    first iteration has all calls that happened in it.
     """
     learned = [iteration for iteration in iterations if iteration.learned]
     if not learned:
@@ -210,7 +210,11 @@ def _bars(
     rows: frozenset[int],
     scale: float,
 ) -> Mapping[int, list[_Bar]]:
-    """Return the bars of each accelerator. Sync is drawn as a stage, its calls are not."""
+    """Return the bars of each accelerator in `rows`.
+
+    Of the calls in a sync, only moves have bars: sync is drawn as a stage. `scale`: factor for the seconds that are
+    written.
+    """
     offsets = clock_offsets(iterations)
     bars = defaultdict[int, list[_Bar]](list)
     for iteration in iterations:
@@ -240,7 +244,10 @@ def _bar(
     components: Sequence[str],
     scale: float,
 ) -> _Bar:
-    """Return the bar of one call. `offset_s`: from the node's clock to the driver's."""
+    """Return the bar of one call.
+
+    `offset_s`: seconds to add to the node's clock for the driver's. `scale`: factor for the seconds that are written.
+    """
     record = call.record
     component = call.slot.component
     work = list(_work(record))
@@ -263,7 +270,7 @@ def _bar(
 
 
 def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
-    """Yield begin and end in seconds of each stretch without waiting, in order."""
+    """Yield the begin and the end, in seconds, of each stretch of a call without waiting, in order."""
     waits = []
     for spans in record.spans:
         for part, begin, end in laps(spans):
@@ -280,9 +287,9 @@ def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
 def _lanes(
     bars: Iterable[_Bar], components: Sequence[str]
 ) -> Iterator[tuple[_Bar, int, int]]:
-    """Yield each bar with its lane and the number of lanes.
+    """Yield each bar of a row with the number of its lane, from 0, and the number of lanes.
 
-    Bars that overlap have a lane for each of their components.
+    Where bars overlap, the row is divided into a lane for each of their components.
     """
     overlapping: list[_Bar] = []
     # Of the bars that overlap
@@ -306,7 +313,10 @@ def _divided(
 
 
 def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
-    """Draw a call, and over it columns of its work where it also waited."""
+    """Yield the SVG elements of a bar: the call, and over it columns of its work where the rank also waited.
+
+    `y`, `height`: of the bar. `column`: width of a column. All are in pixels.
+    """
     width = bar.end - bar.x
     if width < _LEAST_WIDTH:
         return
@@ -338,9 +348,9 @@ def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
 
 
 def _columns(bar: _Bar, column: float) -> str:
-    """Write the outline of the columns, in units of columns and levels.
+    """Return the SVG path around the columns of a bar, in units of columns and levels.
 
-    column: pixels of a column. A column is as high as the share of its time at work.
+    `column`: pixels of a column. A column is as high as the share of its time at work.
     """
     width = (bar.end - bar.x) / column
     filled = [0.0] * max(1, math.ceil(width - 1e-3))
@@ -365,9 +375,10 @@ def _columns(bar: _Bar, column: float) -> str:
 def _stages(
     shown: IterationCalls, axis: _Axis, rows: int, scale: float
 ) -> Iterator[str]:
-    """Draw each stage, as idle or sync, behind all accelerators.
+    """Yield the SVG elements of each stage, as idle or sync, behind all accelerators.
 
-    The longest stages have their names above, as far as there is room.
+    The longest stages have their names above, as far as there is room. `rows`: the number of rows. `scale`: factor for
+    the seconds that are written.
     """
     # X of begin and end of each name
     taken: list[tuple[float, float]] = []
@@ -391,7 +402,10 @@ def _stages(
 
 
 def _ticks(total: float, bottom: float) -> Iterator[str]:
-    """Draw the axis below the rows, in steps of 1, 2 or 5 of the seconds' last digit."""
+    """Yield the SVG elements of the time axis, in steps of 1, 2 or 5 times a power of ten.
+
+    `total`: seconds of the axis. `bottom`: y of the end of the rows, in pixels.
+    """
     power = 10 ** math.floor(math.log10(total or 1.0))
     step = 1.0
     for wider in (power / 5, power / 2, power, 2 * power):
@@ -406,7 +420,7 @@ def _ticks(total: float, bottom: float) -> Iterator[str]:
 
 
 def _legend(components: Sequence[str], y: int) -> tuple[list[str], int]:
-    """Return the legend, and y of its last line."""
+    """Return the SVG elements of the legend, and the y of its last line. `y`: of its first line; in pixels."""
     entries = [(f"f{colour(at)}", name) for at, name in enumerate(components)]
     parts = list[str]()
     x = float(_LEFT)

@@ -26,7 +26,7 @@ _DRIVER = 0  # number of its process; that of node n is n + 1
 
 
 class _Event(NamedTuple):
-    """Times are in seconds."""
+    """A named span of time, in seconds, with the spans inside it."""
 
     name: str
     began_s: float
@@ -36,13 +36,13 @@ class _Event(NamedTuple):
 
 
 def render_trace(iterations: Sequence[IterationCalls]) -> str:
-    """Write the trace as JSON, an event on each line. `iterations`: in order."""
+    """Return the trace as JSON text, with one event on each line. `iterations`: in order of time."""
     lines = (json.dumps(event, separators=(",", ":")) for event in _events(iterations))
     return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def _events(iterations: Sequence[IterationCalls]) -> Iterator[dict[str, Any]]:
-    """Yield names of processes and threads, then the stages, then the calls of each rank."""
+    """Yield the trace's events as JSON objects: names of processes and threads, stages, then the calls of each rank."""
     slots: dict[str, Slot] = {}
     for iteration in iterations:
         for call in iteration.calls:
@@ -75,7 +75,7 @@ def _events(iterations: Sequence[IterationCalls]) -> Iterator[dict[str, Any]]:
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the event that names a process or a thread."""
+    """Return the JSON object that names a process or a thread. `kind`: `process_name` or `thread_name`."""
     return {
         "ph": "M",
         "name": kind,
@@ -86,7 +86,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _call(call: RankCall, hidden_s: float) -> _Event:
-    """Return a call with its laps that are longer than `hidden_s`."""
+    """Return the event of a call; inside it are the laps that took more than `hidden_s` seconds."""
     record = call.record
     inside = []
     for spans in record.spans:
@@ -103,7 +103,7 @@ def _call(call: RankCall, hidden_s: float) -> _Event:
 
 
 def _iteration(iteration: IterationCalls) -> _Event:
-    """Return an iteration with its stages; a stage begins after the one before it."""
+    """Return the event of an iteration; inside it are its stages, none of which begins before the previous one ends."""
     at_s = iteration.began_s
     inside = []
     for stage in iteration.stages:
@@ -117,9 +117,10 @@ def _iteration(iteration: IterationCalls) -> _Event:
 def _nested(
     process: int, thread: int, events: Iterable[_Event], zero_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield events that follow each other, and those inside of them, each cut to the one in which it begins.
+    """Yield `events`, in order of time, as JSON objects, each followed by the events inside it.
 
-    zero_s: the seconds that are written as 0.
+    No event begins before the previous outer event ends. An inner event is cut to the event around it. `process`,
+    `thread`: the numbers under which the trace shows the events. `zero_s`: the time, in seconds, that is written as 0.
     """
     # All times below are whole microseconds.
     # End of the last event
@@ -157,7 +158,7 @@ def _nested(
 
 
 def _longest_hidden_s(iterations: Sequence[IterationCalls]) -> float:
-    """Return the seconds up to which laps are hidden; below 0 where all are shown."""
+    """Return the seconds up to which a lap is not shown, so that at most MOST_LAPS are; -1 where all are shown."""
     longest = heapq.nlargest(MOST_LAPS + 1, _lap_seconds(iterations))
     if len(longest) > MOST_LAPS:
         return longest[-1]

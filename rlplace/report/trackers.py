@@ -68,12 +68,12 @@ class RunInfo(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the run's folder: when it began."""
+        """Return the name of the run's folder, which is the time when the run began."""
         return self.folder.resolve().name
 
     @property
     def group(self) -> str:
-        """Return the name of its config."""
+        """Return the name of the run's config, which is the folder above the run's folder."""
         return self.folder.resolve().parent.name
 
 
@@ -89,7 +89,7 @@ class Tracker(NamedTuple):
 
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the points of the curves: env steps, and the metrics that are finite."""
+    """Return name -> value of the curves at one iteration: the env steps, and the metrics that are finite."""
     points = {"env_steps": float(env_steps)}
     for name, value in metrics.items():
         if math.isfinite(value):
@@ -98,14 +98,14 @@ def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _table(samples: Samples) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows."""
+    """Return the names of the columns, and the rows, of a table of samples."""
     columns = list(samples[0])
     rows = [list(sample.values()) for sample in samples]
     return columns, rows
 
 
 def _wandb(info: RunInfo) -> Tracker:
-    """Open a run of Weights & Biases."""
+    """Open a run of Weights & Biases, or continue it where `info` has an id."""
     import wandb
 
     # The id makes a resumed run go on in the same run of the tracker; nothing is printed.
@@ -142,7 +142,10 @@ def _wandb(info: RunInfo) -> Tracker:
 
 
 def _mlflow(info: RunInfo) -> Tracker:
-    """Open a run of MLflow: in a file beside the runs, unless a server is named."""
+    """Open a run of MLflow, or continue it where `info` has an id.
+
+    Without MLFLOW_TRACKING_URI, the data goes to a file beside the runs.
+    """
     # The library's seven tries take minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -191,7 +194,10 @@ def _mlflow(info: RunInfo) -> Tracker:
 
 
 def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
-    """Return the id of the project's experiment, which is made where it does not exist."""
+    """Return the id of the project's experiment, which is made where it does not exist.
+
+    `client`: of MLflow. `artifacts`: URI of the folder of a new experiment's files; None: the server chooses one.
+    """
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
     if found:
@@ -200,7 +206,7 @@ def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
 
 
 def _swanlab(info: RunInfo) -> Tracker:
-    """Open a run of SwanLab."""
+    """Open a run of SwanLab, or continue it where `info` has an id."""
     import swanlab
 
     run = swanlab.init(
@@ -234,7 +240,7 @@ def _swanlab(info: RunInfo) -> Tracker:
 
 
 def _trackio(info: RunInfo) -> Tracker:
-    """Open a run of Trackio."""
+    """Open a run of Trackio, or continue the run with the same name."""
     import trackio
 
     # Trackio knows a run by its name, so the name has both config and time.
@@ -279,7 +285,10 @@ TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
 
 
 def _of_the_users(name: str, run: RunInfo) -> Tracker:
-    """Call package.module:Name with the run's folder and config; its sink may have `close` and `samples`."""
+    """Return a tracker that calls the user's own sink. `name`: `package.module:Name` in `runner.sinks`.
+
+    The sink is made with the run's folder and config; it may have methods `close` and `samples`.
+    """
     sink = find_sink(name)(run.folder, run.config)
     close = getattr(sink, "close", lambda: None)
     samples = getattr(sink, "samples", lambda iteration, samples: None)
@@ -301,7 +310,10 @@ def _opened(name: str, info: RunInfo) -> Tracker:
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
-    """Import package.module:Name. Raises ConfigError; exceptions of the module pass through."""
+    """Return the object that `name`, `package.module:Name`, imports; it makes a sink.
+
+    Raises ConfigError where it cannot be found; exceptions of the module pass through.
+    """
     found: Callable[[Path, Mapping[str, Any]], Sink] = named(
         name, {}, key=KEY, code="unknown-sink", noun="sink"
     )
@@ -309,7 +321,10 @@ def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
 
 
 def check_sinks(names: Iterable[str]) -> list[Problem]:
-    """Report libraries of sinks that are not installed, and the user's own that cannot be found."""
+    """Return a problem for each sink whose library is not installed, and for each user's sink that cannot be found.
+
+    `names`: as in `runner.sinks`.
+    """
     problems: list[Problem] = []
     for name in names:
         if ":" in name:
@@ -322,7 +337,10 @@ def check_sinks(names: Iterable[str]) -> list[Problem]:
 
 
 def _check_library(name: str, extra: str) -> Sequence[Problem]:
-    """Report a library that is not installed. `extra`: of this package, which brings it."""
+    """Return a problem where a library is not installed.
+
+    `extra`: the extra of this package that installs the library.
+    """
     if _installed(name):
         return ()
     why = f"there is no module {name}"
@@ -331,23 +349,29 @@ def _check_library(name: str, extra: str) -> Sequence[Problem]:
 
 
 def _installed(name: str) -> bool:
-    """Whether a library is installed; a folder of its name without code, such as wandb's own output, does not count."""
+    """Return whether a library is installed.
+
+    A folder of the same name without code, such as the output of wandb, does not count.
+    """
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
 
 class TrackerSink:
-    """Send metrics to one tracker or to a sink of the user's own; closed by leaving its context.
+    """Sends metrics to one tracker or to a user's own sink; closed by leaving its context.
 
-    A failure is reported once and does not end the run. A tracker that has failed is tried again after PAUSE_S, a sink
-    of the user's own at the next iteration. When a run resumes or returns to a checkpoint, the same run of the tracker
-    continues, and iterations that the tracker has are not sent again; a sink of the user's own gets them again.
+    A failure is reported once and does not end the run. A tracker that has failed is tried again after PAUSE_S, a
+    user's own sink at the next iteration. When a run resumes or returns to a checkpoint, the same run of the tracker
+    continues. Iterations that the tracker already has are not sent to it again, but a user's own sink gets them again.
     """
 
     def __init__(
         self, name: str, folder: Path, config: Mapping[str, Any], note: str = ""
     ) -> None:
-        """Open the tracker. `note`: added to the fix of a failure. Raises OutputError."""
+        """Open the tracker. Raises OutputError.
+
+        `name`: as in `runner.sinks`. `folder`, `config`: of the run. `note`: added to the fix of a failure.
+        """
         self._name = name
         self._folder = folder
         self._config = config
@@ -369,7 +393,7 @@ class TrackerSink:
                 self._open().table(iteration, samples)
 
     def _passes(self, iteration: int) -> bool:
-        """Whether an iteration is not sent: the tracker has it, or is not to be tried again yet."""
+        """Return whether an iteration is not sent: the tracker has it already, or has failed less than PAUSE_S ago."""
         if self._name not in TRACKERS:
             return False
         has_it = bool(iteration <= self._sent["iteration"])
@@ -421,7 +445,7 @@ class TrackerSink:
                 self._tracker.attach(file)
 
     def _note(self) -> None:
-        """Write the state of the tracker, whole or not at all. Raises OutputError."""
+        """Write the state of the tracker to its file, whole or not at all. Raises OutputError."""
         try:
             self._file.parent.mkdir(exist_ok=True)
             part = self._file.with_suffix(".part")
@@ -447,7 +471,10 @@ class TrackerSink:
 
     @contextlib.contextmanager
     def _outlasting(self) -> Iterator[None]:
-        """Print the first failure of a tracker, and continue without it for a while."""
+        """Suppress and report failures of a tracker while the context is entered; OutputError passes through.
+
+        Only the first failure is printed. After each, the tracker is not tried for PAUSE_S.
+        """
         try:
             yield
         except OutputError:  # the disk, not the tracker
@@ -461,7 +488,7 @@ class TrackerSink:
 
 
 def state_of(error: BaseException | None) -> str:
-    """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED."""
+    """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED. `error`: that ended it, if any."""
     if error is None:
         return FINISHED
     if isinstance(error, Stopped):
@@ -470,7 +497,10 @@ def state_of(error: BaseException | None) -> str:
 
 
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
-    """Return the error that is printed where a sink fails. `note`: added to the fix."""
+    """Return the error that is printed where a sink fails.
+
+    `name`: of the sink. `error`: the exception of the sink. `note`: added to the fix.
+    """
     remedy = SET_UP.get(name)
     if remedy is None:
         remedy = f"mend {place_of(error, name)}"
@@ -486,7 +516,7 @@ def _failure(name: str, error: Exception, note: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _hooks_kept() -> Iterator[None]:
-    """Restore the handlers of Ctrl-C and of uncaught errors that libraries replace."""
+    """Restore, on leaving the context, the handlers of Ctrl-C and uncaught errors that libraries replace."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     hook = sys.excepthook
@@ -499,7 +529,10 @@ def _hooks_kept() -> Iterator[None]:
 
 
 def pages(folder: Path) -> list[str]:
-    """Return an address or a command for each place that has the curves of a run."""
+    """Return, for each place that has the curves of a run, its address or the command that opens it.
+
+    `folder`: of the run.
+    """
     found = []
     events = folder / "tensorboard"
     if events.is_dir():

@@ -25,7 +25,10 @@ _GIT_S = 5.0
 
 
 class Typed:
-    """A command and its output while this context is entered; both go into the folder of each run of the command."""
+    """Records a command and its terminal output while the context is entered.
+
+    Command and output go into the folder of each run of the command.
+    """
 
     def __init__(self, text: str) -> None:
         """`text`: the command line as it was typed."""
@@ -50,7 +53,10 @@ class Typed:
         self.job(())
 
     def job(self, words: Sequence[str]) -> None:
-        """Begin a run of the command; output from now on is of this run. `words`: they compose its config."""
+        """Begin to record a new run of the command; output from now on is of this run.
+
+        `words`: the words of the command line that compose the run's config.
+        """
         with self._writing:
             if self._file is not None:
                 self._file.close()
@@ -99,7 +105,7 @@ class Typed:
             self._shown = []
 
     def note(self, text: str) -> None:
-        """Keep a piece of output, without colours. A full disk ends this, not the run."""
+        """Add a piece of output to the record, without terminal codes. Errors of the disk are ignored."""
         plain = _CODES.sub("", text)
         with self._writing, contextlib.suppress(OSError, ValueError):
             if self._file is None:
@@ -109,7 +115,7 @@ class Typed:
 
 
 class Noted(Above):
-    """A standard stream, whose text is noted too."""
+    """A standard stream that also records its text in a `Typed`."""
 
     def __init__(self, below: TextIO, by: Typed) -> None:
         self._below = below
@@ -120,7 +126,7 @@ class Noted(Above):
         return self._below
 
     def over(self, stream: TextIO) -> Noted:
-        """Return another stream whose text is noted by the same."""
+        """Return `stream` wrapped so that its text is recorded in the `Typed` of this stream."""
         return Noted(stream, self._by)
 
     def write(self, text: str, /) -> int:
@@ -129,7 +135,7 @@ class Noted(Above):
 
 
 def commands(folder: Path) -> list[dict[str, Any]]:
-    """Return the commands of a run, the first of which began it; none where the file is missing or damaged."""
+    """Return the recorded commands of a run, the oldest first; an empty list where the file is missing or damaged."""
     try:
         found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -140,7 +146,10 @@ def commands(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit_of(folder: Path) -> dict[str, Any] | None:
-    """Return the git commit of a folder, and whether tracked files are changed; None where there is no commit."""
+    """Return the git commit of a folder (`id`), and whether tracked files are changed (`changed`).
+
+    Returns None where git finds no commit.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -164,5 +173,5 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
 
 
 def as_typed(program: str, words: Sequence[str]) -> str:
-    """Write a command line so that a shell reads these words."""
+    """Return a command line that a shell splits into `program` and `words`."""
     return f"{program} {shlex.join(words)}".rstrip()

@@ -34,7 +34,7 @@ Work = Mapping[int, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """One stage of one iteration, or summed over iterations."""
+    """The use of accelerators in one stage: of one iteration, or summed over iterations."""
 
     stage: str
     moves_s: float  # on entry
@@ -42,11 +42,11 @@ class StageUse:
     work: Work
 
     def busy_s(self, accelerator: int) -> float:
-        """Return the busy seconds of an accelerator: the sum over its components, at most the whole stage."""
+        """Return an accelerator's seconds at work: the sum over its components, at most the seconds of the stage."""
         return min(self.seconds, sum(self.work.get(accelerator, {}).values()))
 
     def plus(self, other: StageUse) -> StageUse:
-        """Return the sum of two uses of the same stage."""
+        """Return the sum of this use and another use of the same stage."""
         work = {accelerator: dict(row) for accelerator, row in self.work.items()}
         for accelerator, row in other.work.items():
             mine = work.setdefault(accelerator, {})
@@ -61,10 +61,10 @@ class StageUse:
 
 
 class Usage:
-    """Collects the busy seconds that ranks report, stage by stage. Owned by the loop; used by one thread."""
+    """Collects the seconds at work that ranks report, stage by stage. Owned by the loop; used by one thread."""
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
-        """`merged`: all stages but sync count as one, because rollout runs ahead and reports its work when it ends."""
+        """`merged`: count all stages but sync as one, because rollout runs ahead and reports its work when it ends."""
         used: set[int] = set()
         for ranks in occupancy.values():
             used.update(*ranks)
@@ -84,7 +84,10 @@ class Usage:
     def worked(
         self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]
     ) -> None:
-        """Record the seconds that each rank spent inside a method, less the waiting it reports."""
+        """Add the work of a component's ranks: their seconds inside a method, less the waiting that they report.
+
+        `seconds`: of each rank inside the method. `ranks`: the metrics of each rank, among them its waiting.
+        """
         for held, inside, metrics in zip(
             self._occupancy[component], seconds, ranks, strict=True
         ):
@@ -98,7 +101,10 @@ class Usage:
                 row[component] = row.get(component, 0.0) + busy
 
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
-        """Close a stage: all work recorded since the last one belongs to it."""
+        """Close a stage: all work added since the previous stage ended belongs to it.
+
+        `moves_s`: seconds of the moves on entry. `seconds`: of the stage itself.
+        """
         name = stage
         if self._merged and stage != SYNC:
             name = MERGED
@@ -109,12 +115,12 @@ class Usage:
         self._stages.append(use)
 
     def begin_again(self) -> None:
-        """Drop the records of the iteration that runs."""
+        """Drop all that is recorded of the iteration under way."""
         self._work = {}
         self._stages = []
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
-        """Close an iteration. Return its shares as metrics; none where no accelerator is used."""
+        """Close an iteration of `seconds`, and return its shares as metrics; none where no accelerator is used."""
         self.last = tuple(self._stages)
         self._stages = []
         self.seconds += seconds
@@ -128,7 +134,10 @@ class Usage:
         return {f"util/{name}_share": value for name, value in shares.items()}
 
     def record(self, planned: Mapping[str, int]) -> dict[str, Any]:
-        """Return the whole run as plain values. `planned`: accelerators at work by stage, according to the plan."""
+        """Return the use of accelerators in the whole run, ready for JSON; empty where nothing was used.
+
+        `planned`: stage -> accelerators at work, according to the plan.
+        """
         if not self.accelerators or not self.seconds:
             return {}
         uses = tuple(self._totals.values())
@@ -155,7 +164,7 @@ class Usage:
         }
 
     def _seconds_of(self, accelerator: int) -> dict[str, dict[str, float]]:
-        """Return by stage the seconds that an accelerator was at work and idle."""
+        """Return stage -> seconds that one accelerator was at work (`busy_s`) and idle (`idle_s`); sync is left out."""
         found = {}
         for stage, use in self._totals.items():
             if stage != SYNC:
@@ -167,7 +176,11 @@ class Usage:
 def shares_of(
     uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float
 ) -> dict[str, float]:
-    """Divide `seconds` into busy, bubble (idle within a stage), moves and sync; what is left is the driver's."""
+    """Return the shares of `seconds` that were busy, bubble (idle within a stage), moves and sync.
+
+    The rest of the time is the driver's. `uses`: of the stages within `seconds`. `accelerators`: the numbers over which
+    busy and bubble are averaged.
+    """
     # Seconds of all accelerators at work
     busy = 0.0
     # Seconds of all stages but sync
@@ -193,7 +206,10 @@ def shares_of(
 
 
 def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Render the record for the summary of a run."""
+    """Return head and text of each line about accelerators in a run's summary.
+
+    `record`: the result of `Usage.record`.
+    """
     if not record:
         return []
     stages = []
@@ -224,7 +240,7 @@ _WORK = {
     "infer": ("infer_s",),
     "learn": ("learn_s",),
 }
-# The same as laps; and the laps within them in which a rank checks the progress of others.
+# Names of laps that are work; and the name of laps within work in which a rank checks the progress of others.
 WORKING = ("sim", "policy", "prefill", "decode", "infer", "learn")
 MEETING = "exchange"
 
@@ -232,7 +248,10 @@ MEETING = "exchange"
 def longest_works(
     numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]
 ) -> list[tuple[float, str, str]]:
-    """Return seconds, component and stage of the longest work in each stage. `works`: components by stage."""
+    """Return the seconds, component and stage of the longest work in each stage.
+
+    `numbers`: the metrics of an iteration. `works`: stage -> components at work.
+    """
     longest = []
     for stage, components in works.items():
         found = []
@@ -250,11 +269,12 @@ def overhead(
     works: Mapping[str, Sequence[str]],
     on_cores: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the seconds and share of an iteration that were neither simulator, policy forward, scoring nor learning.
+    """Return as metrics the seconds and share of an iteration without simulator, policy forward, scoring and learning.
 
-    Ranks that work in the same stage overlap. The work of the stage is that of the slowest
-    rank or, where ranks wait for cores at which others work, that of all ranks on these
-    cores (`on_cores`: seconds by stage), whichever is longer. An evaluation counts whole.
+    Ranks that work in the same stage overlap. The work of the stage is that of the slowest rank or, where ranks wait
+    for cores at which others work, that of all ranks on these cores, whichever is longer. An evaluation counts whole.
+    `numbers`: the metrics of the iteration. `works`: stage -> components at work. `on_cores`: stage -> seconds that the
+    work of all ranks takes on the cores that they share.
     """
     work = 0.0
     for seconds, _, stage in longest_works(numbers, works):
@@ -269,10 +289,11 @@ def overhead(
 
 
 def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
-    """Name the longest part of an iteration, with its seconds and the idle share of accelerators.
+    """Return a text: the longest part of an iteration, its seconds, and the idle share of accelerators.
 
-    A part is one component in one stage, or all components in moves, sync or evaluation. A stage of which no
-    component's work is known, as of a custom job, is a part as well.
+    A part is one component in one stage, or all components in moves, sync or evaluation. A stage in which no
+    component's work is known, as in a custom job, is a part as well. `numbers`: the metrics of the iteration. `works`:
+    stage -> components at work.
     """
     longest = []
     known = {SYNC}

@@ -33,11 +33,12 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, both [T, B], of rows whose episodes end and restart inside the batch.
 
-    A terminated step has no successor, so V(s_{t+1}) is 0. At a truncated one it is the value of the observation the
-    episode was cut at (Pardo et al. 2018, arXiv:1712.00378). Either way the sum stops there.
+    `rewards`, `values`, `terminated`, `truncated` are [T, B]. `last_values` [B] are of the observations after step T-1.
+    `final_values` [K] are of the observations at which episodes were cut, in the order of `argwhere(truncated)`.
 
-    `rewards`, `values`, `terminated`, `truncated` are [T, B], `last_values` [B] are of the observations after step T-1,
-    `final_values` [K] of the observations at the cuts, in the order of `argwhere(truncated)`.
+    A terminated step has no successor, so V(s_{t+1}) is 0. At a truncated step V(s_{t+1}) is the value of the
+    observation at which the episode was cut (Pardo et al. 2018, arXiv:1712.00378). Either way the sum over later steps
+    stops.
     """
     next_values = torch.cat([values[1:], last_values[None]])
     next_values[truncated] = final_values  # boolean indexing is in argwhere order
@@ -55,13 +56,14 @@ def gae(
 def token_gae(
     rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, [N] both; `rewards` and `values` [N], `lengths` [S] are response tokens.
+    """Return advantages and returns, both [N]. `rewards`, `values`: [N]. `lengths`: [S] response tokens of each sample.
 
-    The value after a sample's last token is 0, also where a length cut the answer: the score is of the answer as it is.
+    The value after a sample's last token is 0, also where a length limit cut the answer: the score is of the answer as
+    it is.
 
     Samples differ in length, so the sum is found for all tokens at once, in log2 of the longest sample's steps. With
-    the sum over the next n terms at every token, the sum over 2n is that plus the one n tokens on (Hillis and Steele
-    1986, "Data parallel algorithms").
+    the sum over the next n terms at every token, the sum over 2n terms is this sum plus the sum at the token n further
+    on (Hillis and Steele 1986, "Data parallel algorithms").
     """
     # [N] how many tokens of the sample come after each token.
     tokens = torch.arange(int(lengths.sum()), device=lengths.device)
@@ -89,12 +91,11 @@ def token_gae(
 def token_rewards(
     scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
 ) -> Tensor:
-    """Return [N] rewards: -kl_coef * kl at every token, plus the sample's score at its last one.
+    """Return [N] rewards: -kl_coef * kl at every token, plus the sample's score at its last token.
 
-    Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), each token's KL where it arises.
-    scores: [S]; those of samples without response tokens are lost. lengths: [S] response
-    tokens. kl: [N] an estimate for each token, of the estimators in `algo.kl` the unbiased k1
-    or k3; None: none.
+    Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), with each token's KL at that token. `scores`:
+    [S]; the score of a sample without response tokens is lost. `lengths`: [S] response tokens of each sample. `kl`: [N]
+    an estimate for each token, by the unbiased estimators k1 or k3 of `algo.kl`; None: no KL.
     """
     rewards = scores.new_zeros(int(lengths.sum()))
     if kl is not None:
@@ -105,7 +106,11 @@ def token_rewards(
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one, less for worse."""
+    """Return 1 - Var(returns - values) / Var(returns).
+
+    It is 1 for a perfect critic, 0 for a constant value, less for worse, and 0 where all returns are equal or there are
+    none.
+    """
     if not len(returns):
         return 0.0
     varies = float(returns.double().var(correction=0))
@@ -127,7 +132,10 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Sample]]) -> Outcomes:
-        """Number whole groups one after another: their own numbers may repeat over iterations."""
+        """Return the outcomes of whole groups, which are numbered from 0 in their order.
+
+        The groups' own numbers are not used, because they may repeat over iterations.
+        """
         rewards = []
         numbers = []
         lengths = []
@@ -143,26 +151,26 @@ class Outcomes(NamedTuple):
         )
 
     def over_group(self, values: Tensor) -> Tensor:
-        """Return [S] float64 the sum of `values` [S] over the group of each sample."""
+        """Return [S] float64: for each sample the sum of `values` [S] over its group."""
         sums = self._per_group().index_add(0, self.groups, values)
         return sums[self.groups]
 
     def group_sizes(self) -> Tensor:
-        """Return [S] float64 the number of samples in the group of each sample."""
+        """Return [S] float64: for each sample the number of samples in its group."""
         return self.over_group(torch.ones_like(self.rewards))
 
     def mixed(self) -> Tensor:
-        """Return [S] bool: not all rewards of the sample's group are equal."""
+        """Return [S] bool: for each sample whether the rewards of its group differ."""
         return (self._end("amax") > self._end("amin"))[self.groups]
 
     def _end(self, end: str) -> Tensor:
-        """Return [G] the highest (amax) or lowest (amin) reward of each group."""
+        """Return [G]: the highest (`amax`) or lowest (`amin`) reward of each group."""
         return self._per_group().scatter_reduce(
             0, self.groups, self.rewards, end, include_self=False
         )
 
     def _per_group(self) -> Tensor:
-        """Return [G] zeros."""
+        """Return [G] float64 zeros, one for each group."""
         groups = 0
         if len(self.groups):
             groups = int(self.groups.max()) + 1
@@ -170,18 +178,18 @@ class Outcomes(NamedTuple):
 
 
 def carries_signal(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards of one group differ: without that its advantages are all zero.
+    """Return whether the rewards of one group differ; where they do not, all its advantages are zero.
 
-    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, sample other groups in place of those.
+    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, sample other groups in place of groups without a difference.
     """
     return bool(rewards) and min(rewards) < max(rewards)
 
 
 def grpo(outcomes: Outcomes) -> Tensor:
-    """Return [S] (r - mean) / std over the group (Shao et al. 2024, arXiv:2402.03300, section 4.1.2).
+    """Return [S]: (r - mean) / std over the sample's group (Shao et al. 2024, arXiv:2402.03300, section 4.1.2).
 
-    The paper leaves open which deviation: it is that of a sample here (n - 1), as implementations have it. Where all
-    rewards of a group are equal, as in a group of one, nothing is better than anything else: zero.
+    The paper does not say which deviation std is. Here it is the sample deviation (division by n - 1), as in common
+    implementations. The advantage is zero where all rewards of a group are equal, as in a group of one.
     """
     centred = dr_grpo(outcomes)
     others = (outcomes.group_sizes() - 1).clamp(min=1)
@@ -190,9 +198,10 @@ def grpo(outcomes: Outcomes) -> Tensor:
 
 
 def dr_grpo(outcomes: Outcomes) -> Tensor:
-    """Return [S] r - mean over the group: without the deviation, which weighs easy and hard prompts most.
+    """Return [S]: r - mean over the sample's group, without division by the deviation.
 
-    Liu et al. 2025 (arXiv:2503.20783), section 3.2; its other half is the constant mean of `losses.token_weights`.
+    The division would give the most weight to easy and hard prompts. Liu et al. 2025 (arXiv:2503.20783), section 3.2;
+    the other half of the method is the mean `constant` of `losses.token_weights`.
     """
     mean = outcomes.over_group(outcomes.rewards) / outcomes.group_sizes()
     # Exactly 0 for equal rewards: their mean may be rounded.
@@ -200,7 +209,7 @@ def dr_grpo(outcomes: Outcomes) -> Tensor:
 
 
 def rloo(outcomes: Outcomes) -> Tensor:
-    """Return [S] r less the mean reward of the *others* of its group; zero in a group of one, which has no others.
+    """Return [S]: r less the mean reward of the other samples of the group; zero in a group of one.
 
     Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator: r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1).
     """
@@ -209,22 +218,25 @@ def rloo(outcomes: Outcomes) -> Tensor:
 
 
 def reinforce_pp(outcomes: Outcomes) -> Tensor:
-    """Return [S] rewards normalised over all response tokens of the iteration, groups or not.
+    """Return [S]: rewards normalised over all response tokens of the iteration, without regard to groups.
 
     Hu et al. 2025 (arXiv:2501.03262), global advantage normalisation: each token counts once, so long answers weigh
-    more in mean and deviation. Where the KL from a reference is part of the reward, it is that of the whole answer at
-    each of its tokens; the paper leaves out what came before the token, which changes no mean of gradients.
+    more in mean and deviation. Where the KL from a reference is part of the reward, each token gets the KL of the whole
+    answer. The paper leaves out the KL of earlier tokens, which does not change the mean of gradients.
     """
     return _over_tokens(outcomes.rewards, outcomes.lengths)
 
 
 def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
-    """Return [S] r - mean over the group, then as `reinforce_pp`: its variant with baseline, in the same paper."""
+    """Return [S]: r - mean over the sample's group, normalised as in `reinforce_pp` (a variant in the same paper)."""
     return _over_tokens(dr_grpo(outcomes), outcomes.lengths)
 
 
 def _over_tokens(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return [S] values centred and scaled as if each value stood `lengths` times in the batch."""
+    """Return [S]: `values` [S] with mean 0 and deviation 1, each value counted as often as its sample has tokens.
+
+    `lengths`: [S] response tokens of each sample; a sample without tokens gets 0.
+    """
     share = lengths.double() / lengths.sum().clamp(min=1)
     mean = (share * values).sum()
     centred = torch.where(lengths > 0, values - mean, 0.0)

@@ -28,7 +28,10 @@ KlEstimator = Callable[[Tensor], Tensor]  # [N] of log q - log p
 
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
-    """Return [N] the estimate k3 of each token. `log_ratio` [N]: log q - log p."""
+    """Return [N]: the estimate k3 of KL(p || q) at each token.
+
+    `log_ratio`: [N] of log q - log p.
+    """
     return log_ratio.expm1() - log_ratio
 
 
@@ -42,12 +45,14 @@ KL_ESTIMATORS: Mapping[str, KlEstimator] = {
 def next_kl_coef(
     kl_coef: float, kl: float, samples: int, target: float, horizon: int
 ) -> float:
-    """Return the weight for the next iteration, after one of `samples` with `kl` on average.
+    """Return the weight of the KL for the next iteration.
 
-    Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and
-    beta = beta * (1 + K * e), a log-space proportional controller. K is samples / horizon here, as in the code that the
-    paper was published with, so that neither batch size nor number of iterations changes how fast it adapts. KL is of
-    whole answers: the sum over response tokens, averaged over samples.
+    `kl_coef`: the weight in the last iteration. `kl`: the KL of a whole answer in that iteration, the sum over response
+    tokens, averaged over its `samples`. `target`: the KL to reach. `horizon`: the samples over which the weight adapts.
+
+    Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and beta = beta *
+    (1 + K * e), a log-space proportional controller. K is samples / horizon here, as in the code that the paper was
+    published with, so that neither batch size nor number of iterations changes how fast it adapts.
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
     return kl_coef * (1.0 + error * samples / horizon)
@@ -58,10 +63,11 @@ def next_kl_coef(
 
 
 class Correction(NamedTuple):
-    """Bounds of importance weights: p_trainer / p_engine of each token, or of whole sequences, the product of these.
+    """Bounds of importance weights.
 
-    Sequences above the cap are left out in TRL's `sequence_mask`, tokens outside of both bounds in IcePop (Ling team
-    2025, "Every Step Evolves", arXiv:2510.18855).
+    A weight is p_trainer / p_engine of one token or, with the level `sequence`, the product of these ratios over a
+    sequence. TRL's `sequence_mask` leaves out sequences above the cap; IcePop (Ling team 2025, "Every Step Evolves",
+    arXiv:2510.18855) leaves out tokens that are above the cap or below the floor.
     """
 
     cap: float
@@ -73,7 +79,7 @@ class Correction(NamedTuple):
 
 
 class Corrected(NamedTuple):
-    """Importance weights, and the tokens whose weight a bound has changed."""
+    """Importance weights of tokens, and the tokens whose weight a bound has changed."""
 
     weights: Tensor  # [N]
     cut: Tensor  # [N] bool, above the cap or below the floor
@@ -86,12 +92,14 @@ def importance_weights(
     lengths: Tensor,
     correction: Correction,
 ) -> Corrected:
-    """Return min(p_trainer / p_engine, cap), without gradient: truncated importance sampling (TIS).
+    """Return the importance weight p_trainer / p_engine of each token, within the bounds of `correction`.
 
-    Both [N] are of the policy version that sampled, before the first step on these tokens;
-    `lengths` [s] are tokens of the sequences. The factor stands before the clipped surrogate,
-    whose own ratio is then new / old of the trainer alone. Tokens of weight 0 still count in
-    means.
+    With a cap alone this is truncated importance sampling (TIS): min(p_trainer / p_engine, cap). The weights have no
+    gradient. `trainer_logprobs`, `engine_logprobs`: [N] of the policy version that sampled, before the first step on
+    these tokens. `lengths`: [s] tokens of each sequence.
+
+    The weight stands before the clipped surrogate, whose own ratio is then new / old of the trainer alone. Tokens of
+    weight 0 still count in means.
     """
     log_ratio = trainer_logprobs - engine_logprobs
     if correction.level == "sequence":
@@ -115,13 +123,14 @@ def importance_weights(
 def mismatch_metrics(
     trainer_logprobs: Tensor, engine_logprobs: Tensor, on_policy: Tensor, cut: Tensor
 ) -> Metrics:
-    """Compare the log-probabilities [N] of this rank's response tokens in an iteration, possibly none.
+    """Return metrics of the difference between `trainer_logprobs` and `engine_logprobs`.
 
-    on_policy: [N] bool, tokens that were sampled under the version that the trainer has. Only
-    these show how far engine and trainer are apart by the same weights; an iteration without
-    any has no weight in these metrics. cut: [N] bool, tokens whose weight the correction
-    bounds or drops. The KL is KL(engine || trainer) by the estimator k3, since the engine drew
-    the tokens.
+    Both are [N], of this rank's response tokens in an iteration, possibly none. `on_policy`: [N] bool, tokens that were
+    sampled under the version that the trainer has. Only these tokens show the difference of engine and trainer under
+    the same weights; an iteration without such tokens has no weight in the metrics of the difference. `cut`: [N] bool,
+    tokens whose weight the correction has changed. The KL is KL(engine
+
+    trainer) by the estimator k3, because the engine drew the tokens.
     """
     log_ratio = (trainer_logprobs - engine_logprobs).double()
     share = float(cut.sum()) / max(1, len(cut))

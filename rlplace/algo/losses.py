@@ -20,7 +20,7 @@ from rlplace.algo.kl import kl_k3
 
 
 class Clip(NamedTuple):
-    """Bounds of the ratio new / old; a sample beyond them has no gradient."""
+    """Bounds of the ratio r = new / old probability; beyond them, a sample has no gradient."""
 
     low: float  # below 1
     # Above 1; more than `low` leaves unlikely tokens room to grow (DAPO's clip-higher).
@@ -30,10 +30,10 @@ class Clip(NamedTuple):
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """Return [N] to be minimised: max(-r * A, -clip(r, 1 - low, 1 + high) * A); where A < 0, -dual * A at most.
+    """Return [N] losses: max(-r * A, -clip(r, 1 - low, 1 + high) * A); where A < 0, -dual * A at most.
 
-    Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.1; the dual
-    clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
+    `log_ratio`: [N] log r. `advantages`: [N] A. Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025
+    (DAPO, arXiv:2503.14476), section 3.1; the dual clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
     """
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
@@ -48,17 +48,17 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
 def cispo(
     log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: Clip
 ) -> Tensor:
-    """Return [N] to be minimised: -clip(r, 1 - low, 1 + high) * A * log p, where the clipped ratio has no gradient.
+    """Return [N] losses: -clip(r, 1 - low, 1 + high) * A * log p, where the clipped ratio has no gradient.
 
-    Every token has a gradient, with a weight that is clipped (MiniMax-M1, arXiv:2506.13585,
-    equations 4 and 5; ScaleRL, arXiv:2510.13786). `clip.dual` is not used.
+    `log_ratio`: [N] log r. `logprobs`: [N] log p. `advantages`: [N] A. Every token has a gradient, with a weight that
+    is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL, arXiv:2510.13786). `clip.dual` is not used.
     """
     weights = log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high)
     return -weights * advantages * logprobs
 
 
 def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return [N] bool each, of ratios below and above the clip."""
+    """Return two [N] bool: tokens whose ratio is below the clip, and tokens whose ratio is above it."""
     ratio = log_ratio.exp()
     return ratio < 1.0 - clip.low, ratio > 1.0 + clip.high
 
@@ -66,7 +66,11 @@ def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
 def _without_slope(
     log_ratio: Tensor, advantages: Tensor, clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return [N] bool each, of tokens without a gradient: bad ones of a low ratio, others of a high one."""
+    """Return two [N] bool of tokens to which the clip leaves no gradient.
+
+    The first are tokens with A < 0 and a ratio below the clip. The second are tokens with A > 0 and a ratio above it,
+    and tokens with A < 0 and a ratio above the dual clip.
+    """
     ratio = log_ratio.exp()
     bad = advantages < 0
     low = bad & (ratio < 1.0 - clip.low)
@@ -79,10 +83,10 @@ def _without_slope(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N] half the squared error; with `value_clip`, the worse of the free and the clipped estimate.
+    """Return [N] losses: half the squared error; with `value_clip`, of the worse of the free and the clipped value.
 
-    The clip is that of the PPO authors' code (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function
-    clipping").
+    A clipped value is at most `value_clip` from the old value; None: no clip. The clip is that of the PPO authors' code
+    (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function clipping").
     """
     error = (values - returns).square()
     if value_clip is not None:
@@ -94,7 +98,7 @@ def value_loss(
 def is_value_clipped(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N] 1.0 where the loss is that of the clipped estimate, which has no gradient, else 0.0."""
+    """Return [N]: 1.0 where `value_loss` is that of the clipped value, which has no gradient, else 0.0."""
     if value_clip is None:
         return torch.zeros_like(values)
     error = _clipped_error(values, old_values, returns, value_clip)
@@ -104,14 +108,17 @@ def is_value_clipped(
 def _clipped_error(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float
 ) -> Tensor:
-    """Return [N] the squared error of values that are at most `value_clip` from the old ones."""
+    """Return [N]: the squared error of values that are clipped to at most `value_clip` from the old values."""
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     return (near - returns).square()
 
 
 @torch.no_grad()
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
-    """Return [] float64 of each term: summed over ranks and micro-batches, these are means over `count` samples."""
+    """Return name -> [] float64 of each term: its sum over the tokens of a micro-batch, divided by `count`.
+
+    Summed over ranks and micro-batches, these are means over `count` samples or tokens.
+    """
     means = torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
     return dict(zip(terms._fields, means, strict=True))
 
@@ -120,7 +127,7 @@ def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
 
 
 class StepSamples(NamedTuple):
-    """Samples of a rank, step by step."""
+    """Simulator samples of one rank, step by step, as they were drawn."""
 
     observations: Tensor  # [N, *O]
     actions: Tensor  # [N, *A]
@@ -134,7 +141,7 @@ class StepSamples(NamedTuple):
 
 
 class PPOSlopes(NamedTuple):
-    """Gradients of a step's loss by this rank's samples of a minibatch, and partial sums of the step's means."""
+    """Gradients of a minibatch's loss with respect to this rank's outputs, and this rank's part of the means."""
 
     logprobs: Tensor  # [N], gradient by log-probabilities
     values: Tensor  # [N], gradient by values
@@ -155,10 +162,11 @@ def ppo_slopes(
     value_coef: float,
     count: int,
 ) -> PPOSlopes:
-    """Differentiate the mean of policy loss + value_coef * value loss over `count` samples, of which these are a part.
+    """Return the gradients of the mean of policy loss + value_coef * value loss, and partial sums of PPO_MEANS.
 
-    All tensors are [N], possibly none; `old` has the samples as they were drawn. The loss is `clipped_surrogate` and
-    `value_loss` (Schulman et al. 2017, with the sign turned); without autograd, whose calls cost more than the numbers.
+    The mean is over `count` samples of all ranks, of which this rank has N, possibly none. All tensors are [N]; `old`
+    has the samples as they were drawn. The losses are `clipped_surrogate` (Schulman et al. 2017, with the sign turned)
+    and `value_loss`. Autograd is not used: its calls cost more than the numbers.
     """
     # The clipped surrogate, with the sign turned.
     log_ratio = logprobs - old.logprobs
@@ -198,7 +206,7 @@ def ppo_slopes(
 
 
 class Totals(NamedTuple):
-    """Sizes of one optimizer step, over all ranks and micro-batches."""
+    """Sizes of one optimizer step over all ranks and micro-batches."""
 
     samples: int
     tokens: int  # response tokens
@@ -207,10 +215,11 @@ class Totals(NamedTuple):
 
 
 def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
-    """Return [N] at each token the mean over its sequence: the logarithm of the length-normalised sequence ratio.
+    """Return [N]: at each token the mean of `log_ratio` [N] over its sequence.
 
-    Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights of
-    the sequence mean, the loss and its gradient are those of one term per sequence. `lengths` [s] are response tokens.
+    This is the logarithm of the length-normalised sequence ratio of Zheng et al. 2025 (GSPO, arXiv:2507.18071), section
+    4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights of the mean `sequence`, the loss and its gradient are
+    those of one term per sequence. `lengths`: [s] response tokens of each sequence.
     """
     sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
     sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)
@@ -218,7 +227,9 @@ def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
 
 
 def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [N] the weight of each token; `lengths` [s] int64 are the response tokens of each sequence, possibly 0.
+    """Return [N]: the weight of each token in the loss of its step.
+
+    `lengths` [s] int64: the response tokens of each sequence, possibly 0. `totals`: of the step. `mean`: one of
 
     token       all tokens weigh alike (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3)
     sequence    all samples weigh alike, whatever their length (Shao et al. 2024, GRPO, arXiv:2402.03300)
@@ -236,7 +247,7 @@ def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
 
 
 class LmTerms(NamedTuple):
-    """The loss and metrics of a language model by token, [N] each."""
+    """The loss and metrics of a language model at each token, [N] each."""
 
     policy_loss: Tensor
     entropy: Tensor
@@ -250,7 +261,10 @@ class LmTerms(NamedTuple):
     clipped_high: Tensor
 
     def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
-        """Return [] this micro-batch's part of the step's loss; it has a gradient, without tokens too."""
+        """Return []: this micro-batch's part of the step's loss, with a gradient even without tokens.
+
+        `weights`: [N], the result of `token_weights`. `entropy_coef`: weight of the entropy, which lowers the loss.
+        """
         each = self.policy_loss
         if entropy_coef != 0.0:  # a zero gradient is not worth its cost
             each = each - entropy_coef * self.entropy
@@ -269,12 +283,12 @@ def lm_terms(
     surrogate: str = "clip",
     importance: Tensor | None = None,
 ) -> LmTerms:
-    """Return the loss and metrics by token. All tensors are [N], `lengths` [s].
+    """Return the loss and metrics at each token. All tensors are [N], but `lengths` [s].
 
-    Only `logprobs` and `entropies` carry a gradient. old_logprobs: of the policy before the
-    first step on these tokens. ratio: token, each token's own as in PPO, GRPO and DAPO, or
-    sequence. surrogate: clip, of the ratio, or cispo, of a weight. importance: weighs each
-    token's surrogate (`kl.importance_weights`); None: alike.
+    Only `logprobs` and `entropies` carry a gradient. `old_logprobs`: of the policy before the first step on these
+    tokens. `lengths`: response tokens of each sequence. `ratio`: `token` for the ratio of each token, as in PPO, GRPO
+    and DAPO, or `sequence` for the ratio of its sequence. `surrogate`: `clip` for `clipped_surrogate`, or `cispo` for
+    `cispo`. `importance`: a factor of each token's loss (`kl.importance_weights`); None: 1.
     """
     log_ratio = logprobs - old_logprobs
     # The ratio that the clip limits: of the token, or of its sequence.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """One rank's block of the job's rows; a sample is a (step, row) pair."""
+    """The block of the job's rows that one rank has; a sample is a (step, row) pair."""
 
     steps: int
     total: int  # rows of the job
@@ -21,7 +21,10 @@ class Rows:
 
 
 def iteration_generator(seed: int, iteration: int) -> torch.Generator:
-    """Return the same stream on every rank; streams of different seeds or iterations are unrelated."""
+    """Return a random generator for one iteration, which draws the same numbers on every rank.
+
+    Generators of different seeds or iterations are unrelated.
+    """
     # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
     mixed = random.Random(f"{seed}/{iteration}").getrandbits(32)
     return torch.Generator().manual_seed(mixed)
@@ -34,15 +37,16 @@ def minibatches(
     sound: Tensor | None = None,
     length: int = 1,
 ) -> Iterator[tuple[Tensor, int]]:
-    """Yield one pass over all samples of the job in random order, in `number` parts whose sizes differ by at most one.
+    """Yield for each minibatch the indices [n] int64 of this rank's samples, and the number of samples of all ranks.
 
-    A part is [n] int64 into this rank's samples, flattened [steps, rows], possibly none, and
-    the number of its samples over all ranks. All ranks draw the same order: membership does
-    not depend on how rows are spread. Of fewer samples than `number`, each is a part.
-    sound: [steps * total] bool, the samples that count; None: all do.
+    The number is of samples that count. Together the minibatches are one pass over all samples of the job in random
+    order. An index is into this rank's samples, flattened [steps, rows]; a rank may have none in a minibatch. All ranks
+    draw the same order, so the samples of a minibatch do not depend on how rows are spread over ranks.
 
-    With a `length`, sequences of so many steps are drawn instead: [n] into those of this rank, flattened
-    [steps / length, rows], of which at least one sample counts.
+    `number`: of minibatches; their sizes differ by at most one. Where there are fewer samples, each sample is a
+    minibatch. `sound`: [steps * total] bool, the samples that count; None: all count. `length`: draw sequences of this
+    many steps in place of samples. Then an index is into this rank's sequences, flattened [steps / length, rows], and
+    sequences without a sample that counts are left out.
     """
     # The order of all samples, or sequences, of the job; those without a sound sample are left out.
     order = torch.randperm(rows.steps // length * rows.total, generator=generator)

@@ -20,7 +20,7 @@ LEAST_DEVIATION = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Count, mean and population variance, all float64."""
+    """Count, mean and population variance of values [N, *S], all float64."""
 
     count: Tensor  # []
     mean: Tensor  # [*S]
@@ -30,7 +30,7 @@ class Moments:
 def no_moments(
     shape: tuple[int, ...] = (), device: torch.device | str = "cpu"
 ) -> Moments:
-    """Return the moments of nothing: scaling by these is the identity."""
+    """Return the moments of no values: to scale by them changes nothing. `shape`: *S, the shape of one value."""
     return Moments(
         count=torch.zeros((), dtype=torch.float64, device=device),
         mean=torch.zeros(shape, dtype=torch.float64, device=device),
@@ -41,8 +41,9 @@ def no_moments(
 def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
     """Return [1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`; additive over any split.
 
-    `samples` is [N, *S]. Shifting by a value near the mean (here: the running mean, equal on all ranks) keeps the sum
-    of squares from cancelling (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance").
+    `samples` is [N, *S], `shift` [*S]; size is the number of elements of S. The shift should be near the mean: the
+    running mean, equal on all ranks, is one. It keeps the sum of squares from cancelling (Chan, Golub, LeVeque 1983,
+    "Algorithms for computing the sample variance").
     """
     centred = (samples.double() - shift).reshape(len(samples), shift.numel())
     number = float(len(samples))
@@ -51,10 +52,10 @@ def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
 
 
 def merge(running: Moments, sums: Tensor) -> Moments:
-    """Return the moments of `running` and of the batch of `sums`, which were shifted by `running.mean`.
+    """Return the moments of the values of `running` and of a batch together.
 
-    Chan, Golub, LeVeque 1983: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b). An empty batch changes
-    nothing.
+    `sums`: the `shifted_sums` of the batch, shifted by `running.mean`. An empty batch changes nothing. Chan, Golub,
+    LeVeque 1983: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b).
     """
     count = sums[0]
     if float(count) == 0.0:
@@ -73,7 +74,10 @@ def merge(running: Moments, sums: Tensor) -> Moments:
 
 
 def moments_of(values: Tensor) -> Moments:
-    """Return the moments of one tensor; for several ranks sum their `shifted_sums` and `merge` these."""
+    """Return the moments of all elements of one tensor [N].
+
+    For values of several ranks, sum their `shifted_sums` over the ranks, and `merge` the result.
+    """
     nothing = no_moments((), values.device)
     return merge(nothing, shifted_sums(values, nothing.mean))
 
@@ -81,13 +85,16 @@ def moments_of(values: Tensor) -> Moments:
 def normalized(
     values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION
 ) -> Tensor:
-    """Return [N] of zero mean and unit variance. `moments` []: of all values over all ranks."""
+    """Return [N]: `values` [N] less the mean, divided by the deviation.
+
+    `moments` []: of all values over all ranks. `least_deviation`: added to the deviation.
+    """
     deviation = moments.var.sqrt() + least_deviation
     return ((values - moments.mean) / deviation).to(values.dtype)
 
 
 class ReturnScale:
-    """Scale rewards by the running deviation of the discounted return. Owns the return of each row so far.
+    """Scales rewards by the running deviation of the discounted return. Owns the return of each row so far.
 
     Engstrom et al. 2020 (arXiv:2005.12729), section 3, "reward scaling": rewards are scaled, never shifted.
     """
@@ -104,10 +111,11 @@ class ReturnScale:
     def __call__(
         self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return [T, B] scaled rewards, by statistics that already include this batch.
+        """Return [T, B] scaled rewards. The deviation that scales them already includes this batch.
 
-        `done` marks the last step of an episode, ended or cut. `sum_over_ranks` must be called by all ranks, also those
-        without rows.
+        `rewards`: [T, B] of T steps and the B rows of this rank. `done`: [T, B] bool, True at the last step of an
+        episode, whether it ended or was cut. `sum_over_ranks`: returns the sum of a tensor over all ranks. All ranks
+        must call this method, also ranks without rows.
         """
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t, (reward, last) in enumerate(zip(rewards.double(), done, strict=True)):

@@ -31,7 +31,7 @@ _NEAR = 1.02
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleSizes:
-    """Tokens of samples, and of the prompts that samples of a group share."""
+    """The number of tokens of each sample, and of the prompts that samples of a group share."""
 
     tokens: tuple[int, ...]  # of each sample, its prompt included
     # Of each sample, the tokens with which all samples of its group begin; empty: not shared.
@@ -44,11 +44,11 @@ class SampleSizes:
     again: float = 1.0
 
     def size(self, picks: Iterable[int]) -> int:
-        """Return the tokens of a micro-batch of samples in ascending order.
+        """Return the tokens of a micro-batch. `picks`: the numbers of its samples, ascending.
 
-        A prompt that several of them share counts once, and `again` for each of them: attention
-        keeps the keys and values of the prompt for every answer; without a kernel for all
-        segments, the queries and the attended values too.
+        A prompt that several samples of the micro-batch share counts once. It also counts `again` times for each of
+        these samples, because attention keeps the keys and values of the prompt for every answer; without a kernel for
+        all segments, the queries and the attended values too.
         """
         if not self.prompts:
             return sum(self.tokens[i] for i in picks)
@@ -64,13 +64,20 @@ class SampleSizes:
         return total
 
     def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
-        """Return of each sample the number of its group, and the tokens of the shared prompt; empty: not shared."""
+        """Return for each sample in `picks` the number of its group, and the tokens of the group's shared prompt.
+
+        The list is empty where no prompts are shared.
+        """
         if self.prompts:
             return [(self.groups[i], self.prompts[i]) for i in picks]
         return []
 
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
-        """Cut each group into parts of `most` samples, and of `budget` tokens unless they are one sample."""
+        """Return parts of groups: sample numbers that a micro-batch keeps together.
+
+        `picks`: the numbers of the samples to divide, ascending. A part has at most `most` samples, and at most
+        `budget` tokens unless it is one sample.
+        """
         found: list[MicroBatch] = []
         group_of = self.groups.__getitem__ if self.prompts else None
         for _, group in itertools.groupby(picks, group_of):
@@ -89,7 +96,7 @@ class SampleSizes:
 
 
 class Packing(NamedTuple):
-    """One optimizer step over all ranks. Every sample is in exactly one micro-batch."""
+    """The micro-batches of one optimizer step on all ranks. Every sample is in exactly one micro-batch."""
 
     ranks: tuple[tuple[MicroBatch, ...], ...]  # equally many micro-batches on each rank
     # Time lost to waiting: 0.1 is a tenth longer than with equal tokens on all ranks in each
@@ -98,7 +105,7 @@ class Packing(NamedTuple):
 
     @property
     def samples(self) -> list[int]:
-        """The numbers of all samples, by rank and micro-batch."""
+        """Return the numbers of all samples, in the order of ranks and micro-batches."""
         micro_batches = itertools.chain(*self.ranks)
         return list(itertools.chain(*micro_batches))
 
@@ -106,10 +113,12 @@ class Packing(NamedTuple):
 def optimizer_steps(
     sizes: SampleSizes, train_batch: int | None, seed: str
 ) -> list[list[int]]:
-    """Cut one epoch of samples into steps of about `train_batch`; None: all in one.
+    """Return the sample numbers of each optimizer step in one epoch.
 
-    Groups stay whole where there is one for each step, and come in random order; steps differ by one of them at most.
-    The order follows from `seed` alone: put run seed, iteration and epoch into it.
+    `train_batch`: about so many samples are in a step; None: all are in one step. Groups come in random order. A group
+    stays whole where there are at least as many groups as steps; the steps differ by at most one group. Otherwise
+    samples are divided one by one. The order follows from `seed` alone: put the run's seed, iteration and epoch into
+    it.
     """
     samples = range(len(sizes.tokens))
     if train_batch is None or train_batch >= len(samples):
@@ -140,7 +149,10 @@ def pack_steps(
     ranks: int,
     token_budget: int,
 ) -> tuple[Packing, ...]:
-    """Pack all optimizer steps of an iteration, equally many in each epoch; see `optimizer_steps` and `pack`."""
+    """Return the packing of each optimizer step of an iteration, in order; each epoch has equally many.
+
+    The arguments are those of `optimizer_steps` and `pack`, which do the work.
+    """
     packings: list[Packing] = []
     for epoch in range(epochs):
         for picks in optimizer_steps(sizes, train_batch, f"{seed} {epoch}"):
@@ -154,10 +166,10 @@ def pack(
     token_budget: int,
     picks: Sequence[int] | None = None,
 ) -> Packing:
-    """Spread samples over ranks and micro-batches; all, or those of ascending `picks`.
+    """Return samples spread over ranks and micro-batches. `picks`: their numbers, ascending; None: all.
 
-    A micro-batch has the size of `token_budget` at most, or is one sample that alone has more.
-    Groups stay whole, or are halved as often as ranks compute fewer tokens by it.
+    The tokens of a micro-batch are at most `token_budget`, unless it is one sample that has more. Groups stay whole, or
+    are halved, once or repeatedly, where the slowest ranks then compute fewer tokens.
     """
     items: Sequence[int] = range(len(sizes.tokens))
     if picks is not None:
@@ -182,7 +194,10 @@ def pack(
 def _packed(
     sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int
 ) -> tuple[int, Packing]:
-    """Spread units that stay together; also return the tokens that the slowest ranks compute, one after the other."""
+    """Return the tokens that the slowest ranks compute, one after the other, and the packing of `units`.
+
+    A unit is a part of a group whose samples stay together. `budget`: the most tokens of a micro-batch.
+    """
     loads = [sizes.size(unit) for unit in units]
     shares = spread(loads, ranks)
     packed = [fit(loads, budget, share) for share in shares]
@@ -211,11 +226,11 @@ def _packed(
 def spread(
     lengths: Sequence[int], parts: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Return the numbers of all items, or of `items`, in `parts` of about equal total length; parts may stay empty.
+    """Return the item numbers of each of `parts` parts, of about equal total length; a part may be empty.
 
-    Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"):
-    the longest item goes to the part with the least load. No part exceeds
-    4/3 - 1 / (3 * parts) of the best possible.
+    `lengths`: of each item. `items`: the numbers to spread; None: all. Longest processing time first (Graham 1969,
+    "Bounds on multiprocessing timing anomalies"): the longest item goes to the part with the least load. No part
+    exceeds 4/3 - 1 / (3 * parts) of the best possible.
     """
     # A heap of (load, part): equal loads go to the lower part.
     loads = [(0, part) for part in range(parts)]
@@ -230,10 +245,11 @@ def spread(
 def fit(
     lengths: Sequence[int], capacity: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Return numbers as `spread` does, in few bins of `capacity` total length at most; a longer item has its own bin.
+    """Return the item numbers of each of few bins, whose total length is at most `capacity`.
 
-    Best fit, longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case
-    performance bounds for simple one-dimensional packing algorithms").
+    A longer item has a bin of its own. `lengths`: of each item. `items`: the numbers to fit; None: all. Best fit,
+    longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case performance
+    bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
     # Sorted: room left in a bin, the turn of its last item with a minus, the bin.
@@ -254,7 +270,7 @@ def fit(
 
 
 def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[int]:
-    """Return the items by length; equal ones stay in their order."""
+    """Return item numbers, the longest item first; items of equal length keep their order. `items`: None: all."""
     if items is None:
         items = range(len(lengths))
     return sorted(items, key=lengths.__getitem__, reverse=True)
@@ -267,9 +283,11 @@ def _widen(
     number: int,
     budget: int,
 ) -> tuple[MicroBatch, ...]:
-    """Return exactly `number` micro-batches, fullest first, since ranks wait for each other in each one.
+    """Return exactly `number` micro-batches of one rank, the fullest first, as ranks wait for each other in each one.
 
-    They are of even size where that keeps them within the budget.
+    `micro_batches`: at most `number` that are within `budget`. `share`: the items of the rank. The items are divided
+    evenly where each micro-batch then stays within the budget or is one item; otherwise `micro_batches` stay, and empty
+    ones are added.
     """
 
     def size(members: Sequence[int]) -> int:

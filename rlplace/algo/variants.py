@@ -35,7 +35,7 @@ _KEY = "algorithm.variant"
 
 
 class Steps(NamedTuple):
-    """Steps of simulators in an iteration; `final_values` are in the order of `argwhere(truncated)`."""
+    """The simulator steps of an iteration. `final_values` are in the order of `argwhere(truncated)`."""
 
     rewards: Tensor  # [T, B]
     values: Tensor  # [T, B], of the observations before the actions
@@ -46,7 +46,7 @@ class Steps(NamedTuple):
 
 
 class TokenSteps(NamedTuple):
-    """Response tokens of an iteration, sample after sample."""
+    """The response tokens of an iteration, sample after sample."""
 
     rewards: Tensor  # [M]
     values: Tensor  # [M]
@@ -54,7 +54,7 @@ class TokenSteps(NamedTuple):
 
 
 class TokenSamples(NamedTuple):
-    """Response tokens to learn from, sequence after sequence."""
+    """The response tokens of a micro-batch to learn from, sequence after sequence."""
 
     logprobs: Tensor  # [N], of the policy before the first step on them
     advantages: Tensor  # [N]
@@ -62,31 +62,32 @@ class TokenSamples(NamedTuple):
 
 
 class Variant:
-    """Calls the methods of the user's object. Raises ConfigError where one returns another shape, or no gradient.
+    """Calls the methods of a user's object.
 
-    Exceptions of the methods pass through.
+    Raises ConfigError where a method returns another shape than it must, or a loss without gradient. Exceptions of the
+    methods pass through.
     """
 
     def __init__(self, name: str, own: object) -> None:
-        """`name`: as the config has it. `own`: the object of the user."""
+        """`name`: of the variant, as the config has it. `own`: the object of the user."""
         self.name = name
         self._own = own
         # Names of the metrics, once they are known.
         self._measured: tuple[str, ...] | None = None
 
     def has(self, method: str) -> bool:
-        """Whether the user's object has this method."""
+        """Return whether the user's object has this method."""
         return hasattr(self._own, method)
 
     @property
     def differentiates(self) -> bool:
-        """Whether a loss, or a metric, is custom."""
+        """Return whether the user's object has a loss or metrics, so that autograd is needed."""
         return any(map(self.has, ("policy_loss", "value_loss", "metrics")))
 
     def advantages_and_returns(
         self, steps: Steps | TokenSteps
     ) -> tuple[Tensor, Tensor]:
-        """Return both in the shape of `steps.rewards`."""
+        """Return the user's advantages and returns, both in the shape of `steps.rewards`."""
         found = self._call("advantages", steps)
         shape = tuple(steps.rewards.shape)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
@@ -104,27 +105,30 @@ class Variant:
         return advantages.to(dtype), returns.to(dtype)
 
     def advantages(self, outcomes: Any) -> Tensor:
-        """Return [S] of `Outcomes`."""
+        """Return [S]: the user's advantage of each sample. `outcomes`: the `Outcomes` of an iteration."""
         found = self._call("advantages", outcomes)
         return self._shaped("advantages", found, tuple(outcomes.rewards.shape))
 
     def policy_loss(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Tensor:
-        """Return [N] the loss of each sample, with a gradient by `logprobs` [N]."""
+        """Return [N]: the user's policy loss of each sample, differentiable by `logprobs` [N].
+
+        `samples`: the N samples as they were drawn.
+        """
         return self._loss("policy_loss", logprobs, samples)
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
-        """Return [N] the loss of each sample, with a gradient by `values`; all are [N]."""
+        """Return [N]: the user's value loss of each sample, differentiable by `values`. All arguments are [N]."""
         return self._loss("value_loss", values, old_values, returns)
 
     @torch.no_grad()
     def metrics(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Mapping[str, Tensor]:
-        """Return [N] of each metric, by name in alphabetical order, always the same names.
+        """Return `own/<name>` -> [N] of each of the user's metrics, in alphabetical order; empty without any.
 
-        Ranks add up their metrics by place. Empty where the variant has no such method.
+        `logprobs`: [N]. The names must be the same at each call, because ranks add up their metrics by position.
         """
         if not self.has("metrics"):
             return {}
@@ -153,7 +157,11 @@ class Variant:
         return metrics
 
     def _loss(self, method: str, trained: Tensor, *given: Any) -> Tensor:
-        """Return the result of a loss method. Raises ConfigError without a gradient."""
+        """Return the result of a loss method. Raises ConfigError where it has no gradient.
+
+        `trained`: [N], the tensor with respect to which the loss must have a gradient. `given`: the other arguments of
+        the method.
+        """
         returned = self._call(method, trained, *given)
         loss = self._shaped(method, returned, tuple(trained.shape))
         if not loss.requires_grad:
@@ -171,7 +179,7 @@ class Variant:
         return getattr(self._own, method)(*given)
 
     def _shaped(self, method: str, found: object, shape: tuple[int, ...]) -> Tensor:
-        """Return a result as a tensor. Raises ConfigError for other types and shapes."""
+        """Return `found`, the result of `method`. Raises ConfigError unless it is a tensor of this shape."""
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             raise config_error(
                 "bad-variant",
@@ -186,7 +194,7 @@ class Variant:
 
 
 def _shown(found: object) -> str:
-    """Return what a method of a variant returned, in words."""
+    """Return a text that describes what a method of a variant returned: the shape of a tensor, or else the type."""
     if isinstance(found, Tensor):
         return f"a tensor of shape {list(found.shape)}"
     return type(found).__name__
@@ -204,9 +212,10 @@ def ppo_slopes_by_variant(
     value_coef: float,
     count: int,
 ) -> PPOSlopes:
-    """Differentiate as `losses.ppo_slopes` does, but by autograd; losses that the variant lacks are the shipped ones.
+    """Return the gradients and partial sums of `losses.ppo_slopes`, found by autograd with the losses of a variant.
 
-    The partial sums are those of PPO_MEANS, then of the variant's metrics by name.
+    A loss that the variant lacks is the shipped one. The partial sums are those of PPO_MEANS, then those of the
+    variant's metrics by name. The arguments are those of `losses.ppo_slopes`.
     """
     # The loss and its gradients, also where the caller is in inference mode.
     with torch.inference_mode(mode=False), torch.enable_grad():

@@ -226,9 +226,9 @@ class JsonSink:
         append_to: Callable[[Path], WholeAppends],
         with_steps: bool = True,
     ) -> None:
-        """`folder`: of the run.
+        """Open the file of metrics.
 
-        `append_to`: opens a file. `with_steps`: False where the job's steps are its iterations.
+        `folder`: of the run. `append_to`: opens a file. `with_steps`: False where the job's steps are its iterations.
         """
         self._with_steps = with_steps
         self._metrics = append_to(folder / METRICS_FILE)

@@ -93,9 +93,9 @@ class LmSpec:
         job_folder: Path,
         own_folder: Path | None,
     ) -> LmSpec:
-        """Describe the model of `component`.
+        """Return the spec of the model that `component` trains. `trained`: the config block of the component.
 
-        It is read from `own_folder`, or from `job_folder` where the component names none.
+        The model is in `own_folder`, or in `job_folder` where `own_folder` is None. `seed`: of initial values.
         """
         lora = None
         if trained.lora_rank is not None:
@@ -156,10 +156,11 @@ class PackedLm(nn.Module):
         return cast(PreTrainedModel, lm.base_model)
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return hidden states [n, E] before the head at those `places` [N] whose tokens this rank has, and the
-        indices [n] of these places.
+        """Return hidden states [n, E] before the head, and the indices [n] of their places in `places`.
 
-        Without context parallelism a rank has all tokens: then n = N and the indices are a full slice.
+        `places` [N]: indices of tokens; the state after each token is wanted. A rank returns the states of the tokens
+        that it has. Without context parallelism a rank has all tokens: then n = N, and a full slice stands for the
+        indices.
         """
         context = self.context
         parallel = self.parallel
@@ -198,9 +199,10 @@ class PackedLm(nn.Module):
         picks: Tensor | slice,
         total: int,
     ) -> Tensor:
-        """Return values [total] for all places, from those `found` [n] at this rank's `picks`.
+        """Return values [total] of all places, joined from those of all ranks.
 
-        The gradient of a rank is that of its own tokens.
+        `found` [n]: the values of this rank. `picks` [n]: their indices in the result, or a full slice. The gradient of
+        a rank is that of its own tokens.
         """
         if isinstance(picks, slice) or self.context is None:
             return found
@@ -315,7 +317,7 @@ class ActorCriticLm(CausalLm):
 class ValueLm(PackedLm):
     """A critic: values of states by a linear head with one output.
 
-    Its folder is one of sequence classification with a single label.
+    In its folder it is a model for sequence classification with a single label.
     """
 
     made_by = AutoModelForSequenceClassification
@@ -386,10 +388,10 @@ def build(
     mesh: DeviceMesh,
     context: ContextParallel | None = None,
 ) -> Lm:
-    """Build a model on this rank's device, shard it over `mesh`, and read it from `spec.folder`.
+    """Return a model on this rank's device, sharded over `mesh`, with the weights of `spec.folder`.
 
-    A mesh of two dimensions has data-parallel replicas in the first and tensor-parallel ranks in the second.
-    `context`: the ranks that split the tokens.
+    A mesh of two dimensions has data-parallel replicas in the first and tensor-parallel ranks in the second. `context`:
+    the ranks that split the tokens; None: the tokens are not split.
 
     No rank holds more than its shard and one gathered block. Raises ConfigError if the files do not fit the model, or
     if the stored head of a value model has several outputs.
@@ -436,7 +438,7 @@ def build(
 
 
 def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
-    """Keep the saved inputs of a checkpointed block in host memory."""
+    """Keep the saved inputs of a checkpointed block in host memory. `pinned`: in pinned memory."""
     checkpoint = cast(Callable[..., Any], block._gradient_checkpointing_func)
 
     def checkpoint_from_host(*inputs: Any) -> Any:
@@ -448,11 +450,9 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
 
 
 def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
-    """Apply tensor parallelism if `mesh` has its dimension.
+    """Apply tensor parallelism if `mesh` has its dimension, and return the mesh for FSDP.
 
-    Return the mesh for FSDP; None if no replicas share the weights.
-
-    Raises ConfigError if the model's family cannot be cut.
+    Returns None if no replicas share the weights. Raises ConfigError if the model's family cannot be cut.
     """
     names = names_of(mesh)
     if TENSOR not in names:
@@ -474,10 +474,9 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
 
 
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
-    """Build the model with parameters on the meta device and buffers in memory. The caller holds BUILDING.
+    """Return the model with parameters on the meta device and buffers in memory. The caller must hold BUILDING.
 
-    Raises ConfigError if transformers does not know the model, or if it is not a decoder of blocks with a linear
-    head.
+    Raises ConfigError if transformers does not know the model, or if it is not a decoder of blocks with a linear head.
     """
     # The config decides the class; a value model has one label
     config = AutoConfig.from_pretrained(spec.folder)
@@ -572,7 +571,8 @@ def stored_part(
 ) -> Tensor:
     """Return this rank's part of a parameter: from the files, or its initial values if the files lack it.
 
-    Raises ConfigError if the files do not fit the model.
+    `name`: of the parameter in `module.lm`. `seed`: of initial values. Raises ConfigError if the files do not fit the
+    model.
     """
     part = own_part(parameter)
     shape = tuple(parameter.shape)
@@ -615,11 +615,12 @@ class FrozenLm(Generic[Lm]):
         context: ContextParallel | None = None,
         key: str = "actor.model.path",
     ) -> None:
-        """Build and fill the model.
+        """Build the model and read its weights.
 
-        `mesh`: the ranks that share it, and those of tensor parallelism. `dtype`: of weights and passes. `context`:
-        the ranks that split the tokens. `on_host`: keep the weights in host memory. `key`: the config key of the
-        folder, for errors. Raises ConfigError if the files do not fit the model.
+        `mesh`: the ranks that share the model, with those of tensor parallelism; None: this rank has all of it.
+        `dtype`: of weights and passes. `context`: the ranks that split the tokens; None: the tokens are not split.
+        `on_host`: keep the weights in host memory. `key`: the config key of the folder, for errors. Raises ConfigError
+        if the files do not fit the model.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device
@@ -659,7 +660,7 @@ class FrozenLm(Generic[Lm]):
             self.fsdp_modules = [cast(FSDPModule, group) for group in groups]
 
     def drop_gathered(self) -> None:
-        """Free all gathered weights of other ranks."""
+        """Free all gathered weights that belong to other ranks."""
         for group in self.fsdp_modules:
             group.reshard()
 
@@ -669,7 +670,7 @@ class FrozenLm(Generic[Lm]):
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy this rank's part from whole weights. `weights` has every weight under its name in a checkpoint."""
+        """Copy this rank's part of every weight from `weights`: name in a checkpoint -> whole weight."""
         for name, parameter in self.module.lm.named_parameters():
             part = own_part(parameter)
             own(parameter).copy_(weights[name][part])

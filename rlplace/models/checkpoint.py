@@ -50,7 +50,8 @@ _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", 
 class Checkpoint:
     """The weight files of a folder. Files are memory-mapped; a weight is read when it is asked for.
 
-    Raises ConfigError if the files are incomplete or do not fit the model.
+    `key`: the config key that names the folder, for errors. Raises ConfigError if the files are incomplete or do not
+    fit the model.
     """
 
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
@@ -84,7 +85,7 @@ class Checkpoint:
         shape: tuple[int, ...],
         part: Part,
     ) -> Tensor:
-        """Read the slice `part` of the weight stored under one of `names`; `shape` is that of the whole weight.
+        """Return the slice `part` of the weight that is stored under one of `names`. `shape`: of the whole weight.
 
         Where the files store experts one by one, their weights are joined. Raises ConfigError if there is no such
         weight or its shape differs.
@@ -124,7 +125,10 @@ class Checkpoint:
         shape: tuple[int, ...],
         part: Part,
     ) -> Tensor:
-        """Read a slice of the weight stored as `name`. Raises ConfigError if its whole shape is not `shape`."""
+        """Return a slice of the weight stored as `name`.
+
+        Raises ConfigError if the shape of the whole is not `shape`.
+        """
         file = self._file_of[name]
         if file not in self._open:
             self._open[file] = safe_open(self._folder / file, framework="pt")
@@ -157,9 +161,10 @@ def _names_of(name: str) -> tuple[str, ...]:
 
 
 def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names in files of the projections that make up the expert weight `name`; `{}` stands for the expert.
+    """Return the names in files of the projections that make up the expert weight `name`.
 
-    Empty if `name` is no expert weight, or if the files store all experts in one.
+    `{}` in a name stands for the number of the expert. `stored`: all names in the files. The result is empty if `name`
+    is no expert weight, or if the files store all experts in one weight.
     """
     match = _EXPERTS.fullmatch(name)
     if match is None:
@@ -179,7 +184,7 @@ def as_stored(
     weights: Iterable[tuple[str, Tensor]],
     stored: Container[str],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, weight) as files with the names `stored` have them: under their names, and experts one by one."""
+    """Yield (name, weight) in the form of files with the names `stored`: with these names, and experts one by one."""
     for name, tensor in weights:
         projections = of_experts(name, stored)
         if projections:
@@ -206,8 +211,8 @@ def write_model(
     """Replace `folder` by a complete model folder. Raises OutputError; `folder` is then unchanged.
 
     `like`: the folder the model came from. Its config, tokenizer and all other files that hold no weights are copied.
-    `config`: keys of config.json with new values. `weights` are consumed one by one and held until a file has
-    `file_bytes` bytes.
+    `weights`: (name in a checkpoint, whole weight), consumed one by one and held until a file has `file_bytes` bytes.
+    `config`: keys of config.json with new values.
     """
     part = folder.with_name(folder.name + ".part")
     try:
@@ -248,7 +253,7 @@ def _by_file(
     weights: Iterable[tuple[str, Tensor]],
     file_bytes: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield dicts of host copies, each with as many weights as one file may hold."""
+    """Yield for each file name -> copy of the weight on the host: as many weights as have `file_bytes` bytes in all."""
     held: dict[str, Tensor] = {}
     for name, tensor in _on_host(weights):
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > file_bytes:
@@ -259,7 +264,7 @@ def _by_file(
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield host copies. Each weight is released before the next one is gathered."""
+    """Yield (name, copy of the weight on the host). Each weight is released before the next one is gathered."""
     for name, tensor in weights:
         copy = tensor.detach().to("cpu", copy=True).contiguous()
         del tensor
@@ -284,7 +289,7 @@ def _complete(
     size: int,
     changed: Mapping[str, object],
 ) -> None:
-    """Give weight files their final names; write the index and config.json.
+    """Give the weight files in the folder `part` their final names; write the index and config.json.
 
     `stored`: names of the weights in each file. `size`: bytes of all weights. `changed`: keys of config.json with new
     values.
@@ -310,12 +315,15 @@ def _complete(
 
 
 def write_file(path: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace the file `path` by one safetensors file. Raises OutputError; the file is then unchanged."""
+    """Replace the file `path` by a safetensors file. Raises OutputError; the file is then unchanged.
+
+    `weights`: (name, whole weight).
+    """
     write_bytes(path, save(dict(_on_host(weights))))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file `path` by one with `content`. Raises OutputError; the file is then unchanged."""
+    """Replace the content of the file `path` by `content`. Raises OutputError; the file is then unchanged."""
     part = path.with_name(path.name + ".part")
     try:
         # Onto the disk first, then the rename, which replaces the file at once

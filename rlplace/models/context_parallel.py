@@ -33,13 +33,13 @@ class ContextParallel:
         return self.group.size()
 
     def part(self, tokens: Tensor) -> Tensor:
-        """Return this rank's [T / r] of the tokens [T]."""
+        """Return this rank's part [T / r] of `tokens` [T]."""
         return tokens.view(self.size, -1)[self.group.rank()]
 
     def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
-        """Select the `places` [N] among this rank's `each` tokens.
+        """Return the indices among this rank's tokens [n], and in `places` [n], of those places that this rank has.
 
-        Return them counted from the rank's first token [n], and their indices in `places` [n].
+        `places` [N]: indices of tokens. `each`: the number of tokens of a rank.
         """
         first = self.group.rank() * each
         last = first + each
@@ -54,9 +54,9 @@ class ContextParallel:
         picks: Tensor,
         total: int,
     ) -> Tensor:
-        """Gather values [total] of all ranks.
+        """Return values [total], joined from those of all ranks. A collective.
 
-        `part` [n] is this rank's; `picks` [n] are its indices. A collective.
+        `part` [n]: this rank's values. `picks` [n]: their indices in the result.
         """
         return cast(Tensor, _Join.apply(part, picks, total, self.group))
 
@@ -66,10 +66,10 @@ class ContextParallel:
         key: Tensor,
         value: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Exchange tokens for heads, before attention. A collective.
+        """Return query, key and value of all tokens, for this rank's heads: the exchange before attention.
 
-        Takes [1, H or K, T / r, D]. Returns the query [1, H / r, T, D], and key and value [1, max(1, K / r), T, D].
-        With fewer key heads than ranks, several ranks get the same key head.
+        A collective. Takes [1, H or K, T / r, D] each. Returns the query [1, H / r, T, D], and key and value [1, max(1,
+        K / r), T, D]. With fewer key heads than ranks, several ranks get the same key head.
         """
         # Repeat key heads where there are fewer of them than ranks
         copies = max(1, self.size // key.shape[1])
@@ -89,7 +89,7 @@ class ContextParallel:
         return cast(tuple[Tensor, Tensor, Tensor], mine.split(each, dim=1))
 
     def by_tokens(self, attended: Tensor) -> Tensor:
-        """Exchange heads for tokens, after attention. A collective.
+        """Return attended values of all heads, for this rank's tokens: the exchange after attention. A collective.
 
         Takes [1, T, H / r, D] and returns [1, T / r, H, D].
         """
@@ -102,7 +102,7 @@ class ContextParallel:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all: piece i of [r, ...] goes to rank i; piece i of the result is from rank i."""
+    """All-to-all: piece i of `parts` [r, ...] goes to rank i; piece i of the result is from rank i."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -118,7 +118,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Sum of each rank's scattered values [total]. The gradient goes back to the rank's own indices."""
+    """The values [total] of all ranks, each rank's at its `picks`. The gradient of a rank is taken at its `picks`."""
 
     @staticmethod
     def forward(

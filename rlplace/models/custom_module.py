@@ -18,7 +18,7 @@ _NOUN = "module"
 
 
 def find_module(config: ModuleConfig) -> Any:
-    """Return the class that the config names.
+    """Return the object that `config.name` names.
 
     Raises ConfigError if there is none; errors while importing it pass through.
     """
@@ -26,7 +26,10 @@ def find_module(config: ModuleConfig) -> Any:
 
 
 def check_module(config: ModuleConfig) -> list[Problem]:
-    """Report a name that cannot be imported, is not a torch.nn.Module, or does not take the arguments."""
+    """Return the problems of a custom module.
+
+    It cannot be imported, is not a torch.nn.Module, or does not take the arguments of the config.
+    """
     problems = check_named(
         config.name,
         config.kwargs,
@@ -48,7 +51,10 @@ def check_module(config: ModuleConfig) -> list[Problem]:
 
 
 def not_a_module(kind: Any, name: str) -> Problem | None:
-    """Return the problem of a `kind` that is no subclass of torch.nn.Module; None if it is one."""
+    """Return the problem of a `kind` that is no subclass of torch.nn.Module; None for a subclass.
+
+    `name`: in the config.
+    """
     # Compared by name, since torch is not imported
     module = ("torch.nn.modules.module", "Module")
     bases = kind.__mro__ if isinstance(kind, type) else ()

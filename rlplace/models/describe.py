@@ -58,7 +58,10 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a model, for JSON. Raises what transformers raises if it cannot build the model."""
+    """Return the description of a model, ready for JSON. `keys`: of config.json.
+
+    Raises the errors of transformers if it cannot build the model.
+    """
     options = {key: value for key, value in keys.items() if key != "model_type"}
     config = AutoConfig.for_model(str(keys["model_type"]), **options)
     # Shapes and dtypes only, on the meta device
@@ -142,10 +145,9 @@ def _decoder(config: Any) -> Any:
 
 
 def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the class to build: the architecture that the config names if it generates text, else that of
-    transformers for the model type.
+    """Return the class to build: the architecture in the config if it generates text, else one for the model type.
 
-    Raises ValueError if there is no such class.
+    `keys`: of config.json. Raises ValueError if there is no such class.
     """
     known = []
     for name in keys.get("architectures") or ():
@@ -167,7 +169,7 @@ def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers by name: the entries of all outermost lists of modules that have parameters."""
+    """Return name -> layer: the entries, with parameters, of all outermost lists of modules."""
     found: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and not any(
@@ -187,10 +189,10 @@ def _blocks(
     saved: Mapping[str, list[int]] | None,
     text: Any,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the kinds of layers, each once with the number of equal layers; and the weights outside of layers.
+    """Return the kinds of layers, each with the number of equal layers, and the weights outside of layers.
 
-    The form of both is that of `placement.memory.families`. `saved`: elements per token that autograd saves, by layer;
-    None if they are unknown.
+    The form of both is that of `placement.memory.families`. `layers`: by name. `saved`: name of a layer -> elements per
+    token that autograd saves; None if they are unknown. `text`: the config of the decoder of text.
     """
     linear = {
         f"{name}.weight"
@@ -235,7 +237,10 @@ def _blocks(
 
 
 def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
-    """Return the number of ways that tensor parallelism can split a layer's weight; 1 if unknown."""
+    """Return the number of ways in which tensor parallelism can split a layer's weight; 1 if it cannot, or if unknown.
+
+    `name`: within the layer. `text`: the config of the decoder of text.
+    """
     module, _, kind = name.rpartition(".")
     # The module's last name; a weight with three dimensions is its own module
     last = (name if len(shape) == 3 else module).rpartition(".")[2]
@@ -260,8 +265,9 @@ def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
 
 
 def _widths(rows: list[dict[str, Any]]) -> list[int]:
-    """Return an upper bound of the elements per token that a layer saves: inputs and outputs of its linear layers,
-    and norms in float32.
+    """Return an upper bound of the elements per token that a layer saves, as the four numbers of `_saved`.
+
+    Counted are inputs and outputs of its linear layers, and norms in float32. `rows`: the weights of the layer.
     """
     wide = 0
     norms = 0
@@ -313,7 +319,10 @@ def _attend(
     mask: None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers that `_saved` traces; nothing is computed."""
+    """Return attended values of the right shape, and no weights; nothing is computed.
+
+    This is the attention function that `_saved` gives to transformers.
+    """
     return _Attention.apply(query, key, value).transpose(1, 2).contiguous(), None
 
 
@@ -322,10 +331,10 @@ def _saved(
     layers: Mapping[str, nn.Module],
     text: Any,
 ) -> dict[str, list[int]]:
-    """Elements per token that autograd saves in each text layer.
+    """Return name -> elements per token that autograd saves, for each text layer.
 
-    Four numbers as in `placement.memory.layers.Saved`: in the dtype of the computation, whole and split by tensor
-    parallelism; the same in float32.
+    The elements are four numbers as in `placement.memory.layers.Saved`: in the dtype of the computation, whole and
+    split by tensor parallelism; then both in float32. `text`: the config of the decoder of text.
     """
     # Replace attention by one that saves what real kernels save
     AttentionInterface.register(_ATTENTION, _attend)
@@ -356,7 +365,10 @@ def _saved_by_patch(
     model: Any,
     layers: Mapping[str, nn.Module],
 ) -> dict[str, list[int]]:
-    """Elements per patch that autograd saves in each block of the vision tower; four numbers as in `_saved`."""
+    """Return name -> elements per patch that autograd saves, for the one vision block in `layers`.
+
+    The elements are four numbers as in `_saved`.
+    """
     width = _patches(model)["hidden"]
     heads = model.model.visual.blocks[0].attn.num_heads
     (layer,) = layers.values()
@@ -407,9 +419,10 @@ def _by_token(
     whole: set[int],
     run_pass: Callable[[int], None],
 ) -> dict[str, list[int]]:
-    """Elements per token saved in each layer, as the difference of a longer and a shorter pass.
+    """Return name -> elements per token that each layer saves: the difference of a longer and a shorter pass.
 
-    `run_pass` runs a pass over the given number of tokens. `whole`: widths that tensor parallelism does not split.
+    `run_pass`: runs a pass over a given number of tokens. `hidden`: width of the states. `whole`: widths that tensor
+    parallelism does not split.
     """
     short = _pass(model, layers, hidden, run_pass, _TOKENS)
     long = _pass(model, layers, hidden, run_pass, 2 * _TOKENS)
@@ -440,7 +453,10 @@ def _sums(
     more: _Tensors,
     kind: int,
 ) -> tuple[tuple[int, float], tuple[int, float]]:
-    """Return the elements of one kind that both passes saved, as one tensor each."""
+    """Return the elements of one kind that each of two passes saved, as one tensor each.
+
+    `kind`: bytes of an element.
+    """
     fewer_total = 0.0
     for fewer_kind, size in fewer:
         if fewer_kind == kind:
@@ -459,9 +475,9 @@ def _pass(
     run_pass: Callable[[int], None],
     tokens: int,
 ) -> dict[str, _Tensors]:
-    """Return the tensors that a pass over `tokens` tokens saves, by layer.
+    """Return name -> tensors that a pass over `tokens` tokens saves, for each layer.
 
-    A tensor counts once, in the first layer that saves it.
+    A tensor counts once, in the first layer that saves it. `hidden`: width of the states.
     """
     # Names of the layers that the pass is in; the last one saves
     found: dict[str, _Tensors] = {}
@@ -514,7 +530,10 @@ def _pass(
 
 
 def _heads(text: Any) -> dict[str, int]:
-    """Return the heads of attention; `head_dim` is the widest of queries, keys and values."""
+    """Return the heads of attention: their number, that of key heads, and the width of the widest.
+
+    `text`: the config of the decoder of text.
+    """
     heads = text.num_attention_heads
     plain = getattr(text, "head_dim", None) or text.hidden_size // heads
     # Multi-head latent attention (DeepSeek-V2): a query has a part with and one without
@@ -531,10 +550,9 @@ def _heads(text: Any) -> dict[str, int]:
 
 
 def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
-    """Yield, for each kind of attention layer, what an engine keeps of one token in its KV cache; fields of
-    `KvLayers`.
+    """Yield, for each kind of attention layer, what an engine keeps of one token in its KV cache; fields of `KvLayers`.
 
-    Appends a note for kinds that it does not know.
+    `text`: the config of the decoder of text. `notes`: gets a note for each kind of layer that is not known here.
     """
     # Layers that share the cache of another layer keep nothing
     count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)

@@ -48,7 +48,7 @@ _ACTIONS = {kind.__name__: kind for kind in _KINDS}
 
 
 class _Largest(TorchDispatchMode):
-    """Record the most elements that one tensor returned by an operation has."""
+    """Records the number of elements of the largest tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Largest(TorchDispatchMode):
 
 
 def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights, buffer bytes, and elements per sample: saved by autograd, and of the largest tensor.
+    """Return a policy's weights, buffer bytes, and elements per sample: saved by autograd, and of the largest tensor.
 
     `asked` has the model, the spaces and whether observations are normalised. Raises ConfigError if the network does
     not exist or returns something other than a policy needs.
@@ -95,7 +95,7 @@ def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
-    """Return (elements that a pass over a few samples saves, elements of its largest tensor)."""
+    """Return (elements that a forward pass over `_SAMPLES` samples saves, elements of its largest tensor)."""
     # Parameters are saved too, but counted elsewhere
     kept: dict[int, Tensor] = {
         parameter.untyped_storage()._cdata: parameter
@@ -169,7 +169,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
-    """Make the spaces from the fields that the planner sent."""
+    """Return the spaces, made from the fields that the planner sent."""
     actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
     parts = [_made(contract.Part, part) for part in plain["parts"]]
     spaces: contract.Spaces = _made(
@@ -180,7 +180,7 @@ def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
 
 
 def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """Make an object of class `kind`; JSON lists become tuples."""
+    """Return an object of class `kind` with these fields; JSON lists become tuples."""
     arguments = {}
     for name, value in fields.items():
         if name != "class":

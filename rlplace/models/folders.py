@@ -19,7 +19,7 @@ TRIED_CHAT = [
 
 
 def folder_of(model: Mapping[str, object] | None) -> Path | None:
-    """Return the folder that `model` of a block names; None if it names none."""
+    """Return the folder that the config block `model` names; None if the block is None or names no folder."""
     path = (model or {}).get("path")
     if path is None:
         return None
@@ -27,7 +27,7 @@ def folder_of(model: Mapping[str, object] | None) -> Path | None:
 
 
 def existing_folder(model: Mapping[str, object] | None) -> Path | None:
-    """Return the folder that `model` of a block names; None if it names none, or one that is not there."""
+    """Return the folder that the config block `model` names; None if it names none or the folder does not exist."""
     folder = folder_of(model)
     if folder is not None and os.path.isdir(folder):
         return folder
@@ -35,7 +35,7 @@ def existing_folder(model: Mapping[str, object] | None) -> Path | None:
 
 
 def same_tokens(one: Path, other: Path) -> bool:
-    """Return whether two model folders have the same meaning of token ids."""
+    """Return whether token ids have the same meaning in two model folders. `one`: the policy's folder."""
     files = [folder / "tokenizer.json" for folder in (one, other)]
     # A folder without a tokenizer is taken as one that uses the policy's.
     if one == other or not files[1].is_file():

@@ -24,8 +24,9 @@ HEADS = (
 
 
 def stored_heads(head: str) -> tuple[str, ...]:
-    """Return the names under which files may store a reward model's head: the usual ones, or the configured one
-    alone.
+    """Return the names under which files may store a reward model's head.
+
+    `head`: its name in the config; the default name `score` stands for all usual names, any other for itself.
     """
     named = f"{head}.weight"
     if named == HEAD:
@@ -34,9 +35,9 @@ def stored_heads(head: str) -> tuple[str, ...]:
 
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
-    """Return the problem of a value model's head; None if it has one output.
+    """Return the problem of a value model's head in `folder`; None if the head has one output, or if there is none.
 
-    A folder without a head is fine: a new head is made for it.
+    Where there is no head, a new one is made. `key`: the config key that names the folder.
     """
     return _unfit_head(weight_shapes(folder), HEADS, "value-head", key, folder)
 
@@ -44,8 +45,8 @@ def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
     """Return the problem of the reward model in `folder`; None if its head has one output.
 
-    `key` is the config key that names the model, such as reward.math. Also None if files are damaged: that is another
-    error, raised where weights are read.
+    `key`: the config key that names the model, such as reward.math. `head`: the name of the head in the config. Returns
+    None for damaged files, too: they are another error, raised where weights are read.
     """
     shapes = weight_shapes(folder)
     names = stored_heads(head)
@@ -83,10 +84,10 @@ def _unfit_head(
     key: str,
     folder: Path,
 ) -> Problem | None:
-    """Return the problem of a head, stored under one of `names`, that does not have one output; None if it has, or if
-    there is no head.
+    """Return the problem of a head without exactly one output; None if it has one, or if there is no head.
 
-    `code` is that of a value model or of a reward model.
+    `shapes`: name -> shape of all weights. `names`: under which the head may be stored. `code`: of the problem, for a
+    value model or a reward model. `key`: the config key that names the folder.
     """
     name = next((n for n in names if n in shapes), None)
     if name is None:
@@ -115,9 +116,9 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def unread_weights(folder: Path) -> str | None:
-    """Return why the weights cannot be read: a file is missing or damaged, or lacks a weight of the index.
+    """Return why the weights of a folder cannot be read; None if they can be read.
 
-    None if they can.
+    A file may be missing or damaged, or lack a weight that the index names.
     """
     index = folder / INDEX
     single = folder / SINGLE
@@ -147,10 +148,10 @@ def unread_weights(folder: Path) -> str | None:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Return what a safetensors file says of each weight.
+    """Return name -> what the header of a safetensors file says of the weight, such as its shape.
 
-    The file is 8 bytes with the length of the header, the header as JSON, then the weights. Raises OSError;
-    ValueError for a file that is damaged or cut short.
+    The file is 8 bytes with the length of the header, the header as JSON, then the weights. Raises OSError; ValueError
+    for a file that is damaged or cut short.
     """
     # The header, whose length must fit into the file
     size = file.stat().st_size

@@ -53,7 +53,7 @@ class LoraSpec:
 
 
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
-    """Put factors on the meta device into `lm` and freeze all other parameters.
+    """Put LoRA factors on the meta device into `lm`, and freeze all other parameters.
 
     Raises ConfigError for a target that is no linear layer.
     """
@@ -131,7 +131,7 @@ def factors_of(name: str) -> tuple[str, str] | None:
 
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the initial factor.
+    """Return the initial values of the factor `name`.
 
     B is zero, so that training starts from the unchanged model. A depends on seed and name alone.
     """
@@ -147,7 +147,7 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """The factors of one weight, on one device."""
+    """The LoRA factors of one weight, on one device."""
 
     a: Tensor  # [r, I]
     b: Tensor  # [O, r], or the rows that a rank has
@@ -156,7 +156,7 @@ class Factors:
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
         """Return `weight` + alpha / r B A on `device`, as a new tensor in the weight's dtype.
 
-        The weight has the same rows as `b`.
+        `weight` [O, I]: with the same rows as `b`.
         """
         weight = weight.to(device)
         a = self.a.to(device).float()
@@ -170,7 +170,10 @@ def take_factors(
     tensors: Mapping[str, Tensor],
     scale: float,
 ) -> tuple[dict[str, Tensor], dict[str, Factors]]:
-    """Split tensors into other weights, and the factors by the name of the weight they belong to."""
+    """Return name -> weight without factors, and name of a weight -> its factors.
+
+    `tensors`: name in files -> tensor, weights and factors together. `scale`: alpha / r.
+    """
     weights = {
         name: tensor
         for name, tensor in tensors.items()
@@ -187,7 +190,7 @@ def take_factors(
 
 @contextmanager
 def without_factors(module: nn.Module) -> Iterator[None]:
-    """Disable the factors until the end of the block, for passes that need the frozen model."""
+    """Disable the factors of `module` while the context is entered, for passes that need the frozen model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]

@@ -93,7 +93,7 @@ class ObservationNormalizer(nn.Module):
     def update(self, sums: Tensor) -> None:
         """Merge a batch into the moments.
 
-        `sums`: those of `algo.normalize.shifted_sums` over all ranks, shifted by `mean`.
+        `sums`: the `algo.normalize.shifted_sums` of the batch, shifted by `mean` and summed over all ranks.
         """
         merged = merge(self.moments, sums)
         self.count.copy_(merged.count)
@@ -104,7 +104,8 @@ class ObservationNormalizer(nn.Module):
 class ActorCritic(nn.Module):
     """Two MLP trunks, for policy and value.
 
-    The policy is categorical, or normal with one learned deviation for each element of an action.
+    The policy is categorical, or normal with one learned deviation for each element of an action. `normalize`: whether
+    observations are normalised.
     """
 
     # Training computes its backward pass without autograd: see `models.passes`
@@ -146,11 +147,11 @@ class ActorCritic(nn.Module):
         )
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return the numbers of the observations that the normaliser counts: all."""
+        """Return what the normaliser counts of the observations: all of them."""
         return observations
 
     def prepared(self, observations: Tensor) -> Tensor:
-        """Return observations [N, *O] as `Passes` take them: normalised once for a whole iteration."""
+        """Return observations [N, *O] in the form that `Passes.forward` takes: normalised, if the policy normalises."""
         if self.normalizer is None:
             return observations
         return self.normalizer(observations)
@@ -284,5 +285,5 @@ def choice_logprobs(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
 
 
 def first_logits(actions: MultiDiscreteActions, device: torch.device) -> Tensor:
-    """Return the index of the first logit of each element, [elements] int64."""
+    """Return [elements] int64: the index of the first logit of each element of an action."""
     return torch.tensor([0, *itertools.accumulate(actions.n)][:-1], device=device)

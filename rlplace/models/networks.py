@@ -72,7 +72,7 @@ class Sequences(NamedTuple):
 
 
 class NetworkPolicy(nn.Module):
-    """A network with the normaliser of the numbers in its observations and the log deviation of continuous actions.
+    """A network with a normaliser for the numbers in its observations, and log deviations of continuous actions.
 
     It is always in eval mode: probabilities at training time must equal those at decision time.
     """
@@ -124,7 +124,7 @@ class NetworkPolicy(nn.Module):
         observations: Tensor,
         dtype: torch.dtype = torch.float32,
     ) -> Observed:
-        """Return observations as the network takes them. `dtype` is that of numbers; images stay uint8."""
+        """Return observations in the form that the network takes. `dtype`: of numbers; images stay uint8."""
         spaces = self._spaces
         rows = self._rows(observations)
         numbers = self.numbers(observations)
@@ -146,11 +146,11 @@ class NetworkPolicy(nn.Module):
         return found.get("", found)
 
     def remembering(self, shown: Tensor, memory: Tensor) -> Tensor:
-        """Return rows [N, row] of what the simulator shows, preceded by the memory [N, S]."""
+        """Return rows [N, row]: the memory [N, S], then what the simulator shows. `shown`: [N, *O]."""
         return torch.cat([memory.view(shown.dtype), shown.flatten(1)], dim=1)
 
     def nothing(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and values for no observations; not every network accepts an empty batch."""
+        """Return empty outputs [0, K] and values [0], because not every network accepts an empty batch."""
         elements = math.prod(noise_shape(self.actions))
         outputs = torch.zeros((0, elements), device=observations.device)
         return outputs, outputs.sum(dim=1)
@@ -181,7 +181,7 @@ class NetworkPolicy(nn.Module):
         return observations.reshape(-1, math.prod(self._spaces.observation_shape))
 
     def prepared(self, observations: Tensor) -> Tensor:
-        """Return observations as `Passes` take them: unchanged, since each pass normalises its own."""
+        """Return observations in the form that `Passes.forward` takes: unchanged, because each pass normalises them."""
         return observations
 
 
@@ -197,7 +197,7 @@ class NetworkPass:
         weights: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
     ) -> None:
-        """`weights` and `gradients`: by name of the policy's parameter, in the dtype of the computation."""
+        """`weights`, `gradients`: name of the policy's parameter -> tensor, in the dtype of the computation."""
         self._policy = policy
         # Leaves of autograd that share memory with the weights
         prefix = "network."
@@ -230,7 +230,7 @@ class NetworkPass:
         return outputs, values
 
     def _unrolled(self, given: Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs and values of the learned steps. Gradients do not go into the burn-in."""
+        """Return outputs and values of the learned steps of sequences. Gradients do not go into the burn-in."""
 
         def run(steps: slice, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             outputs, values, after = self._call(
@@ -255,7 +255,7 @@ class NetworkPass:
         return outputs, values
 
     def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Call the network with the flat weights, in their dtype."""
+        """Return what the network returns when it is called with the flat weights, in their dtype."""
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
         found: tuple[Tensor, ...] = torch.func.functional_call(
@@ -266,9 +266,10 @@ class NetworkPass:
         return found
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
-        """Write the gradients of all parameters, from those of the last `forward`'s outputs and values.
+        """Write the gradients of all parameters.
 
-        A parameter that affects no output gets a gradient of zero.
+        `outputs`, `values`: the gradients with respect to the outputs and values of the last `forward`. A parameter
+        that affects no output gets a gradient of zero.
         """
         # Autograd adds to these tensors
         for name, leaf in self._leaves.items():
@@ -285,10 +286,10 @@ class NetworkPass:
 
 
 class ImageEncoder(nn.Module):
-    """Features [N, F] of observations with images.
+    """A network that makes features [N, F] of observations with images.
 
     Each image goes through convolutions, all numbers through one layer; the results are joined and go through more
-    layers. An image is [H, W], [H, W, C] or [C, H, W], or a stack of these in time, whose frames become channels.
+    layers. An image is [H, W], [H, W, C] or [C, H, W], or a stack of images in time, whose frames become channels.
     """
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
@@ -369,7 +370,7 @@ class ImageNetwork(ImageEncoder):
 
 
 def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
-    """Return the linear heads of policy and value."""
+    """Return the linear heads of policy and value. `features`: the number of features that each head takes."""
     outputs = math.prod(noise_shape(actions))
     policy = nn.Linear(features, outputs)
     value = nn.Linear(features, 1)
@@ -377,7 +378,7 @@ def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
 
 
 def entries_of(observations: Observed) -> Mapping[str, Tensor]:
-    """Return the entries of observations by name; a single entry has the name ""."""
+    """Return name -> entry of observations; a single entry has an empty name."""
     if isinstance(observations, Tensor):
         return {"": observations}
     return observations
@@ -419,10 +420,10 @@ class _Residual(nn.Module):
 
 
 def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequential:
-    """Return the convolutions of an image: [N, C, H, W] to features [N, F].
+    """Return the convolutions for one image: from [N, C, H, W] to features [N, F]. `image`: its C, H and W.
 
-    nature: three layers (Mnih et al. 2015). impala: stages of a convolution, pooling to half the size and two
-    residual blocks (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
+    nature: three layers (Mnih et al. 2015). impala: stages of a convolution, pooling to half the size and two residual
+    blocks (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
     """
     layers: list[nn.Module] = []
     channels = image[0]

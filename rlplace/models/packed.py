@@ -70,12 +70,12 @@ class Packed:
         alike: Sequence[tuple[int, int]] = (),
         images: Sequence[Files] = (),
     ) -> Packed:
-        """Pack sequences; `masks` are true at the tokens to score.
+        """Return `sequences`, packed. Without sequences: one token, which is not scored.
 
-        Without sequences: one token, which is not scored.
-
-        `alike` gives each sequence a number and a length. Neighbours with the same number share that many first
-        tokens. None of these is scored, and all `images` belong to them. Empty: nothing is shared.
+        `masks`: for each sequence, true at the tokens to score. `alike`: for each sequence, a number and a length.
+        Neighbours with the same number share as many first tokens as the length. None of these tokens is scored, and
+        all `images` belong to them. Empty: nothing is shared. `images`: the image files of each sequence; empty: no
+        images.
         """
         # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()
@@ -159,9 +159,9 @@ class Packed:
 
     @functools.cached_property
     def keys(self) -> tuple[Tensor, Edges] | None:
-        """Return the indices of the tokens that each segment sees, segment after segment, int64, and their edges.
+        """Return the indices int64 of the tokens that each segment sees, segment after segment, and their edges.
 
-        None if every segment sees only itself.
+        The edges are where each segment's indices begin. Returns None if every segment sees only itself.
         """
         if not any(follows is not None for follows in self.after):
             return None
@@ -182,7 +182,7 @@ class Packed:
         return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
     def padded(self, multiple: int) -> Packed:
-        """Return these sequences and one more, of filler tokens, which makes the token count a multiple of `multiple`.
+        """Return these sequences and one of filler tokens, so that the token count is a multiple of `multiple`.
 
         No filler token is scored. If the count is such a multiple already, no sequence is added.
         """
@@ -327,8 +327,8 @@ def _whole_kernel(
 ) -> Tensor:
     """Return the attended values [T, H, D], by FlashAttention in torch.
 
-    The last token of a segment sees all of the segment's keys, the token before it all but the last key, and so
-    on.
+    `own`: the edges of segments in `q`. `seen`: the edges of segments in `k` and `v`. The last token of a segment sees
+    all of the segment's keys, the token before it all but the last key, and so on.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -349,9 +349,9 @@ def _whole_kernel(
 
 @functools.cache
 def _asks_for_groups(kernel: Callable[..., object]) -> bool:
-    """Return whether the kernel has to be told that there are fewer key heads than query heads.
+    """Return whether a kernel must be told that there are fewer key heads than query heads.
 
-    It has to since torch 2.12. The kernel of torch 2.11 accepts fewer key heads, and has no argument for them.
+    This is so since torch 2.12. The kernel of torch 2.11 accepts fewer key heads, and has no argument for them.
     """
     return "enable_gqa" in inspect.signature(kernel).parameters
 
@@ -379,9 +379,10 @@ def token_scores(
 ) -> TokenScores:
     """Return log-probabilities of `targets` [N] and entropies, given states `hidden` [N, E] and the head [V, E].
 
-    The result is float32, from products in the head's dtype. `tile`: (R, C), chosen by size if None. `parallel`:
-    ranks that have some rows of the head each. The call is then a collective with four numbers for each token, and
-    the gradient of `hidden` is this rank's part.
+    The result is float32, from products in the head's dtype. `temperature`: divides the logits. `tile`: (R, C), rows
+    and vocabulary entries that are computed at once; None: chosen by size. `parallel`: the ranks among which the rows
+    of the head are divided; None: this rank has all rows. With `parallel` the call is a collective with four numbers
+    for each token, and the gradient of `hidden` is this rank's part.
     """
     tile = tile or score_tile(len(hidden), *head.shape)
     # The index of a target among this rank's rows; outside of them on other ranks
@@ -393,10 +394,13 @@ def token_scores(
 
 
 class _TokenScores(torch.autograd.Function):
-    """Scores with a backward pass that recomputes tiles.
+    """Log-probabilities and entropies, with a backward pass that computes tiles of logits again.
 
     With logits z: log p = z - logsumexp(z) and H = -sum p log p. The gradients are
-    d log p_t / d z = [t] - p        dH / d z = -p * (z - sum p z)
+
+    d log p_t / d z = [t] - p,
+
+    dH / d z = -p * (z - sum p z).
     """
 
     @staticmethod
@@ -532,7 +536,10 @@ def _tile_gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return the gradient [R, C] of the products of states and head, in the head's dtype."""
+    """Return the gradient [R, C] with respect to the products of states and head, in the head's dtype.
+
+    `by_logprob`, `by_entropy`: the gradients with respect to log-probabilities and entropies; None: zero.
+    """
     scores = _scores(hidden, head, temperature)
     normaliser, mean, places = terms
     likely = (scores - normaliser).exp_()

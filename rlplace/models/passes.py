@@ -51,7 +51,7 @@ _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """Make the parameters of `module` slices of one new flat tensor, in their order. Return that tensor."""
+    """Make the parameters of `module` slices of one new flat tensor, in their order, and return the flat tensor."""
     flat = nn.utils.parameters_to_vector(module.parameters()).detach()
     nn.utils.vector_to_parameters(flat, module.parameters())
     return flat
@@ -103,7 +103,10 @@ class _Trunk:
         return before
 
     def backward(self, gradients: Tensor) -> None:
-        """Write the gradients of all layers, from the gradient `gradients` [N, K] of the last output."""
+        """Write the gradients of all layers.
+
+        `gradients` [N, K]: the gradient with respect to the output of the last `forward`.
+        """
         for at in range(len(self._layers) - 1, -1, -1):
             weight, _, of_weight, of_bias = self._layers[at]
             given, before = self._kept.pop()
@@ -146,7 +149,10 @@ class _Trunks:
         return outputs, values
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
-        """Write the gradients of all weights, from those of `outputs` and `values`."""
+        """Write the gradients of all weights.
+
+        `outputs` [N, K], `values` [N]: the gradients with respect to the outputs and values of the last `forward`.
+        """
         of_policy = outputs.to(self._dtype)
         of_value = values.to(self._dtype)[:, None]
         self._policy.backward(of_policy)
@@ -187,7 +193,7 @@ class Passes:
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:
         """Return log-probabilities and entropies of given actions, with their backward pass.
 
-        `actions`: choices [N, 1] or [N, elements], or numbers [N, K].
+        `outputs` [N, K]: of the last `forward`. `actions`: choices [N, 1] or [N, elements], or numbers [N, K].
         """
         if isinstance(self._actions, MultiDiscreteActions):
             return _ManyChoices(outputs, actions, self._actions)
@@ -202,10 +208,11 @@ class Passes:
         entropy_gradient: float,
         values: Tensor,
     ) -> None:
-        """Write the gradient of a loss.
+        """Write the gradient of a loss with respect to all weights.
 
-        `chosen`: the actions of the last `forward`. `logprob_gradients` [N] and `values` [N]: gradients of the loss
-        by log-probability and by value. `entropy_gradient`: that by each entropy.
+        `chosen`: the actions of the last `forward`. `logprob_gradients` [N]: the gradients of the loss with respect to
+        log-probabilities. `entropy_gradient`: the gradient with respect to each entropy. `values` [N]: the gradients
+        with respect to values.
         """
         outputs, log_std = chosen.backward(logprob_gradients, entropy_gradient)
         if self._log_std_gradient is not None:
@@ -230,7 +237,10 @@ class _Choices:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the logits; the second tensor is unused."""
+        """Return the gradient of the logits [N, K]; the second tensor is unused.
+
+        `gradients` [N]: with respect to log-probabilities. `entropy_gradient`: with respect to each entropy.
+        """
         # d log p_t / d z = [t] - p
         found = self._probabilities * -gradients[:, None]
         found.scatter_add_(
@@ -293,7 +303,10 @@ class _Numbers:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the means [N, K] and of the log deviations [K]."""
+        """Return the gradients of the means [N, K] and of the log deviations [K].
+
+        `gradients` [N]: with respect to log-probabilities. `entropy_gradient`: with respect to each entropy.
+        """
         column = gradients[:, None]
         z = self._z
         # d log p / d log std = z^2 - 1, and d H / d log std = 1

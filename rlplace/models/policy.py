@@ -69,7 +69,7 @@ class Policy(nn.Module):
             self.register_buffer("high", torch.tensor(spaces.actions.high).view(shape))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the most probable actions for [N, *O], as `act` does."""
+        """Return the most probable actions for observations [N, *O], within the bounds of a continuous space."""
         return self._within(mode(self.network(observations)))
 
     @torch.inference_mode()
@@ -114,7 +114,10 @@ class Policy(nn.Module):
         return found[0]
 
     def _decided(self, batch: Tensor, begins: ArrayLike | None) -> PolicyOutput:
-        """Decide with the memory of each row, and remember the new one."""
+        """Return the network's output for a batch, given the memory of each row, and keep the new memory.
+
+        `begins`: as in `act`.
+        """
         network = self.network
         assert isinstance(network, NetworkPolicy), "no other has a memory"
         # Another number of rows: nothing is remembered
@@ -129,7 +132,7 @@ class Policy(nn.Module):
         return output
 
     def _drawn(self, output: PolicyOutput) -> Tensor:
-        """Return actions sampled from the distribution."""
+        """Return actions sampled from the distributions in `output`."""
         size = (len(output.values), *noise_shape(self.spaces.actions))
         draw = torch.randn if self._bounded else torch.rand
         noise = draw(size, generator=self._generator)
@@ -144,9 +147,10 @@ class Policy(nn.Module):
 
 
 def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
-    """Load a simulator policy that was found; the simulator is made once, to see its spaces.
+    """Return a trained simulator policy, ready to act.
 
-    `seed`: of actions that are drawn. Raises ConfigError, of `key`: damaged weights, those of another simulator.
+    `trained`: the config and the weights that were found. The simulator is made once, to see its spaces. `seed`: of
+    sampled actions. `key`: named in errors. Raises ConfigError for damaged weights, or those of another simulator.
     """
     config: Config = trained.config
     spaces = spaces_of_job(config)
@@ -179,7 +183,7 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
 
 
 def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
-    """Read the weights from a checkpoint, or from an exported file. Raises ConfigError."""
+    """Return name -> weight, read from a checkpoint or an exported file. Raises ConfigError. `key`: named in errors."""
     if trained.checkpoint is not None:
         return dict(policy_tensors(trained.weights))
     try:
@@ -195,8 +199,9 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
 
 
 def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
-    """Return `stored`, with the expected shape if it is a single number: checkpoints store these as vectors of
-    length 1.
+    """Return `stored`, with shape [] where `expected` has it.
+
+    Checkpoints store a single number as a vector of length 1. `expected`: the module's tensor; None if it has none.
     """
     single = expected is not None and not expected.dim() and stored.shape == (1,)
     if single:
@@ -248,7 +253,10 @@ def write_onnx(policy: Policy, out: Path) -> None:
 
 @contextmanager
 def _tracing(out: Path) -> Iterator[None]:
-    """Inside, warnings of tracing are silent. Raises ConfigError if tracing fails."""
+    """While the context is entered, silence warnings of tracing. Raises ConfigError if tracing fails.
+
+    `out`: the file to write, for errors.
+    """
     with warnings.catch_warnings():
         # Tracing warns of each Python branch, and ONNX of older formats
         warnings.simplefilter("ignore")
@@ -260,7 +268,7 @@ def _tracing(out: Path) -> Iterator[None]:
 
 
 def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
-    """Trace the policy.
+    """Return the policy as a traced module. `out`: the file to write, for errors.
 
     Raises ConfigError if the trace gives other actions for another batch, or if the policy has a memory.
     """
@@ -281,7 +289,10 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
 
 
 def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
-    """Return the error that the policy cannot be written in this form. `reason`: of an exception."""
+    """Return the error for a policy that cannot be written in this form.
+
+    `error`: the case of the error. `reason`: the text of an exception.
+    """
     folder = out.with_suffix("")
     return config_error(
         "not-traceable", _OUT, str(out), error=error, folder=folder, reason=reason
@@ -289,7 +300,7 @@ def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
 
 
 def _example(policy: Policy) -> Tensor:
-    """Return two observations of zeros."""
+    """Return two observations of zeros, the input for a trace."""
     spaces = policy.spaces
     return torch.zeros(
         (2, *spaces.observation_shape),

@@ -40,7 +40,7 @@ def build_policy(
     algorithm: AlgorithmConfig,
     seed: int,
 ) -> PolicyNetwork:
-    """Build the policy of a job on the host, in float32. Equal arguments give equal weights in every process.
+    """Return the policy of a job, on the host in float32. Equal arguments give equal weights in every process.
 
     Initialisation is orthogonal, with gain 0.01 at the policy head and 1 at the value head. A custom network
     initialises itself, with random numbers of this seed. Raises ConfigError if the network cannot be made.
@@ -74,7 +74,7 @@ def build_policy(
 
 
 def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
-    """Build the network inside the policy, before its initialisation."""
+    """Return the network inside the policy; the heads of shipped networks are not initialised yet."""
     if isinstance(model, ModuleConfig):
         own = custom_network(spaces, model)
         if model.remembered:
@@ -100,10 +100,10 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
 
 
 def decisions_of(policy: PolicyNetwork) -> Decide:
-    """Return the function that decides with the present weights of the policy, row by row.
+    """Return a function that decides with the present weights of the policy, row by row.
 
-    It takes observations and noise. It returns actions, log-probabilities, values and, for a policy with memory,
-    the memory after these observations. It has to be called in inference mode.
+    The function takes observations and noise. It returns actions, log-probabilities, values and, for a policy with
+    memory, the memory after these observations. It has to be called in inference mode.
     """
     if isinstance(policy, ActorCritic):
         return MlpDecisions(policy)

@@ -96,7 +96,11 @@ class RecurrentNetwork(nn.Module):
         memory: Tensor,
         begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step."""
+        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step.
+
+        `memory` [M, S]: before the first step. `begins` [L, M] bool: an episode begins with this step; None: there is
+        one step, and no episode begins.
+        """
         # The encoder does not depend on the memory: all steps at once
         features = self.encoder(observations)
         held = memory.to(self.value.weight.dtype)
@@ -132,7 +136,11 @@ class StepByStep(nn.Module):
         memory: Tensor,
         begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step."""
+        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step.
+
+        `memory` [M, S]: before the first step. `begins` [L, M] bool: an episode begins with this step; None: there is
+        one step, and no episode begins.
+        """
         dtype = next((each.dtype for each in self.own.parameters()), memory.dtype)
         memory = memory.to(dtype)
         # Without `begins` there is one step
@@ -152,7 +160,7 @@ class StepByStep(nn.Module):
 
 
 def _of_step(observations: Observed, rows: slice) -> Observed:
-    """Return the rows of one step, of every entry."""
+    """Return the rows `rows` of every entry of the observations."""
     if isinstance(observations, Tensor):
         return observations[rows]
     return {name: entry[rows] for name, entry in observations.items()}

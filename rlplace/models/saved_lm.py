@@ -23,9 +23,9 @@ def write_lm(
     *,
     average: bool,
 ) -> None:
-    """Write a language model as a folder of transformers, like a run at its end.
+    """Write a language model to the folder `out` in transformers' format, as a run does at its end.
 
-    Raises OutputError, ConfigError.
+    `folder`: of the saved state. `average`: write the moving average of the weights. Raises OutputError, ConfigError.
     """
     with BUILDING:
         module = skeleton(kind, spec)
@@ -34,9 +34,9 @@ def write_lm(
 
 
 def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Tensor]:
-    """Return the weights as an engine loads them: whole, LoRA merged, tied weights under each of their names.
+    """Return name -> weight as an engine loads it: whole, LoRA merged, tied weights under each of their names.
 
-    Raises ConfigError if the saved state does not fit the model.
+    `folder`: of the saved state. Raises ConfigError if the saved state does not fit the model.
     """
     with BUILDING:
         module = skeleton(kind, spec)
@@ -55,7 +55,10 @@ def _lm_weights(
     spec: LmSpec,
     module: PackedLm,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in a checkpoint, whole weight). Raises ConfigError if a saved shape differs from the model's."""
+    """Yield (name in a checkpoint, whole weight), LoRA merged.
+
+    Raises ConfigError if a saved shape is not the model's.
+    """
     # Parameters by the first of their names, and their dtypes
     parameters: dict[Tensor, str] = {}
     for name, parameter in module.named_tensors():

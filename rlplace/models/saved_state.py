@@ -29,7 +29,10 @@ _BATCH_BYTES = 1 << 30
 
 
 class SavedState:
-    """Reads the weights of a component, or their moving average. Raises ConfigError if there is no average."""
+    """Reads a component's saved weights, or with `average` their moving average.
+
+    `folder`: of the saved state. Raises ConfigError if `average` is set and the folder has no average.
+    """
 
     def __init__(self, folder: Path, *, average: bool) -> None:
         self._folder = folder
@@ -69,7 +72,7 @@ class SavedState:
         return None
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, whole tensor). Tensors are read in batches of `_BATCH_BYTES`."""
+        """Yield (name, whole tensor) for each of `names`. Tensors are read in batches of `_BATCH_BYTES`."""
         batch = dict[str, Tensor]()
         size = 0
         for name in names:
@@ -83,7 +86,10 @@ class SavedState:
         yield from self._read(batch)
 
     def _read(self, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Read the tensors of a batch in place, and yield them."""
+        """Fill the tensors of a batch from the files, and yield (name, tensor) of each.
+
+        `batch`: name -> empty tensor.
+        """
         places = {self._places[name]: tensor for name, tensor in batch.items()}
         with warnings.catch_warnings():
             # This process has no ranks, on purpose
@@ -101,12 +107,15 @@ class SavedState:
 
 
 def write_policy(folder: Path, out: Path) -> None:
-    """Write a simulator policy as one file, like a run at its end. Raises OutputError."""
+    """Write a simulator policy to the file `out`, as a run does at its end. Raises OutputError.
+
+    `folder`: of the saved state.
+    """
     write_file(out, policy_tensors(folder))
 
 
 def policy_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in the module, weight) of a simulator policy."""
+    """Yield (name in the module, weight) of a simulator policy. `folder`: of the saved state."""
     state = SavedState(folder, average=False)
     for name, tensor in state.tensors(sorted(state.names)):
         if name in _NUMBERS:

@@ -40,18 +40,16 @@ _CUTS = (Shard, _StridedShard)
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a parameter, gradient or optimizer tensor, detached; all of it if it is not
-    sharded.
-    """
+    """Return this rank's part of a parameter, gradient or optimizer tensor, detached; all of an unsharded tensor."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     return tensor.detach()
 
 
 def like(parameter: Tensor, local: Tensor) -> Tensor:
-    """Wrap `local` as a DTensor sharded like `parameter`; return `local` itself if it is not sharded.
+    """Return `local` as a DTensor that is sharded like `parameter`; `local` itself if `parameter` is not sharded.
 
-    `local` may be on the host, whatever device the mesh has.
+    `local`: this rank's part. It may be on the host, whatever device the mesh has.
     """
     if isinstance(parameter, DTensor):
         return DTensor(local, parameter._spec, requires_grad=False)
@@ -69,7 +67,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _put_together(parameter: DTensor) -> Tensor:
-    """Gather the parts of all ranks of a mesh of two dimensions in one call; DTensor would gather in two."""
+    """Return the whole parameter, gathered from all ranks of a mesh of two dimensions. A collective.
+
+    It is one call, where DTensor would make two.
+    """
     copies, each = parameter.device_mesh.shape
     # Where the part of each rank lies, in the order of ranks
     parts = []
@@ -106,7 +107,7 @@ def all_gather(
 
 
 def own_part(parameter: Tensor) -> Part:
-    """Return where this rank's part lies in the whole parameter."""
+    """Return where this rank's part lies in the whole parameter: a slice for each dimension."""
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     mesh = parameter.device_mesh
@@ -124,11 +125,11 @@ def part_at(
     place: Mapping[str, int],
     placements: Sequence[Placement] | None = None,
 ) -> Part:
-    """Return where the part of one rank lies in the whole parameter.
+    """Return where the part of one rank lies in the whole parameter: a slice for each dimension.
 
-    `place`: the rank's index in each dimension of the mesh. `placements`: instead of those of the parameter. Parts
-    are equal, only the last ones are smaller. FSDP splits what tensor parallelism has left, although FSDP's
-    dimension of the mesh is the first (`_StridedShard`).
+    `place`: name of each dimension of the mesh -> the rank's index in it. `placements`: used in place of the
+    parameter's own; None: its own. Parts are equal, only the last ones are smaller. FSDP splits what tensor parallelism
+    has left, although FSDP's dimension of the mesh is the first (`_StridedShard`).
     """
     mesh = parameter.device_mesh
     part = [(0, size) for size in parameter.shape]
@@ -162,7 +163,7 @@ def is_cut(parameter: Tensor) -> TypeGuard[DTensor]:
 
 @torch.no_grad()
 def all_rows(parameter: Tensor) -> Tensor:
-    """Return all rows of the columns that tensor parallelism gave this rank. A collective.
+    """Return all rows of `parameter`, with the columns that tensor parallelism gave this rank. A collective.
 
     The parameter must not be split by rows within a replica.
     """
@@ -178,10 +179,10 @@ def all_rows(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, ...]]:
-    """Return this rank's part in whole rows, and the placements of such parts.
+    """Return this rank's part of `parameter` in whole rows, and the placements of such parts.
 
-    `local` is the part as the parameter is sharded. For a parameter split by columns, the ranks of a replica
-    exchange parts so that each has whole rows; then it is a collective, and the result is a new tensor.
+    `local`: this rank's part as the parameter is sharded. For a parameter split by columns, the ranks of a replica
+    exchange parts so that each rank has whole rows. Then the call is a collective, and the result is a new tensor.
     """
     if not isinstance(parameter, DTensor):
         return local, ()
@@ -214,9 +215,9 @@ def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, 
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the SHA-256 over names, dtypes, shapes and bytes, independent of order and device.
+    """Return the SHA-256 over names, dtypes, shapes and bytes of tensors, independent of their order and device.
 
-    Tensors are consumed one by one; only one at a time is copied to the host.
+    `tensors`: (name, tensor), consumed one by one; only one at a time is copied to the host.
     """
     prints = sorted(itertools.starmap(_fingerprint, tensors))
     joined = "\n".join(prints).encode()
@@ -224,7 +225,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _fingerprint(name: str, tensor: Tensor) -> str:
-    """Return name, dtype, shape and SHA-256 of one tensor."""
+    """Return one line of text: name, dtype, shape and SHA-256 of a tensor."""
     # A copy: a storage that NumPy refers to cannot be resized, which offloading does
     copy = tensor.detach().to("cpu", copy=True).contiguous()
     in_bytes = copy.reshape(-1).view(torch.uint8)
@@ -234,7 +235,7 @@ def _fingerprint(name: str, tensor: Tensor) -> str:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """Return the random generator for initial values of the parameter `name`; equal on every rank."""
+    """Return the random generator for the initial values of the parameter `name`; it is equal on every rank."""
     text = f"{seed} {name}"
     hashed = hashlib.sha256(text.encode()).digest()
     number = int.from_bytes(hashed[:8], "little", signed=True)

@@ -46,7 +46,7 @@ _WHOLE = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The ranks of this replica."""
+    """The ranks that compute one replica of the model together."""
 
     mesh: DeviceMesh
 
@@ -56,16 +56,16 @@ class TensorParallel:
         return self.mesh.get_group()
 
     def gather(self, states: Tensor) -> Tensor:
-        """Gather states [.., T / ranks, E] to [.., T, E], from which each rank computes its own part.
+        """Return states [.., T, E], gathered from the states [.., T / ranks, E] of each rank. A collective.
 
-        Gradients are summed.
+        Each rank computes its own part from the result. Gradients are summed.
         """
         return cast(Tensor, _Gather.apply(states, self.group))
 
     def alike(self, values: Tensor) -> Tensor:
-        """Return `values` that all ranks computed equally from gathered states.
+        """Return `values`, which all ranks computed equally from gathered states.
 
-        Each rank gets an equal part of the gradient.
+        In the backward pass each rank gets an equal part of the gradient.
         """
         return cast(Tensor, _Alike.apply(values, self.mesh.size()))
 
@@ -74,7 +74,7 @@ class TensorParallel:
         values: Tensor,
         how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> Tensor:
-        """Reduce `values` over the ranks, in place. A collective."""
+        """Reduce `values` over the ranks, in place, and return them. A collective. `how`: the operation."""
         dist.all_reduce(values, how, group=self.group)
         return values
 
@@ -91,7 +91,7 @@ def local(weight: Tensor) -> Tensor:
 
 
 def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
-    """Split a model on the meta device over the ranks of `mesh`, LoRA factors included.
+    """Split a model on the meta device over the ranks of `mesh`, LoRA factors included; return these ranks.
 
     Raises ValueError if the family declares no split, or one that is unknown here, or if sizes do not divide.
     """
@@ -155,7 +155,8 @@ def _cut_rows_or_columns(
 ) -> None:
     """Make each parameter of a layer a DTensor split by `dim`, and let the layer compute with this rank's part.
 
-    Raises ValueError if the dimension does not divide by the ranks.
+    `made`: parameters already split -> their DTensors; tied parameters stay one. Raises ValueError if the dimension
+    does not divide by the ranks.
     """
     for name, parameter in list(module.named_parameters(recurse=False)):
         if parameter not in made:
@@ -183,7 +184,7 @@ def _cut_rows_or_columns(
 
 @contextmanager
 def _own_parts(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's parameters are this rank's parts as plain tensors."""
+    """While the context is entered, make the module's parameters plain tensors: this rank's parts."""
     kept = dict(module._parameters)
     parts = {name: local(p) for name, p in kept.items() if p is not None}
     # Tensors instead of parameters until the end of the block
@@ -199,7 +200,10 @@ def _cut_vocabulary(
     mesh: DeviceMesh,
     made: dict[nn.Parameter, nn.Parameter],
 ) -> None:
-    """Split embedding and head by rows of the vocabulary."""
+    """Split embedding and head by rows of the vocabulary.
+
+    `made`: parameters already split -> their DTensors; tied parameters stay one.
+    """
     embedding = lm.get_input_embeddings()
     head = lm.get_output_embeddings()
     assert isinstance(embedding, nn.Embedding), "as all models that are trained"
@@ -228,7 +232,7 @@ def _cut_vocabulary(
 
 
 def _entering(parallel: TensorParallel) -> Any:
-    """Return a hook that gathers the states given to a module."""
+    """Return a forward pre-hook that gathers the states given to a module."""
 
     def hook(
         _: nn.Module,
@@ -245,7 +249,7 @@ def _entering(parallel: TensorParallel) -> Any:
 
 
 def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gather [.., tokens, E] of all ranks along the tokens."""
+    """Return the states of all ranks, joined along the tokens. `states`: [.., tokens, E] of this rank."""
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]
     found = states.new_empty(*batch, tokens * group.size(), width)
@@ -255,7 +259,7 @@ def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum states [.., tokens, E] over ranks; return this rank's tokens of the sum."""
+    """Return this rank's tokens of the sum of states over ranks. `states`: [.., tokens of all ranks, E]."""
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]
     found = states.new_empty(*batch, tokens // group.size(), width)

@@ -79,7 +79,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read the tokenizer of a folder. Raises ConfigError if tokenizer.json is missing or damaged."""
+        """Return the tokenizer of a folder. Raises ConfigError if tokenizer.json is missing or damaged."""
         from tokenizers import Tokenizer as Library
 
         file = folder / "tokenizer.json"
@@ -95,9 +95,10 @@ class Tokenizer:
         return cls(library, folder)
 
     def stops(self, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return (token ids, texts) that end an answer.
+        """Return (token ids, texts) that end an answer. `texts`: the stop texts of the job.
 
-        The ids are the model's own and those of special tokens among `texts`. The texts are all others.
+        The ids are the model's own stop tokens, and the special tokens among `texts`. The returned texts are all
+        others.
         """
         special = self._without_text
         ids = list(self.stop_token_ids)
@@ -111,9 +112,9 @@ class Tokenizer:
         return tuple(without_repetitions), tuple(others)
 
     def special_within(self, text: str) -> str | None:
-        """Return a special token that `text` contains; None if there is none.
+        """Return a special token that is a part of `text`; None if there is none, or if all of `text` is such a token.
 
-        Decoded answers have no special tokens, so such a text is never found in one.
+        Decoded answers have no special tokens, so a text with a part like this is never found in an answer.
         """
         special = self._without_text
         if text in special:
@@ -122,7 +123,7 @@ class Tokenizer:
 
     @property
     def _without_text(self) -> Mapping[str, int]:
-        """Added tokens, by text, that decoding leaves out of an answer."""
+        """Return text -> id of the added tokens that decoding leaves out of an answer."""
         without = {}
         for number, token in self._library.get_added_tokens_decoder().items():
             if not self.decode([number]):
@@ -131,17 +132,17 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Number of tokens in the vocabulary, added ones included."""
+        """Number of tokens in the vocabulary, added tokens included."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
     @property
     def ids(self) -> Mapping[str, int]:
-        """Token ids by token, added ones included."""
+        """Token -> id, added tokens included."""
         ids: Mapping[str, int] = self._library.get_vocab(with_added_tokens=True)
         return ids
 
     def encode(self, text: str, *, special: bool = False) -> Tokens:
-        """Encode a text. `special` adds the tokens that the tokenizer puts around a whole text.
+        """Return the token ids of a text. `special`: add the tokens that the tokenizer puts around a whole text.
 
         Raises ConfigError for a text with half of a character (a surrogate), as from bytes decoded with
         `surrogateescape`.
@@ -153,7 +154,7 @@ class Tokenizer:
             raise config_error("no-text", "env.task", ascii(text)[:400]) from error
 
     def decode(self, tokens: Sequence[int] | Tokens, *, special: bool = False) -> str:
-        """Decode tokens to text; with `special`, special tokens are shown."""
+        """Return the text of `tokens`. `special`: include the text of special tokens."""
         text: str = self._library.decode(
             [int(t) for t in tokens],
             skip_special_tokens=not special,
@@ -167,11 +168,10 @@ class Tokenizer:
         answered: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> str:
-        """Render a chat by the model's template, up to where the next answer begins; without that end if
-        `answered`.
+        """Return a chat as text by the model's template, up to where the next answer begins.
 
-        `arguments`: values for the template beside the messages, such as tools. Raises ConfigError if there is no
-        template, or if it rejects these messages.
+        `answered`: leave out the beginning of the next answer. `arguments`: values for the template beside the
+        messages, such as tools. Raises ConfigError if there is no template, or if it rejects these messages.
         """
         import jinja2
 
@@ -211,7 +211,7 @@ class Tokenizer:
             ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
-        """Render a chat and encode it."""
+        """Return the token ids of a chat. `answered`: as in `render`."""
         return self.encode(self.render(messages, answered=answered))
 
 
@@ -225,7 +225,7 @@ class StopTexts:
         self._most = max((len(text.encode()) for text in texts), default=0) + 4
 
     def end(self, tokens: Sequence[int]) -> bool:
-        """Return whether one of the texts was completed by the last of these tokens."""
+        """Return whether the last of `tokens`, an answer so far, has completed one of the texts."""
         seen = tokens[-self._most :]
         written = self._tokenizer.decode(seen)
         found = [text for text in self._texts if text in written]
@@ -237,7 +237,7 @@ class StopTexts:
 
 
 class Chat:
-    """Turns between a model and an environment, by the model's chat template."""
+    """Makes the tokens of turns between a model and an environment, by the model's chat template."""
 
     def __init__(
         self,
@@ -256,11 +256,10 @@ class Chat:
         return self._tokenizer.encode(self._render([*self._system, *messages]))
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens after an answer: the rest of its turn, the reply `text`, up to where the next answer
-        begins.
+        """Return the tokens between an answer and the next one: the rest of the answer's turn, and the reply `text`.
 
-        `answer` may end with a stop token. Raises ConfigError if the template does not show an earlier answer
-        exactly once.
+        They end where the next answer begins. `answer`: its stop token, if it has one, is not repeated. Raises
+        ConfigError if the template does not show an earlier answer exactly once.
         """
         # Render a chat with a mark for the answer; the reply is what follows the mark
         chat = [
@@ -280,19 +279,19 @@ class Chat:
         return tokens
 
     def _render(self, messages: Sequence[Message]) -> str:
-        """Render messages with the job's arguments."""
+        """Return messages as text by the template, with the job's arguments."""
         return self._tokenizer.render(messages, arguments=self._arguments)
 
 
 class PlainText:
-    """Turns of plain text, for models without chat training. A reply is on lines of its own."""
+    """Makes the tokens of turns of plain text, for models without chat training. A reply is on lines of its own."""
 
     def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
         self._tokenizer = tokenizer
         self._system = system
 
     def first(self, prompt: Prompt) -> Tokens:
-        """Return the tokens [P] of a prompt, after the system text."""
+        """Return the tokens [P] of a prompt, after the system text if there is one."""
         parts = [self._system] if self._system else []
         if isinstance(prompt, str):
             parts.append(prompt)
@@ -301,12 +300,15 @@ class PlainText:
         return self._tokenizer.encode("\n".join(parts), special=True)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens of a reply, on lines of its own."""
+        """Return the tokens of the reply `text`, on lines of its own. `answer` has no influence."""
         return self._tokenizer.encode(f"\n{text}\n")
 
 
 def _content(message: Message) -> str | list[dict[str, str]]:
-    """Return the content as chat templates take it. An image is only named; image tokens stand for it."""
+    """Return the content of a message in the form that chat templates take.
+
+    An entry for an image has no pixels: the template puts image tokens in its place.
+    """
     if isinstance(message.content, str):
         return message.content
     return [
@@ -331,7 +333,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
-    """Return the error that a file of the tokenizer cannot be read."""
+    """Return the error for a file of the tokenizer that cannot be read. `error`: why."""
     return config_error(
         "no-tokenizer",
         _KEY,
@@ -343,9 +345,9 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the chat template, or None.
+    """Return the chat template of a folder; None if it has none. `config`: the content of tokenizer_config.json.
 
-    A file of its own comes before the config. Of several named templates it is the one called default.
+    A file of its own comes before the config. Of several named templates, the one called default is returned.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -363,9 +365,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _environment() -> jinja2.Environment:
-    """Return the environment that chat templates are written for, like that of `apply_chat_template` in
-    transformers.
-    """
+    """Return the jinja2 environment of chat templates, like that of `apply_chat_template` in transformers."""
     import jinja2.ext
     import jinja2.nodes
     import jinja2.sandbox

@@ -57,9 +57,9 @@ class VisionSpec:
 
     @classmethod
     def of(cls, folder: Path, env: TextEnvConfig) -> VisionSpec | None:
-        """Read a model's folder; None if the model reads text only.
+        """Return the sizes of images that the model in `folder` takes; None if the model reads text only.
 
-        Raises ConfigError if the folder has no image processor.
+        `env`: has limits on the images of a prompt. Raises ConfigError if the folder has no image processor.
         """
         config = _json(folder / "config.json")
         token = config.get("image_token_id")
@@ -94,11 +94,9 @@ class VisionSpec:
         )
 
     def tokens(self, height: int, width: int) -> int:
-        """Return the number of tokens of an image, scaled like `smart_resize` in transformers' Qwen2-VL
-        processors.
+        """Return the number of tokens of an image, scaled like `smart_resize` in transformers' Qwen2-VL processors.
 
-        `height` and `width` in pixels. Raises ValueError for an image that is too narrow for the processor or the
-        limit.
+        `height`, `width`: in pixels. Raises ValueError for an image that is too narrow for the processor or the limit.
         """
         if max(height, width) > _LONGEST_SIDE * min(height, width):
             raise ValueError(
@@ -157,7 +155,8 @@ class VisionSpec:
     def expand(self, tokens: Tokens, counts: Sequence[int]) -> Tokens:
         """Return a prompt's tokens with each image token repeated, as often as its image has tokens.
 
-        Raises ConfigError if the prompt has not one image token for each image.
+        `counts`: the number of tokens of each image. Raises ConfigError unless the prompt has one image token for each
+        image.
         """
         places = np.flatnonzero(tokens == self.image_token)
         if len(places) != len(counts):
@@ -216,7 +215,7 @@ def _size(file: bytes) -> tuple[int, int]:
 
 
 def _name(image: Image) -> str:
-    """Return what an error message calls the image."""
+    """Return the name of the image for error messages."""
     if isinstance(image.source, str):
         return image.source
     return f"an image of {len(image.source)} bytes"

@@ -47,8 +47,10 @@ class VisionInput:
         )
 
     def read(self, files: Files) -> tuple[Tensor, Tensor]:
-        """Return patches [P, D] float32 of all images, and the size [n, 3] of each image in times, rows and
-        columns of patches.
+        """Return the patches of all images [P, D] float32, and the sizes of the images [n, 3].
+
+        P is the number of patches, D the numbers of a patch. A size is in times, rows and columns of patches. `files`:
+        the bytes of each image file.
         """
         from PIL import Image
 
@@ -67,11 +69,11 @@ class VisionInput:
         after: Sequence[int | None],
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return states [T, E] before the head, and positions [3, T], of segments of tokens.
+        """Return hidden states [T, E] before the head, and positions [3, T], of segments of tokens.
 
-        At least one segment has an image. `files`: those of each segment. `after`: the segment that each
-        continues, or None. `others` go to the decoder. A policy may have sampled image tokens; these come after
-        those of the prompt and stay text.
+        At least one segment has an image. `segments`: token ids of each segment. `files`: the images of each segment.
+        `after`: the index of the segment that each segment continues, or None. `others`: further arguments of the
+        decoder. A policy may have sampled image tokens; these come after the image tokens of the prompt and stay text.
         """
         base: Any = lm.base_model
         patches, grids = self.read([file for own in files for file in own])
@@ -133,7 +135,7 @@ class VisionInput:
 class VisionLm(CausalLm):
     """A language model that reads images.
 
-    Each pass has an image, a blank one if need be: the ranks that share weights must run the vision tower
+    Each pass has an image, a blank one if need be, because the ranks that share weights must run the vision tower
     together.
     """
 
@@ -146,7 +148,10 @@ class VisionLm(CausalLm):
         return cast(PreTrainedModel, getattr(lm.base_model, "language_model", lm))
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return states [n, E] before the head, after the tokens at `places`; see PackedLm."""
+        """Return hidden states [n, E] before the head, after the tokens at `places`, and a full slice.
+
+        The arguments and results are those of `PackedLm.states`.
+        """
         assert self.context is None
         assert self.parallel is None
         if not any(packed.images):
@@ -163,7 +168,7 @@ class VisionLm(CausalLm):
         return states[places], slice(None)
 
     def _with_blank(self, packed: Packed) -> Packed:
-        """Add a sequence of one blank image; none of its tokens is scored."""
+        """Return `packed` with one more sequence, of one blank image; none of its tokens is scored."""
         tokens = packed.tokens
         vision = self.vision_input.vision
         more = vision.tokens(1, 1)
@@ -187,7 +192,7 @@ class VisionLm(CausalLm):
 
 
 def vision_lm_of(vision: VisionSpec) -> type[VisionLm]:
-    """Return the class of vision-language models that read images of these sizes."""
+    """Return a class of vision-language models that read images of the sizes in `vision`."""
 
     class Named(VisionLm):
         vision_input = VisionInput(vision)

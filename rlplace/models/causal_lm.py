@@ -229,11 +229,11 @@ class PackedLm(nn.Module):
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return the keys that a saved config.json changes compared with the folder's."""
+        """Return key -> value, for the keys of config.json that a saved model changes from those of its folder."""
         return {}
 
     def _values(self, hidden: Tensor) -> Tensor:
-        """Return values [n] float32 of states `hidden` [n, E]; computed in float32."""
+        """Return the values [n] float32 of the hidden states `hidden` [n, E]; computed in float32."""
         head = cast(nn.Linear, self.lm.score)
         values = hidden.float() @ head.weight.squeeze(0).float()
         if self.parallel is None:
@@ -246,7 +246,7 @@ class CausalLm(PackedLm):
 
     @property
     def divisor(self) -> float:
-        """Constant divisor of the logits beside the temperature, as Granite and Cohere have one."""
+        """The constant by which logits are divided beside the temperature; Granite and Cohere have such a constant."""
         config = self.lm.config
         granite = float(getattr(config, "logits_scaling", 1.0))
         cohere = float(getattr(config, "logit_scale", 1.0))
@@ -281,7 +281,7 @@ class CausalLm(PackedLm):
 
 
 class ValuedScores(NamedTuple):
-    """Scores of given tokens, [N] float32 each, and the values of the states before them."""
+    """Scores of given tokens, and values of the states before these tokens; [N] float32 each."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -289,8 +289,9 @@ class ValuedScores(NamedTuple):
 
 
 class ActorCriticLm(CausalLm):
-    """Actor and critic in one: scores of given tokens and values of the states before them, from one shared trunk in
-    one pass.
+    """Actor and critic in one: scores of given tokens, and values of the states before these tokens.
+
+    Both come from one shared trunk in one pass.
     """
 
     value_heads = HEADS
@@ -368,7 +369,7 @@ def reward_lm(head: str) -> type[RewardLm]:
 
 
 def first_head(hidden_size: int, seed: int) -> Tensor:
-    """Return the initial weights [1, E] of a value head.
+    """Return the initial weights [1, E] of a value head. `hidden_size`: E.
 
     They are small, so that first values are near 0 compared with returns.
     """
@@ -598,7 +599,7 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
 
 
 class FrozenLm(Generic[Lm]):
-    """A model without gradients: this rank's part of it.
+    """A language model without gradients, or the part of it that this rank has.
 
     With a mesh, `module(...)` is a collective of the mesh's ranks.
     """

@@ -153,7 +153,7 @@ class Checkpoint:
 
 
 def _names_of(name: str) -> tuple[str, ...]:
-    """Return the names under which files may store a weight: its own, that of Mixtral, and an older one."""
+    """Return the names under which files may store a weight: `name` itself, its name in Mixtral, and an older name."""
     mixtral = name.replace(".mlp.", ".block_sparse_moe.")
     older = name.replace("model.language_model.", "model.")
     older = older.replace("model.visual.", "visual.")

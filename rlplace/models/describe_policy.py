@@ -189,7 +189,7 @@ def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Read a question from standard input; write the answer, or the problem found, to standard output."""
+    """Read the question from standard input, as JSON; write the answer, or the problem found, to standard output."""
     try:
         answer = describe(json.load(sys.stdin))
     except ConfigError as error:

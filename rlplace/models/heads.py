@@ -104,9 +104,9 @@ def _unfit_head(
 
 
 def weight_shapes(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of all weights in the folder, by name, from the headers of its files.
+    """Return name -> shape of all weights in the folder, from the headers of its files.
 
-    A damaged file contributes none: `unread_weights` reports it, and reading its weights raises the error.
+    A damaged file contributes no shapes: `unread_weights` reports it, and reading its weights raises the error.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):

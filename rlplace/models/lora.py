@@ -112,9 +112,9 @@ def is_factor(name: str) -> bool:
 
 
 def checkpoint_name(name: str) -> str:
-    """Return a parameter's name in a checkpoint without factors.
+    """Return the name in a checkpoint of the parameter `name`.
 
-    For a factor: the name under which peft stores it.
+    For a factor it is the name under which peft stores it.
     """
     for suffix, stored in ((_BASE, ".weight"), (_A, _STORED_A), (_B, _STORED_B)):
         if name.endswith(suffix):

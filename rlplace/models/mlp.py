@@ -42,7 +42,10 @@ class DiscreteOutput(NamedTuple):
 
 
 class ContinuousOutput(NamedTuple):
-    """Independent normal distributions. The standard deviation does not depend on the observation."""
+    """Independent normal distributions of the elements of an action, and the observation's value.
+
+    The standard deviation does not depend on the observation.
+    """
 
     means: Tensor  # [N, *A] float32
     log_std: Tensor  # [*A] float32
@@ -50,7 +53,7 @@ class ContinuousOutput(NamedTuple):
 
 
 class MultiDiscreteOutput(NamedTuple):
-    """Several independent choices. Their logits stand one choice after the other."""
+    """Several independent choices for each observation, and its value. Logits stand one choice after the other."""
 
     logits: Tensor  # [N, sum of n] float32
     actions: MultiDiscreteActions

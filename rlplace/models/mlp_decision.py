@@ -26,7 +26,7 @@ _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
 class MlpDecisions:
     """Decides with the weights that `policy` has at the call of the constructor.
 
-    After a change of the weights, make a new one.
+    After a change of the weights, make a new object.
     """
 
     @torch.inference_mode()
@@ -82,7 +82,10 @@ class MlpDecisions:
         return actions.view(noise.shape), logprobs, values
 
     def _through(self, layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
-        """Return the output [N, K] of a trunk for rows [N, O]."""
+        """Return the output [N, K] of a trunk for rows [N, O].
+
+        `layers`: (transposed weight, bias) of each linear layer.
+        """
         *hidden, (weight, bias) = layers
         activate = cast("Callable[[Tensor], Tensor]", self._activate)
         for each, shift in hidden:

@@ -43,7 +43,8 @@ class Edges(NamedTuple):
 class Packed:
     """Whole sequences, and the positions of the tokens to score.
 
-    Sequences with a common beginning may share it. It is then stored once, as a segment that other segments continue::
+    Sequences may share a common beginning. The beginning is then stored once, as a segment that other segments
+    continue::
 
         prompt | answer | answer | sequence of its own         lengths  4  2  3  5
         after                                                            -  0  0  -
@@ -234,7 +235,10 @@ def attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attended values [1, T, H, D]. The signature is that of attention functions in transformers."""
+    """Return the attended values [1, T, H, D], and None for attention weights.
+
+    The signature is that of attention functions in transformers.
+    """
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(
             f"{type(module).__name__} wants capped scores, sinks or dropout: packed attention has none"
@@ -258,8 +262,10 @@ def _attention(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """Return the attended values [1, T, H, D] of whole sequences, by one kernel on CUDA and else segment by
-    segment.
+    """Return the attended values [1, T, H, D] of whole sequences. `scaling`: of scores; None: the usual 1 / sqrt(D).
+
+    On CUDA below float32 one kernel attends in all segments, else each segment has a call of its own. `sliding_window`:
+    the most tokens that a token sees, itself included; None: all.
     """
     # On CUDA below float32: all segments in one call
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
@@ -512,7 +518,7 @@ def _add_tile(
     mean: Tensor,  # [R], sum of z * exp(z - highest) so far
     chosen: Tensor,  # [R], logit of the target, 0 so far
 ) -> Tensor:
-    """Add a tile to the sums of its rows, in place. Return the highest logits so far [R]."""
+    """Add a tile to the sums of its rows, in place, and return the highest logits so far [R]."""
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))
     # Logits of targets in this tile; others add zero

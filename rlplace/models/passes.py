@@ -162,7 +162,7 @@ class _Trunks:
 class Passes:
     """Forward and backward passes of a policy.
 
-    Its weights are slices of `weights`; gradients are written to `gradient`.
+    The policy's weights are slices of `weights`; gradients are written to `gradient`.
     """
 
     def __init__(
@@ -184,7 +184,10 @@ class Passes:
         self._log_std_gradient = to.get("log_std")
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N], float32, for `prepared` observations [N, O] or for sequences."""
+        """Return outputs [N, K] and values [N], float32.
+
+        `observations`: [N, O] from the policy's `prepared`, or sequences.
+        """
         if isinstance(self._network, NetworkPass):
             return self._network.forward(observations)
         assert isinstance(observations, Tensor), "an MLP has no memory"
@@ -221,7 +224,7 @@ class Passes:
 
 
 class _Choices:
-    """Actions of one choice each."""
+    """Log-probabilities and entropies of actions that are one choice each, with the backward pass."""
 
     def __init__(self, logits: Tensor, actions: Tensor) -> None:
         self._logs = logits.log_softmax(dim=-1)
@@ -258,7 +261,7 @@ class _Choices:
 
 
 class _ManyChoices(_Choices):
-    """Actions of several independent choices each."""
+    """Log-probabilities and entropies of actions that are several independent choices each, with the backward pass."""
 
     def __init__(
         self,
@@ -280,7 +283,10 @@ class _ManyChoices(_Choices):
 
 
 class _Numbers:
-    """Actions of independent normal distributions, whose deviations are the same for all observations."""
+    """Log-densities and entropies of actions from independent normal distributions, with the backward pass.
+
+    The deviations are the same for all observations.
+    """
 
     def __init__(
         self,

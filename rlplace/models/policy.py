@@ -81,11 +81,11 @@ class Policy(nn.Module):
     ) -> NDArray[Any]:
         """Return actions for observations [*O], or for a batch [N, *O], of shape `spaces.observation_shape`.
 
-        Actions of a discrete space are int64, [] or [N], counted from 0. Those of a continuous one are float32, [*A]
-        or [N, *A], within its bounds. They are the most probable ones; with `deterministic=False` they are sampled, as
-        in training.
+        Actions of a discrete space are int64, [] or [N], counted from 0. Actions of a continuous space are float32,
+        [*A] or [N, *A], within the bounds of the space.
 
-        `begins`: a bool, or bools [N]: an episode begins here, so a policy with memory forgets. Without it all rows
+        `deterministic`: return the most probable actions; if False, sample actions, as in training. `begins`: a bool,
+        or bools [N]: an episode begins with this observation, so that a policy with memory forgets. None: all rows
         continue, unless their number has changed.
 
         Raises ValueError for observations of another shape, for values that are no numbers, and for floating-point
@@ -213,9 +213,9 @@ def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
 
 
 def write_torchscript(policy: Policy, out: Path) -> None:
-    """Write a TorchScript file for `torch.jit.load`: observations [N, *O] -> most probable actions.
+    """Write a TorchScript file for `torch.jit.load`. It returns the most probable actions for observations [N, *O].
 
-    Raises OutputError; ConfigError if the network cannot be traced.
+    `out`: the file. Raises OutputError; ConfigError if the network cannot be traced.
     """
     content = io.BytesIO()
     with _tracing(out):
@@ -224,7 +224,7 @@ def write_torchscript(policy: Policy, out: Path) -> None:
 
 
 def write_onnx(policy: Policy, out: Path) -> None:
-    """Write an ONNX file: `observations` [N, *O] -> `actions`, the most probable ones.
+    """Write an ONNX file: `observations` [N, *O] -> `actions`, the most probable actions. `out`: the file.
 
     Raises OSError; ConfigError if the network cannot be traced or onnx is missing.
     """

@@ -58,10 +58,10 @@ class NumberEncoder(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """An encoder, a GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter and Schmidhuber 1997), and both
-    heads.
+    """An encoder, a recurrent layer, and the heads of policy and value.
 
-    The memory of an LSTM is its output followed by its cell state.
+    The layer is a GRU (Cho et al. 2014, arXiv:1406.1078) or an LSTM (Hochreiter and Schmidhuber 1997). The memory of an
+    LSTM is its output followed by its cell state. `size`: of the layer's output.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class RecurrentNetwork(nn.Module):
 
 
 class StepByStep(nn.Module):
-    """A custom module of one step, `forward(observations, memory) -> outputs, values, memory`, run over sequences.
+    """Runs a custom module of one step, `forward(observations, memory) -> outputs, values, memory`, over sequences.
 
-    The memory comes in the dtype of the module's weights, as observations do.
+    The module gets the memory in the dtype of its weights, as it gets observations.
     """
 
     def __init__(self, own: nn.Module) -> None:

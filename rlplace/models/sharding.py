@@ -100,7 +100,7 @@ def all_gather(
     part: Tensor,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Fill `whole` with the parts of all ranks of `group`, in the order of ranks. A collective."""
+    """Fill `whole` with the parts of all ranks of `group`, in the order of ranks. A collective. `part`: this rank's."""
     # Torch before 2.13 has it under another name
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, part, group=group)

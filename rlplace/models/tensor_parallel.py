@@ -279,7 +279,7 @@ def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Gather along tokens; the gradient is summed and scattered."""
+    """Gathers states along the tokens; in the backward pass, gradients are summed and scattered."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -292,7 +292,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Sum and scatter along tokens; the gradient is gathered."""
+    """Sums states over ranks and scatters them along the tokens; in the backward pass, gradients are gathered."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -305,7 +305,7 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Alike(torch.autograd.Function):
-    """Equal values on all ranks; each rank gets an equal part of the gradient."""
+    """Values that are equal on all ranks; in the backward pass, each rank gets an equal part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ranks: int) -> Tensor:

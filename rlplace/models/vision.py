@@ -122,7 +122,7 @@ class VisionSpec:
         return rows * columns
 
     def read(self, images: Sequence[Image]) -> tuple[Files, list[int]]:
-        """Return the files of a prompt's images, and the number of tokens of each.
+        """Return the files of a prompt's images, and the number of tokens of each image.
 
         Raises ConfigError for images that cannot be read, or that are larger than the limit together.
         """
@@ -168,7 +168,7 @@ class VisionSpec:
 
 
 def policy_of(config: Config, folder: Path) -> type[CausalLm]:
-    """Return the class that computes the actor's model, stored in `folder`."""
+    """Return the class of the actor's model, whose files are in `folder`."""
     from rlplace.models.causal_lm import ActorCriticLm
 
     if config.critic.on_actor:
@@ -177,7 +177,7 @@ def policy_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
-    """Return the class that computes the language model in `folder`, with or without images."""
+    """Return the class of the language model in `folder`: a class for images too, if the model reads images."""
     from rlplace.models.causal_lm import CausalLm
 
     vision = VisionSpec.of(folder, config.text_env)
@@ -192,7 +192,7 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def _size(file: bytes) -> tuple[int, int]:
-    """Return height and width of an image file in pixels, from its head.
+    """Return height and width of an image file in pixels, from its head. `file`: the content of the file.
 
     Also checks the checksums of a PNG, and that a JPEG has its end. Raises OSError; ValueError for a damaged file.
     """

@@ -33,7 +33,7 @@ from rlplace.tokens import Files
 
 
 class VisionInput:
-    """Reads images with the model's own processor, and computes states of text with images."""
+    """Reads images with the model's own processor, and computes hidden states of text with images."""
 
     def __init__(self, vision: VisionSpec) -> None:
         self.vision = vision

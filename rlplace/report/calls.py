@@ -27,7 +27,7 @@ class RankCall(NamedTuple):
     slot: Slot
     name: str  # of the method; with the residency, of a move
     record: CallRecord
-    # False: it went to its rank in one message with another call, which has True.
+    # False: the call went to its rank in one message with another call; only that other call has True.
     work: bool = True
 
 

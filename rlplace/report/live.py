@@ -83,7 +83,7 @@ class Display:
         # Ray, or a component -> its last step of the start.
         self._starting: Mapping[str, str] = {}
         self._telling = threading.Lock()
-        # None: the workers start
+        # None while the workers start
         self._loop: Watched | None = None
         self._channels: Mapping[str, Channel] = {}
         self._iterations = 0
@@ -91,7 +91,7 @@ class Display:
         self._seen: Mapping[str, tuple[float, int]] = {}
         # Seconds of the last iterations; only the driver's thread uses them.
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        # Their median
+        # Median of these seconds
         self._iteration_s = 0.0
         self._bottleneck = ""
         # Lines that the thread is to print.
@@ -125,7 +125,7 @@ class Display:
         """Take the metrics of an iteration that has ended. `iteration`: counted from 1."""
         # New mappings instead of changes: the thread may be reading the old ones.
         seen = dict(self._seen)
-        # The run went back
+        # The run has returned to a checkpoint: forget later values
         if iteration <= self._iterations:
             seen = {}
         for name, value in metrics.items():

@@ -426,7 +426,7 @@ def _timers(run: RunRecord) -> Rows:
 
 
 def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are metrics of the component, without metrics of bytes and of their rates.
+    """Return the names of a component's metrics among `names`, without metrics of bytes and of their rates.
 
     Another table shows bytes and rates.
     """

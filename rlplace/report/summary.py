@@ -196,7 +196,7 @@ class Progress:
     def score(self) -> float | None:
         """Return the number by which checkpoints are compared.
 
-        That is the last reward of held-out prompts, if there is any, else the mean return.
+        The number is the last reward of held-out prompts, if there is any, else the mean return.
         """
         if self.evaluations:
             return self.evaluations[max(self.evaluations)]

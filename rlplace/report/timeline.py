@@ -60,7 +60,7 @@ LOOK = (
 
 
 class _Bar(NamedTuple):
-    """One call on one accelerator, cut to the picture; x in pixels."""
+    """The bar of one call on one accelerator, cut to the picture. All x are in pixels."""
 
     component: str
     look: str
@@ -71,7 +71,7 @@ class _Bar(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """The horizontal axis: seconds since the epoch -> pixels."""
+    """The horizontal axis: converts seconds since the epoch to pixels."""
 
     began_s: float
     ended_s: float
@@ -292,7 +292,7 @@ def _lanes(
     Where bars overlap, the row is divided into a lane for each of their components.
     """
     overlapping: list[_Bar] = []
-    # Of the bars that overlap
+    # x of the end of the bars that overlap
     end = math.inf
     for bar in sorted(bars, key=lambda bar: bar.x):
         # Touching by a pixel is no overlap
@@ -380,7 +380,7 @@ def _stages(
     The longest stages have their names above, as far as there is room. `rows`: the number of rows. `scale`: factor for
     the seconds that are written.
     """
-    # X of begin and end of each name
+    # x of the begin and the end of each name that is drawn
     taken: list[tuple[float, float]] = []
     for stage in sorted(shown.stages, key=lambda stage: stage.began_s - stage.ended_s):
         x = axis.x(stage.began_s)

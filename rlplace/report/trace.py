@@ -126,7 +126,7 @@ def _nested(
     # End of the last event
     free = 0
     for outer in sorted(events, key=lambda event: event.began_s):
-        # Of the events around the next one
+        # Ends of the events around the next event
         ends: list[int] = []
         longest_first = sorted(
             outer.inside, key=lambda event: (event.began_s, -event.ended_s)

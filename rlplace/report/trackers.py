@@ -78,7 +78,7 @@ class RunInfo(NamedTuple):
 
 
 class Tracker(NamedTuple):
-    """A run that a tracker has opened."""
+    """A run that is open in a tracker, and the functions that send its data there."""
 
     id: str
     page: str  # an address, or the command that shows or sends it
@@ -105,7 +105,7 @@ def _table(samples: Samples) -> tuple[list[str], list[list[Any]]]:
 
 
 def _wandb(info: RunInfo) -> Tracker:
-    """Open a run of Weights & Biases, or continue it where `info` has an id."""
+    """Return an open run of Weights & Biases: a new run, or the run whose id is in `info`."""
     import wandb
 
     # The id makes a resumed run go on in the same run of the tracker; nothing is printed.
@@ -142,7 +142,7 @@ def _wandb(info: RunInfo) -> Tracker:
 
 
 def _mlflow(info: RunInfo) -> Tracker:
-    """Open a run of MLflow, or continue it where `info` has an id.
+    """Return an open run of MLflow: a new run, or the run whose id is in `info`.
 
     Without MLFLOW_TRACKING_URI, the data goes to a file beside the runs.
     """
@@ -206,7 +206,7 @@ def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
 
 
 def _swanlab(info: RunInfo) -> Tracker:
-    """Open a run of SwanLab, or continue it where `info` has an id."""
+    """Return an open run of SwanLab: a new run, or the run whose id is in `info`."""
     import swanlab
 
     run = swanlab.init(
@@ -240,7 +240,7 @@ def _swanlab(info: RunInfo) -> Tracker:
 
 
 def _trackio(info: RunInfo) -> Tracker:
-    """Open a run of Trackio, or continue the run with the same name."""
+    """Return an open run of Trackio: the run with the same name if there is one, else a new run."""
     import trackio
 
     # Trackio knows a run by its name, so the name has both config and time.
@@ -303,7 +303,7 @@ def _of_the_users(name: str, run: RunInfo) -> Tracker:
 
 
 def _opened(name: str, info: RunInfo) -> Tracker:
-    """Open a tracker, or a sink of the user's own, by its name in runner.sinks."""
+    """Return the opened tracker, or the user's own sink, that `name` in runner.sinks names."""
     if name in TRACKERS:
         return TRACKERS[name](info)
     return _of_the_users(name, info)
@@ -387,7 +387,7 @@ class TrackerSink:
             self._open()
 
     def samples(self, iteration: int, samples: Samples) -> None:
-        """Send the samples of an iteration, before its metrics."""
+        """Send the samples of an iteration. To be called before the metrics of the iteration are sent."""
         if not self._passes(iteration):
             with self._outlasting():
                 self._open().table(iteration, samples)
@@ -415,7 +415,7 @@ class TrackerSink:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Attach the files of the run's end, and end the tracker's run in the state of the error."""
+        """Attach the last files, and end the tracker's run as finished, stopped or failed. `error`: decides which."""
         if self._tracker is not None:
             with self._outlasting(), self._quiet():
                 self._attach(LAST_FILES)

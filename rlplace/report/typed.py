@@ -35,10 +35,10 @@ class Typed:
         self._text = text
         self._words: Sequence[str] = ()
         self._began = ""
-        # Of the run
+        # Folder of the run under way, and the file of its output
         self._folder: Path | None = None
         self._file: TextIO | None = None
-        # Before there is a file
+        # Output until the file is open
         self._shown: list[str] = []
         self._writing = threading.Lock()
 

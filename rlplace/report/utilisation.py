@@ -64,20 +64,23 @@ class Usage:
     """Collects the seconds at work that ranks report, stage by stage. Owned by the loop; used by one thread."""
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
-        """`merged`: count all stages but sync as one, because rollout runs ahead and reports its work when it ends."""
+        """`occupancy`: component -> accelerators of each of its ranks. `merged`: count all stages but sync as one.
+
+        Stages are merged where rollout runs ahead and reports its work when it ends.
+        """
         used: set[int] = set()
         for ranks in occupancy.values():
             used.update(*ranks)
         self.accelerators = tuple(sorted(used))
-        # Of all iterations
+        # Seconds of all iterations
         self.seconds = 0.0
-        # Of the latest iteration
+        # Stages of the latest iteration
         self.last: tuple[StageUse, ...] = ()
         self._occupancy = occupancy
         self._merged = merged
-        # Of the stage that runs
+        # Work in the stage under way
         self._work: dict[int, dict[str, float]] = {}
-        # Of the iteration that runs
+        # Stages of the iteration under way
         self._stages: list[StageUse] = []
         self._totals: dict[str, StageUse] = {}
 

@@ -33,8 +33,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, both [T, B], of rows whose episodes end and restart inside the batch.
 
-    `rewards`, `values`, `terminated`, `truncated` are [T, B]. `last_values` [B] are of the observations after step T-1.
-    `final_values` [K] are of the observations at which episodes were cut, in the order of `argwhere(truncated)`.
+    `gamma`: the discount. `gae_lambda`: lambda of GAE. `rewards`, `values`, `terminated`, `truncated` are [T, B].
+    `last_values` [B] are of the observations after step T-1. `final_values` [K] are of the observations at which
+    episodes were cut, in the order of `argwhere(truncated)`.
 
     A terminated step has no successor, so V(s_{t+1}) is 0. At a truncated step V(s_{t+1}) is the value of the
     observation at which the episode was cut (Pardo et al. 2018, arXiv:1712.00378). Either way the sum over later steps
@@ -58,8 +59,8 @@ def token_gae(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, both [N]. `rewards`, `values`: [N]. `lengths`: [S] response tokens of each sample.
 
-    The value after a sample's last token is 0, also where a length limit cut the answer: the score is of the answer as
-    it is.
+    `gamma`: the discount. `gae_lambda`: lambda of GAE. The value after a sample's last token is 0, also where a length
+    limit cut the answer: the score is of the answer as it is.
 
     Samples differ in length, so the sum is found for all tokens at once, in log2 of the longest sample's steps. With
     the sum over the next n terms at every token, the sum over 2n terms is this sum plus the sum at the token n further

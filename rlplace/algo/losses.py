@@ -58,7 +58,10 @@ def cispo(
 
 
 def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return two [N] bool: tokens whose ratio is below the clip, and tokens whose ratio is above it."""
+    """Return two [N] bool: tokens whose ratio is below the clip, and tokens whose ratio is above it.
+
+    `log_ratio`: [N] log of the ratio.
+    """
     ratio = log_ratio.exp()
     return ratio < 1.0 - clip.low, ratio > 1.0 + clip.high
 
@@ -68,8 +71,8 @@ def _without_slope(
 ) -> tuple[Tensor, Tensor]:
     """Return two [N] bool of tokens to which the clip leaves no gradient.
 
-    The first are tokens with A < 0 and a ratio below the clip. The second are tokens with A > 0 and a ratio above it,
-    and tokens with A < 0 and a ratio above the dual clip.
+    `log_ratio`: [N] log of the ratio. `advantages`: [N] A. The first are tokens with A < 0 and a ratio below the clip.
+    The second are tokens with A > 0 and a ratio above it, and tokens with A < 0 and a ratio above the dual clip.
     """
     ratio = log_ratio.exp()
     bad = advantages < 0
@@ -85,8 +88,9 @@ def value_loss(
 ) -> Tensor:
     """Return [N] losses: half the squared error; with `value_clip`, of the worse of the free and the clipped value.
 
-    A clipped value is at most `value_clip` from the old value; None: no clip. The clip is that of the PPO authors' code
-    (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function clipping").
+    `values`, `old_values`, `returns`: [N]; the old values are those of the policy that sampled. A clipped value is at
+    most `value_clip` from the old value; None: no clip. The clip is that of the PPO authors' code (Engstrom et al.
+    2020, arXiv:2005.12729, section 3, "value function clipping").
     """
     error = (values - returns).square()
     if value_clip is not None:
@@ -98,7 +102,10 @@ def value_loss(
 def is_value_clipped(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N]: 1.0 where `value_loss` is that of the clipped value, which has no gradient, else 0.0."""
+    """Return [N]: 1.0 where `value_loss` is that of the clipped value, which has no gradient, else 0.0.
+
+    The arguments are those of `value_loss`.
+    """
     if value_clip is None:
         return torch.zeros_like(values)
     error = _clipped_error(values, old_values, returns, value_clip)
@@ -117,7 +124,7 @@ def _clipped_error(
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
     """Return name -> [] float64 of each term: its sum over the tokens of a micro-batch, divided by `count`.
 
-    Summed over ranks and micro-batches, these are means over `count` samples or tokens.
+    `terms`: [N] each. Summed over ranks and micro-batches, these are means over `count` samples or tokens.
     """
     means = torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
     return dict(zip(terms._fields, means, strict=True))
@@ -164,9 +171,10 @@ def ppo_slopes(
 ) -> PPOSlopes:
     """Return the gradients of the mean of policy loss + value_coef * value loss, and partial sums of PPO_MEANS.
 
-    The mean is over `count` samples of all ranks, of which this rank has N, possibly none. All tensors are [N]; `old`
-    has the samples as they were drawn. The losses are `clipped_surrogate` (Schulman et al. 2017, with the sign turned)
-    and `value_loss`. Autograd is not used: its calls cost more than the numbers.
+    `logprobs`, `values`, `entropies`: of the present policy. `value_clip`: as in `value_loss`. The mean is over `count`
+    samples of all ranks, of which this rank has N, possibly none. All tensors are [N]; `old` has the samples as they
+    were drawn. The losses are `clipped_surrogate` (Schulman et al. 2017, with the sign turned) and `value_loss`.
+    Autograd is not used: its calls cost more than the numbers.
     """
     # The clipped surrogate, with the sign turned.
     log_ratio = logprobs - old.logprobs
@@ -285,10 +293,11 @@ def lm_terms(
 ) -> LmTerms:
     """Return the loss and metrics at each token. All tensors are [N], but `lengths` [s].
 
-    Only `logprobs` and `entropies` carry a gradient. `old_logprobs`: of the policy before the first step on these
-    tokens. `lengths`: response tokens of each sequence. `ratio`: `token` for the ratio of each token, as in PPO, GRPO
-    and DAPO, or `sequence` for the ratio of its sequence. `surrogate`: `clip` for `clipped_surrogate`, or `cispo` for
-    `cispo`. `importance`: a factor of each token's loss (`kl.importance_weights`); None: 1.
+    `advantages`: of each token. Only `logprobs` and `entropies` carry a gradient. `old_logprobs`: of the policy before
+    the first step on these tokens. `lengths`: response tokens of each sequence. `ratio`: `token` for the ratio of each
+    token, as in PPO, GRPO and DAPO, or `sequence` for the ratio of its sequence. `surrogate`: `clip` for
+    `clipped_surrogate`, or `cispo` for `cispo`. `importance`: a factor of each token's loss (`kl.importance_weights`);
+    None: 1.
     """
     log_ratio = logprobs - old_logprobs
     # The ratio that the clip limits: of the token, or of its sequence.

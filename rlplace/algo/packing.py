@@ -115,10 +115,10 @@ def optimizer_steps(
 ) -> list[list[int]]:
     """Return the sample numbers of each optimizer step in one epoch.
 
-    `train_batch`: about so many samples are in a step; None: all are in one step. Groups come in random order. A group
-    stays whole where there are at least as many groups as steps; the steps differ by at most one group. Otherwise
-    samples are divided one by one. The order follows from `seed` alone: put the run's seed, iteration and epoch into
-    it.
+    `sizes`: of the samples. `train_batch`: about so many samples are in a step; None: all are in one step. Groups come
+    in random order. A group stays whole where there are at least as many groups as steps; the steps differ by at most
+    one group. Otherwise samples are divided one by one. The order follows from `seed` alone: put the run's seed,
+    iteration and epoch into it.
     """
     samples = range(len(sizes.tokens))
     if train_batch is None or train_batch >= len(samples):
@@ -151,7 +151,8 @@ def pack_steps(
 ) -> tuple[Packing, ...]:
     """Return the packing of each optimizer step of an iteration, in order; each epoch has equally many.
 
-    The arguments are those of `optimizer_steps` and `pack`, which do the work.
+    `ranks`: the number of ranks. `token_budget`: the most tokens of a micro-batch. The arguments are those of
+    `optimizer_steps` and `pack`, which do the work.
     """
     packings: list[Packing] = []
     for epoch in range(epochs):
@@ -166,10 +167,11 @@ def pack(
     token_budget: int,
     picks: Sequence[int] | None = None,
 ) -> Packing:
-    """Return samples spread over ranks and micro-batches. `picks`: their numbers, ascending; None: all.
+    """Return a packing: samples spread over ranks and micro-batches.
 
-    The tokens of a micro-batch are at most `token_budget`, unless it is one sample that has more. Groups stay whole, or
-    are halved, once or repeatedly, where the slowest ranks then compute fewer tokens.
+    `sizes`: of all samples. `ranks`: the number of ranks. `picks`: the numbers of the samples to spread, ascending;
+    None: all. The tokens of a micro-batch are at most `token_budget`, unless it is one sample that has more. Groups
+    stay whole, or are halved, once or repeatedly, where the slowest ranks then compute fewer tokens.
     """
     items: Sequence[int] = range(len(sizes.tokens))
     if picks is not None:
@@ -196,7 +198,8 @@ def _packed(
 ) -> tuple[int, Packing]:
     """Return the tokens that the slowest ranks compute, one after the other, and the packing of `units`.
 
-    A unit is a part of a group whose samples stay together. `budget`: the most tokens of a micro-batch.
+    `sizes`: of all samples. `ranks`: the number of ranks. A unit is a part of a group whose samples stay together.
+    `budget`: the most tokens of a micro-batch.
     """
     loads = [sizes.size(unit) for unit in units]
     shares = spread(loads, ranks)
@@ -285,9 +288,9 @@ def _widen(
 ) -> tuple[MicroBatch, ...]:
     """Return exactly `number` micro-batches of one rank, the fullest first, as ranks wait for each other in each one.
 
-    `micro_batches`: at most `number` that are within `budget`. `share`: the items of the rank. The items are divided
-    evenly where each micro-batch then stays within the budget or is one item; otherwise `micro_batches` stay, and empty
-    ones are added.
+    `lengths`: of each item. `micro_batches`: at most `number` that are within `budget`. `share`: the items of the rank.
+    The items are divided evenly where each micro-batch then stays within the budget or is one item; otherwise
+    `micro_batches` stay, and empty ones are added.
     """
 
     def size(members: Sequence[int]) -> int:

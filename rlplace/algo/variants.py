@@ -128,7 +128,8 @@ class Variant:
     ) -> Mapping[str, Tensor]:
         """Return `own/<name>` -> [N] of each of the user's metrics, in alphabetical order; empty without any.
 
-        `logprobs`: [N]. The names must be the same at each call, because ranks add up their metrics by position.
+        `samples`: the N samples as they were drawn. `logprobs`: [N]. The names must be the same at each call, because
+        ranks add up their metrics by position.
         """
         if not self.has("metrics"):
             return {}

@@ -158,9 +158,9 @@ class PackedLm(nn.Module):
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
         """Return hidden states [n, E] before the head, and the indices [n] of their places in `places`.
 
-        `places` [N]: indices of tokens; the state after each token is wanted. A rank returns the states of the tokens
-        that it has. Without context parallelism a rank has all tokens: then n = N, and a full slice stands for the
-        indices.
+        `packed`: the sequences to read. `places` [N]: indices of tokens; the state after each token is wanted. A rank
+        returns the states of the tokens that it has. Without context parallelism a rank has all tokens: then n = N, and
+        a full slice stands for the indices.
         """
         context = self.context
         parallel = self.parallel
@@ -255,7 +255,8 @@ class CausalLm(PackedLm):
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
         """Return log-probabilities and entropies [N] of the scored tokens at `temperature`.
 
-        Each token is conditioned on its own sequence before it.
+        `packed`: the sequences, with the tokens to score. `temperature`: divides the logits. Each token is conditioned
+        on its own sequence before it.
         """
         hidden, picks = self.states(packed, packed.before)
         return self._scores(hidden, picks, packed, temperature)
@@ -350,7 +351,8 @@ class RewardLm(ValueLm):
     def forward(self, packed: Packed) -> Tensor:
         """Return scores [s] float32.
 
-        The product with the head is float32 too: in bfloat16 two scores would differ by at least 1/128 of their size.
+        `packed`: s sequences. The product with the head is float32 too: in bfloat16 two scores would differ by at least
+        1/128 of their size.
         """
         ends = packed.edges[1:].long() - 1
         last, picks = self.states(packed, ends)
@@ -391,8 +393,8 @@ def build(
 ) -> Lm:
     """Return a model on this rank's device, sharded over `mesh`, with the weights of `spec.folder`.
 
-    A mesh of two dimensions has data-parallel replicas in the first and tensor-parallel ranks in the second. `context`:
-    the ranks that split the tokens; None: the tokens are not split.
+    `kind`: the class to make. A mesh of two dimensions has data-parallel replicas in the first and tensor-parallel
+    ranks in the second. `context`: the ranks that split the tokens; None: the tokens are not split.
 
     No rank holds more than its shard and one gathered block. Raises ConfigError if the files do not fit the model, or
     if the stored head of a value model has several outputs.
@@ -453,7 +455,8 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
 def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
     """Apply tensor parallelism if `mesh` has its dimension, and return the mesh for FSDP.
 
-    Returns None if no replicas share the weights. Raises ConfigError if the model's family cannot be cut.
+    `spec`: for errors. Returns None if no replicas share the weights. Raises ConfigError if the model's family cannot
+    be cut.
     """
     names = names_of(mesh)
     if TENSOR not in names:
@@ -477,7 +480,8 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
     """Return the model with parameters on the meta device and buffers in memory. The caller must hold BUILDING.
 
-    Raises ConfigError if transformers does not know the model, or if it is not a decoder of blocks with a linear head.
+    `kind`: the class to make. Raises ConfigError if transformers does not know the model, or if it is not a decoder of
+    blocks with a linear head.
     """
     # The config decides the class; a value model has one label
     config = AutoConfig.from_pretrained(spec.folder)
@@ -572,8 +576,8 @@ def stored_part(
 ) -> Tensor:
     """Return this rank's part of a parameter: from the files, or its initial values if the files lack it.
 
-    `name`: of the parameter in `module.lm`. `seed`: of initial values. Raises ConfigError if the files do not fit the
-    model.
+    `checkpoint`: the files. `name`: of the parameter in `module.lm`. `seed`: of initial values. Raises ConfigError if
+    the files do not fit the model.
     """
     part = own_part(parameter)
     shape = tuple(parameter.shape)
@@ -618,10 +622,11 @@ class FrozenLm(Generic[Lm]):
     ) -> None:
         """Build the model and read its weights.
 
-        `mesh`: the ranks that share the model, with those of tensor parallelism; None: this rank has all of it.
-        `dtype`: of weights and passes. `context`: the ranks that split the tokens; None: the tokens are not split.
-        `on_host`: keep the weights in host memory. `key`: the config key of the folder, for errors. Raises ConfigError
-        if the files do not fit the model.
+        `kind`: the class to make. `folder`: its config and weights. `device`: of this rank. `mesh`: the ranks that
+        share the model, with those of tensor parallelism; None: this rank has all of it. `dtype`: of weights and
+        passes. `context`: the ranks that split the tokens; None: the tokens are not split. `on_host`: keep the weights
+        in host memory. `key`: the config key of the folder, for errors. Raises ConfigError if the files do not fit the
+        model.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device

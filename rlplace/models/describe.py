@@ -191,8 +191,8 @@ def _blocks(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the kinds of layers, each with the number of equal layers, and the weights outside of layers.
 
-    The form of both is that of `placement.memory.families`. `layers`: by name. `saved`: name of a layer -> elements per
-    token that autograd saves; None if they are unknown. `text`: the config of the decoder of text.
+    The form of both is that of `placement.memory.families`. `layers`: name -> layer. `saved`: name of a layer ->
+    elements per token that autograd saves; None if they are unknown. `text`: the config of the decoder of text.
     """
     linear = {
         f"{name}.weight"
@@ -333,8 +333,8 @@ def _saved(
 ) -> dict[str, list[int]]:
     """Return name -> elements per token that autograd saves, for each text layer.
 
-    The elements are four numbers as in `placement.memory.layers.Saved`: in the dtype of the computation, whole and
-    split by tensor parallelism; then both in float32. `text`: the config of the decoder of text.
+    `layers`: name -> layer. The elements are four numbers as in `placement.memory.layers.Saved`: in the dtype of the
+    computation, whole and split by tensor parallelism; then both in float32. `text`: the config of the decoder of text.
     """
     # Replace attention by one that saves what real kernels save
     AttentionInterface.register(_ATTENTION, _attend)
@@ -421,8 +421,8 @@ def _by_token(
 ) -> dict[str, list[int]]:
     """Return name -> elements per token that each layer saves: the difference of a longer and a shorter pass.
 
-    `run_pass`: runs a pass over a given number of tokens. `hidden`: width of the states. `whole`: widths that tensor
-    parallelism does not split.
+    `layers`: name -> layer. `run_pass`: runs a pass over a given number of tokens. `hidden`: width of the states.
+    `whole`: widths that tensor parallelism does not split.
     """
     short = _pass(model, layers, hidden, run_pass, _TOKENS)
     long = _pass(model, layers, hidden, run_pass, 2 * _TOKENS)
@@ -455,7 +455,7 @@ def _sums(
 ) -> tuple[tuple[int, float], tuple[int, float]]:
     """Return the elements of one kind that each of two passes saved, as one tensor each.
 
-    `kind`: bytes of an element.
+    `fewer`, `more`: the tensors that the passes saved, as (bytes of an element, elements). `kind`: bytes of an element.
     """
     fewer_total = 0.0
     for fewer_kind, size in fewer:
@@ -477,7 +477,8 @@ def _pass(
 ) -> dict[str, _Tensors]:
     """Return name -> tensors that a pass over `tokens` tokens saves, for each layer.
 
-    A tensor counts once, in the first layer that saves it. `hidden`: width of the states.
+    `layers`: name -> layer. `run_pass`: runs a pass over a given number of tokens. A tensor counts once, in the first
+    layer that saves it. `hidden`: width of the states.
     """
     # Names of the layers that the pass is in; the last one saves
     found: dict[str, _Tensors] = {}

@@ -130,7 +130,8 @@ def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
 def _check(returned: object, outputs: int, remembered: int) -> None:
     """Raise ConfigError unless a network returns what a policy needs.
 
-    `outputs`: elements of an action's distribution. `remembered`: elements of the memory, 0 without one.
+    `returned`: by the network. `outputs`: elements of an action's distribution. `remembered`: elements of the memory, 0
+    without one.
     """
     # Shapes: outputs, values and, with memory, the memory
     pair = returned if isinstance(returned, Sequence) else (returned,)

@@ -35,7 +35,10 @@ def existing_folder(model: Mapping[str, object] | None) -> Path | None:
 
 
 def same_tokens(one: Path, other: Path) -> bool:
-    """Return whether token ids have the same meaning in two model folders. `one`: the policy's folder."""
+    """Return whether token ids have the same meaning in two model folders. `one`: the policy's folder.
+
+    `other`: a folder without a tokenizer is taken to use the policy's tokens.
+    """
     files = [folder / "tokenizer.json" for folder in (one, other)]
     # A folder without a tokenizer is taken as one that uses the policy's.
     if one == other or not files[1].is_file():

@@ -166,7 +166,10 @@ def _trunk(
     outputs: int,
     activation: type[nn.Module],
 ) -> nn.Sequential:
-    """Return an MLP: linear layers of the `hidden` widths with activations, and a linear output layer."""
+    """Return an MLP: linear layers of the `hidden` widths with activations, and a linear output layer.
+
+    `inputs`, `outputs`: the widths of the first input and the last output.
+    """
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), activation()]

@@ -95,7 +95,7 @@ class MlpDecisions:
 
 
 def _layers(trunk: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
-    """Return (transposed weight, bias) of each linear layer."""
+    """Return (transposed weight, bias) of each linear layer. `trunk`: linear layers and activations."""
     layers: list[tuple[Tensor, Tensor]] = []
     for layer in trunk:
         if isinstance(layer, nn.Linear):

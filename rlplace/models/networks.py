@@ -160,7 +160,7 @@ class NetworkPolicy(nn.Module):
         return self._floats(observations)[:, self.remembered :]
 
     def memory(self, observations: Tensor) -> Tensor:
-        """Return the memory [N, S] float32 of each row."""
+        """Return the memory [N, S] float32 of each row. `observations`: rows that begin with the memory."""
         return self._floats(observations)[:, : self.remembered]
 
     def _floats(self, observations: Tensor) -> Tensor:
@@ -255,7 +255,10 @@ class NetworkPass:
         return outputs, values
 
     def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Return what the network returns when it is called with the flat weights, in their dtype."""
+        """Return what the network returns when it is called with the flat weights, in their dtype.
+
+        `observations`: [N, *O]. `memory`: the memory and, for sequences, `begins`; nothing without a memory.
+        """
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
         found: tuple[Tensor, ...] = torch.func.functional_call(

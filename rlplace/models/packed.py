@@ -333,8 +333,9 @@ def _whole_kernel(
 ) -> Tensor:
     """Return the attended values [T, H, D], by FlashAttention in torch.
 
-    `own`: the edges of segments in `q`. `seen`: the edges of segments in `k` and `v`. The last token of a segment sees
-    all of the segment's keys, the token before it all but the last key, and so on.
+    `scale`: of scores; None: 1 / sqrt(D). `own`: the edges of segments in `q`. `seen`: the edges of segments in `k` and
+    `v`. The last token of a segment sees all of the segment's keys, the token before it all but the last key, and so
+    on.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -518,7 +519,10 @@ def _add_tile(
     mean: Tensor,  # [R], sum of z * exp(z - highest) so far
     chosen: Tensor,  # [R], logit of the target, 0 so far
 ) -> Tensor:
-    """Add a tile to the sums of its rows, in place, and return the highest logits so far [R]."""
+    """Add a tile to the sums of its rows, in place, and return the highest logits so far [R].
+
+    `hidden`: [R, E]. `head`: [C, E]. `temperature`: divides the logits.
+    """
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))
     # Logits of targets in this tile; others add zero
@@ -544,7 +548,8 @@ def _tile_gradient(
 ) -> Tensor:
     """Return the gradient [R, C] with respect to the products of states and head, in the head's dtype.
 
-    `by_logprob`, `by_entropy`: the gradients with respect to log-probabilities and entropies; None: zero.
+    `hidden`: [R, E]. `head`: [C, E]. `temperature`: divides the logits. `by_logprob`, `by_entropy`: the gradients with
+    respect to log-probabilities and entropies; None: zero.
     """
     scores = _scores(hidden, head, temperature)
     normaliser, mean, places = terms
@@ -565,7 +570,10 @@ def _tile_gradient(
 
 
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Return the logits [R, C] float32 of a tile, as a new tensor."""
+    """Return the logits [R, C] float32 of a tile, as a new tensor.
+
+    `hidden`: [R, E]. `head`: [C, E]. `temperature`: divides the logits.
+    """
     scores = (hidden @ head.t()).float()
     if temperature == 1.0:
         return scores

@@ -98,8 +98,8 @@ class RecurrentNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step.
 
-        `memory` [M, S]: before the first step. `begins` [L, M] bool: an episode begins with this step; None: there is
-        one step, and no episode begins.
+        `observations`: of all L steps, one step after the other. `memory` [M, S]: before the first step. `begins` [L,
+        M] bool: an episode begins with this step; None: there is one step, and no episode begins.
         """
         # The encoder does not depend on the memory: all steps at once
         features = self.encoder(observations)
@@ -138,8 +138,8 @@ class StepByStep(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step.
 
-        `memory` [M, S]: before the first step. `begins` [L, M] bool: an episode begins with this step; None: there is
-        one step, and no episode begins.
+        `observations`: of all L steps, one step after the other. `memory` [M, S]: before the first step. `begins` [L,
+        M] bool: an episode begins with this step; None: there is one step, and no episode begins.
         """
         dtype = next((each.dtype for each in self.own.parameters()), memory.dtype)
         memory = memory.to(dtype)

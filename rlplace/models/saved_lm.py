@@ -25,7 +25,8 @@ def write_lm(
 ) -> None:
     """Write a language model to the folder `out` in transformers' format, as a run does at its end.
 
-    `folder`: of the saved state. `average`: write the moving average of the weights. Raises OutputError, ConfigError.
+    `spec`, `kind`: the model whose state was saved, and its class. `folder`: of the saved state. `average`: write the
+    moving average of the weights. Raises OutputError, ConfigError.
     """
     with BUILDING:
         module = skeleton(kind, spec)
@@ -36,7 +37,8 @@ def write_lm(
 def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Tensor]:
     """Return name -> weight as an engine loads it: whole, LoRA merged, tied weights under each of their names.
 
-    `folder`: of the saved state. Raises ConfigError if the saved state does not fit the model.
+    `spec`, `kind`: the model whose state was saved, and its class. `folder`: of the saved state. Raises ConfigError if
+    the saved state does not fit the model.
     """
     with BUILDING:
         module = skeleton(kind, spec)
@@ -57,7 +59,7 @@ def _lm_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name in a checkpoint, whole weight), LoRA merged.
 
-    Raises ConfigError if a saved shape is not the model's.
+    `module`: the model on the meta device. Raises ConfigError if a saved shape is not the model's.
     """
     # Parameters by the first of their names, and their dtypes
     parameters: dict[Tensor, str] = {}

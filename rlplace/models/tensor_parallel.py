@@ -140,7 +140,10 @@ def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
 
 
 def _split_dimension(name: str, styles: Mapping[str, str]) -> int | None:
-    """Return the dimension of [out, in] along which the module `name` is split; None if it stays whole."""
+    """Return the dimension of [out, in] along which the module `name` is split; None if it stays whole.
+
+    `styles`: pattern of module names -> style in transformers.
+    """
     for pattern, style in styles.items():
         if fnmatchcase(name, pattern):
             return _CUT.get(style)
@@ -155,8 +158,8 @@ def _cut_rows_or_columns(
 ) -> None:
     """Make each parameter of a layer a DTensor split by `dim`, and let the layer compute with this rank's part.
 
-    `made`: parameters already split -> their DTensors; tied parameters stay one. Raises ValueError if the dimension
-    does not divide by the ranks.
+    `mesh`: the ranks. `made`: parameters already split -> their DTensors; tied parameters stay one. Raises ValueError
+    if the dimension does not divide by the ranks.
     """
     for name, parameter in list(module.named_parameters(recurse=False)):
         if parameter not in made:
@@ -249,7 +252,7 @@ def _entering(parallel: TensorParallel) -> Any:
 
 
 def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the states of all ranks, joined along the tokens. `states`: [.., tokens, E] of this rank."""
+    """Return the states of all ranks, [.., tokens of all ranks, E]. `states`: [.., tokens, E] of this rank."""
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]
     found = states.new_empty(*batch, tokens * group.size(), width)

@@ -71,9 +71,10 @@ class VisionInput:
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states [T, E] before the head, and positions [3, T], of segments of tokens.
 
-        At least one segment has an image. `segments`: token ids of each segment. `files`: the images of each segment.
-        `after`: the index of the segment that each segment continues, or None. `others`: further arguments of the
-        decoder. A policy may have sampled image tokens; these come after the image tokens of the prompt and stay text.
+        `lm`: the whole model. At least one segment has an image. `segments`: token ids of each segment. `files`: the
+        images of each segment. `after`: the index of the segment that each segment continues, or None. `others`:
+        further arguments of the decoder. A policy may have sampled image tokens; these come after the image tokens of
+        the prompt and stay text.
         """
         base: Any = lm.base_model
         patches, grids = self.read([file for own in files for file in own])

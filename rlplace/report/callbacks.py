@@ -23,7 +23,8 @@ METHODS = ("on_iteration", "on_end")
 def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
     """Return a problem for each callback that cannot be imported or called, or that lacks both methods.
 
-    A callback is called with the run's folder, its config, and the `kwargs` of the config.
+    `configs`: the list `runner.callbacks`. A callback is called with the run's folder, its config, and the `kwargs` of
+    the config.
     """
     problems: list[Problem] = []
     for at, config in enumerate(configs):
@@ -48,7 +49,10 @@ class Callbacks:
     def __init__(
         self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]
     ) -> None:
-        """Make each callback as `Class(folder, config, **kwargs)`. `folder`, `config`: of the run."""
+        """Make each callback as `Class(folder, config, **kwargs)`. `folder`, `config`: of the run.
+
+        `configs`: the list `runner.callbacks`.
+        """
         self._made: list[tuple[str, object]] = []
         self._ended = False
         for at, each in enumerate(configs):
@@ -69,10 +73,10 @@ class Callbacks:
     def on_iteration(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> bool:
-        """Call the method `on_iteration` of each callback that has it.
+        """Call the method `on_iteration` of each callback that has it; return whether any of them returned True.
 
-        Returns whether any callback returned True, which ends the run. `env_steps`: env steps or answers since the run
-        began.
+        True ends the run. `iteration`: counted from 1. `env_steps`: env steps or answers since the run began.
+        `metrics`: name -> value.
         """
         ending = []
         for name, callback in self._made:

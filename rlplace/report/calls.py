@@ -123,7 +123,8 @@ class CallLog:
     def took(self, stage: str, pending: Iterable[Pending], name: str = "") -> None:
         """Record calls that were awaited in `stage`.
 
-        `name`: recorded in place of the name of the method, unless empty.
+        `pending`: calls of groups, each with the calls of its ranks. `name`: recorded in place of the name of the
+        method, unless empty.
         """
         for group_call in pending:
             for call in group_call.calls:
@@ -149,7 +150,8 @@ class CallLog:
 def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
     """Return node -> the least seconds to add to its clock so that each call is within the stage that awaited it.
 
-    Where generation runs ahead, a call begins before the stage that awaits it: then only the ends of calls count.
+    `iterations`: whose calls bound the seconds. Where generation runs ahead, a call begins before the stage that awaits
+    it: then only the ends of calls count.
     """
     # Node -> the least and the most seconds that its calls allow.
     bounds: dict[int, tuple[float, float]] = {}

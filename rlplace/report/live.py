@@ -75,7 +75,10 @@ class Display:
         console: Console,
         active: Mapping[str, Sequence[str]],
     ) -> None:
-        """`console`: the columns whose numbers the block shows. `active`: stage -> components at work."""
+        """`console`: the columns whose numbers the block shows. `active`: stage -> components at work.
+
+        `runner`: the number of iterations and the goal.
+        """
         self._runner = runner
         self._console = console
         self._active = active
@@ -122,7 +125,7 @@ class Display:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Take the metrics of an iteration that has ended. `iteration`: counted from 1."""
+        """Take the metrics of an iteration that has ended. `iteration`: counted from 1. `env_steps` is not used."""
         # New mappings instead of changes: the thread may be reading the old ones.
         seen = dict(self._seen)
         # The run has returned to a checkpoint: forget later values

@@ -239,7 +239,7 @@ class JsonSink:
     ) -> None:
         """Append one line: the iteration, its steps, and its metrics by name.
 
-        A number that is not finite becomes null.
+        `env_steps`: env steps or answers since the run began. A number that is not finite becomes null.
         """
         record: dict[str, float | None] = {"iteration": iteration}
         if self._with_steps:
@@ -263,7 +263,10 @@ class JsonSink:
 def _append_event(
     file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]
 ) -> None:
-    """Append the metrics of an iteration to TensorBoard's file, whose horizontal axis is env steps."""
+    """Append the metrics of an iteration to TensorBoard's file, whose horizontal axis is env steps.
+
+    `env_steps`: since the run began.
+    """
     values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
     file.append(tensorboard_record(step=env_steps, summary={"value": values}))
 
@@ -309,9 +312,10 @@ def open_sinks(
 ) -> Iterator[list[Sink]]:
     """Yield the sinks of `names`, with files in `directory`, and close them on leaving the context.
 
-    `names`: as in `runner.sinks`. `config`: of the run, for trackers. `sizes`: the result of `metric_files` at the
-    checkpoint from which the run continues. Later lines are dropped, because the run makes them again; None for a new
-    run. Raises OutputError when a file cannot be made, ConfigError where the library of a sink is not installed.
+    `console`: the columns of the console sink. `names`: as in `runner.sinks`. `config`: of the run, for trackers.
+    `sizes`: the result of `metric_files` at the checkpoint from which the run continues. Later lines are dropped,
+    because the run makes them again; None for a new run. Raises OutputError when a file cannot be made, ConfigError
+    where the library of a sink is not installed.
     """
     note = ""
     if "jsonl" in names:
@@ -349,7 +353,7 @@ def _events_file(
 ) -> WholeAppends:
     """Return TensorBoard's file: the last one of a run that continues, so that it has one curve, or else a new one.
 
-    `append_to`: opens a file. `known`: the files that the run had at its checkpoint.
+    `directory`: of the run. `append_to`: opens a file. `known`: the files that the run had at its checkpoint.
     """
     begun = [name for name in known if name.startswith(TENSORBOARD_FOLDER)]
     if begun:

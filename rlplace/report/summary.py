@@ -265,7 +265,8 @@ def compare_memory(
 ) -> dict[str, dict[str, dict[str, int | None]]]:
     """Return component -> residency -> its `predicted` and `measured` bytes per accelerator.
 
-    Residencies in which the run never was are left out. `predicted` is None for a component whose memory was not known.
+    `ledger`: has the predicted bytes. `measured`: component -> residency -> bytes. Residencies in which the run never
+    was are left out. `predicted` is None for a component whose memory was not known.
     """
     compared: dict[str, dict[str, dict[str, int | None]]] = {}
     for component, found in measured.items():
@@ -347,7 +348,10 @@ def summary_text(report: Mapping[str, Any]) -> str:
 
 
 def steps_name(report: Mapping[str, Any]) -> str:
-    """Return the name of a run's steps in its summary. A summary of an older version does not state the name."""
+    """Return the name of a run's steps in its summary. A summary of an older version does not state the name.
+
+    `report`: the run's summary.
+    """
     named = report.get("steps_name")
     if named is not None:
         return str(named)
@@ -396,7 +400,10 @@ def fitted(line: str, indent: int = 2) -> str:
 
 
 def _seconds_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the seconds of start and training by stage, and on the overhead."""
+    """Yield head and text of the lines on the seconds of start and training by stage, and on the overhead.
+
+    `report`: the run's summary.
+    """
     stages = []
     for name, seconds in parts_of_training(report).items():
         stages.append(f"{name} {seconds:.1f}")
@@ -418,7 +425,10 @@ def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the returns and env steps of a run on simulators."""
+    """Yield head and text of the lines on the returns and env steps of a run on simulators.
+
+    `report`: the run's summary.
+    """
     returns = []
     for value in (report["return_first"], report["return_last"]):
         if value is None:
@@ -433,7 +443,10 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _own_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the score of a custom job, if it has one, and on its iterations."""
+    """Yield head and text of the lines on the score of a custom job, if it has one, and on its iterations.
+
+    `report`: the run's summary.
+    """
     first, last = report["return_first"], report["return_last"]
     if first is not None and last is not None:
         name = report["score_name"]
@@ -443,7 +456,10 @@ def _own_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _text_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the rewards and tokens of a language-model run."""
+    """Yield head and text of the lines on the rewards and tokens of a language-model run.
+
+    `report`: the run's summary.
+    """
     first = _reward(report["return_first"])
     last = _reward(report["return_last"])
     yield "reward", f"{first} -> {last}   (first, last iteration)"
@@ -474,7 +490,7 @@ def _reward(value: float | None) -> str:
 
 
 def _rate(report: Mapping[str, Any], tokens: int, stage: str) -> str:
-    """Return a text: `tokens` per second of the stage."""
+    """Return a text: `tokens` per second of the stage. `report`: the run's summary."""
     seconds = report["seconds"].get(stage)
     if seconds:
         return f"{tokens / seconds:,.0f} per second"
@@ -517,7 +533,10 @@ def _skipped_rows(skipped: Mapping[str, Any]) -> Rows:
 
 
 def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return head and text of a line for each channel in which ranks waited `_LEAST_WAIT_S` or more."""
+    """Return head and text of a line for each channel in which ranks waited `_LEAST_WAIT_S` or more.
+
+    `waits`: the result of `waits_of`.
+    """
     texts: list[str] = []
     for name, seen in waits.items():
         putting = "+".join(seen["producers"])
@@ -536,7 +555,7 @@ def _memory_rows(
 ) -> list[tuple[str, str]]:
     """Return head and text of a line for each component: its bytes by residency.
 
-    A component of which nothing was known and nothing measured has no line.
+    `memory`: the result of `compare_memory`. A component of which nothing was known and nothing measured has no line.
     """
     texts = []
     for component, states in memory.items():
@@ -556,7 +575,10 @@ def _memory_rows(
 
 
 def _headed(head: str, texts: Sequence[str], note: str) -> list[tuple[str, str]]:
-    """Return head and text of each line: the first line has the head `head`, and the last ends with `note`."""
+    """Return head and text of each line: the first line has the head `head`, and the last ends with `note`.
+
+    `texts`: one for each line.
+    """
     rows = [("", text) for text in texts]
     if rows:
         rows[0] = (head, texts[0])

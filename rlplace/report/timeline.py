@@ -145,7 +145,10 @@ def render_timeline(
 
 
 def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
-    """Return the width of a column in pixels: 1, or more where the document would be too large."""
+    """Return the width of a column in pixels: 1, or more where the document would be too large.
+
+    `bars`: accelerator -> its bars.
+    """
     pixels = 0.0
     for row in bars.values():
         for bar in row:
@@ -159,8 +162,8 @@ def _rows(
 ) -> Sequence[int]:
     """Return the accelerators that have a row: all, or `_MOST_ROWS` of more.
 
-    Of neighbouring accelerators with the same components, the first has a row, and as many others as there is room for,
-    at even distances.
+    `iterations`: their calls say which components use an accelerator. Of neighbouring accelerators with the same
+    components, the first has a row, and as many others as there is room for, at even distances.
     """
     if len(accelerators) <= _MOST_ROWS:
         return accelerators
@@ -212,8 +215,8 @@ def _bars(
 ) -> Mapping[int, list[_Bar]]:
     """Return the bars of each accelerator in `rows`.
 
-    Of the calls in a sync, only moves have bars: sync is drawn as a stage. `scale`: factor for the seconds that are
-    written.
+    `components`: in the order of the plan, which decides the colours. Of the calls in a sync, only moves have bars:
+    sync is drawn as a stage. `scale`: factor for the seconds that are written.
     """
     offsets = clock_offsets(iterations)
     bars = defaultdict[int, list[_Bar]](list)
@@ -246,7 +249,8 @@ def _bar(
 ) -> _Bar:
     """Return the bar of one call.
 
-    `offset_s`: seconds to add to the node's clock for the driver's. `scale`: factor for the seconds that are written.
+    `components`: in the order of the plan, which decides the colours. `offset_s`: seconds to add to the node's clock
+    for the driver's. `scale`: factor for the seconds that are written.
     """
     record = call.record
     component = call.slot.component
@@ -377,8 +381,8 @@ def _stages(
 ) -> Iterator[str]:
     """Yield the SVG elements of each stage, as idle or sync, behind all accelerators.
 
-    The longest stages have their names above, as far as there is room. `rows`: the number of rows. `scale`: factor for
-    the seconds that are written.
+    `shown`: the iteration to draw. The longest stages have their names above, as far as there is room. `rows`: the
+    number of rows. `scale`: factor for the seconds that are written.
     """
     # x of the begin and the end of each name that is drawn
     taken: list[tuple[float, float]] = []
@@ -420,7 +424,10 @@ def _ticks(total: float, bottom: float) -> Iterator[str]:
 
 
 def _legend(components: Sequence[str], y: int) -> tuple[list[str], int]:
-    """Return the SVG elements of the legend, and the y of its last line. `y`: of its first line; in pixels."""
+    """Return the SVG elements of the legend, and the y of its last line. `y`: of its first line; in pixels.
+
+    `components`: in the order of the plan.
+    """
     entries = [(f"f{colour(at)}", name) for at, name in enumerate(components)]
     parts = list[str]()
     x = float(_LEFT)

@@ -89,7 +89,10 @@ class Tracker(NamedTuple):
 
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> value of the curves at one iteration: the env steps, and the metrics that are finite."""
+    """Return name -> value of the curves at one iteration: the env steps, and the metrics that are finite.
+
+    `env_steps`: since the run began.
+    """
     points = {"env_steps": float(env_steps)}
     for name, value in metrics.items():
         if math.isfinite(value):
@@ -303,7 +306,7 @@ def _of_the_users(name: str, run: RunInfo) -> Tracker:
 
 
 def _opened(name: str, info: RunInfo) -> Tracker:
-    """Return the opened tracker, or the user's own sink, that `name` in runner.sinks names."""
+    """Return the opened tracker, or the user's own sink, that `name` in runner.sinks names. `info`: the run to send."""
     if name in TRACKERS:
         return TRACKERS[name](info)
     return _of_the_users(name, info)

@@ -128,9 +128,8 @@ def mismatch_metrics(
     Both are [N], of this rank's response tokens in an iteration, possibly none. `on_policy`: [N] bool, tokens that were
     sampled under the version that the trainer has. Only these tokens show the difference of engine and trainer under
     the same weights; an iteration without such tokens has no weight in the metrics of the difference. `cut`: [N] bool,
-    tokens whose weight the correction has changed. The KL is KL(engine
-
-    trainer) by the estimator k3, because the engine drew the tokens.
+    tokens whose weight the correction has changed. The KL is KL(engine || trainer) by the estimator k3, because the
+    engine drew the tokens.
     """
     log_ratio = (trainer_logprobs - engine_logprobs).double()
     share = float(cut.sum()) / max(1, len(cut))

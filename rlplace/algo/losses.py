@@ -124,7 +124,7 @@ def _clipped_error(
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
     """Return name -> [] float64 of each term: its sum over the tokens of a micro-batch, divided by `count`.
 
-    `terms`: [N] each. Summed over ranks and micro-batches, these are means over `count` samples or tokens.
+    `terms`: [N] each. The sums of these results over ranks and micro-batches are means over `count` samples or tokens.
     """
     means = torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
     return dict(zip(terms._fields, means, strict=True))
@@ -225,9 +225,9 @@ class Totals(NamedTuple):
 def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
     """Return [N]: at each token the mean of `log_ratio` [N] over its sequence.
 
-    This is the logarithm of the length-normalised sequence ratio of Zheng et al. 2025 (GSPO, arXiv:2507.18071), section
-    4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights of the mean `sequence`, the loss and its gradient are
-    those of one term per sequence. `lengths`: [s] response tokens of each sequence.
+    `lengths`: [s] response tokens of each sequence. The mean is the logarithm of the length-normalised sequence ratio
+    of Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights
+    that `token_weights` returns for the mean `sequence`, the loss and its gradient are those of one term per sequence.
     """
     sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
     sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)

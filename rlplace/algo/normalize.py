@@ -41,8 +41,8 @@ def no_moments(
 def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
     """Return [1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`; additive over any split.
 
-    `samples` is [N, *S], `shift` [*S]; size is the number of elements of S. The shift should be near the mean: the
-    running mean, equal on all ranks, is one. It keeps the sum of squares from cancelling (Chan, Golub, LeVeque 1983,
+    `samples` is [N, *S], `shift` [*S]; size is the number of elements of S. A good shift is near the mean, such as the
+    running mean, which is equal on all ranks: it keeps the sum of squares from cancelling (Chan, Golub, LeVeque 1983,
     "Algorithms for computing the sample variance").
     """
     centred = (samples.double() - shift).reshape(len(samples), shift.numel())

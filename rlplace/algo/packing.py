@@ -149,10 +149,10 @@ def pack_steps(
     ranks: int,
     token_budget: int,
 ) -> tuple[Packing, ...]:
-    """Return the packing of each optimizer step of an iteration, in order; each epoch has equally many.
+    """Return the packing of each optimizer step of an iteration, in order; each epoch has equally many steps.
 
-    `ranks`: the number of ranks. `token_budget`: the most tokens of a micro-batch. The arguments are those of
-    `optimizer_steps` and `pack`, which do the work.
+    `ranks`: the number of ranks. `token_budget`: the most tokens of a micro-batch. The other arguments are those of
+    `optimizer_steps`, which divides the samples of an epoch into steps; `pack` then packs each step.
     """
     packings: list[Packing] = []
     for epoch in range(epochs):
@@ -251,7 +251,7 @@ def fit(
     """Return the item numbers of each of few bins, whose total length is at most `capacity`.
 
     A longer item has a bin of its own. `lengths`: of each item. `items`: the numbers to fit; None: all. Best fit,
-    longest first: at most 11/9 of the fewest possible bins, and one (Johnson et al. 1974, "Worst-case performance
+    longest first: at most 11/9 of the fewest possible bins, plus one (Johnson et al. 1974, "Worst-case performance
     bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []

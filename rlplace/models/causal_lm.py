@@ -229,7 +229,7 @@ class PackedLm(nn.Module):
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return key -> value, for the keys of config.json that a saved model changes from those of its folder."""
+        """Return key -> value of the keys in config.json for which a saved model has another value than its folder."""
         return {}
 
     def _values(self, hidden: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def whole(tensor: Tensor) -> Tensor:
 def _put_together(parameter: DTensor) -> Tensor:
     """Return the whole parameter, gathered from all ranks of a mesh of two dimensions. A collective.
 
-    It is one call, where DTensor would make two.
+    The gathering is one call, where DTensor would make two.
     """
     copies, each = parameter.device_mesh.shape
     # Where the part of each rank lies, in the order of ranks

@@ -574,8 +574,8 @@ def _samples(run: RunRecord) -> Rows:
 def _weights(run: RunRecord) -> Rows:
     """Yield a table row for the weights written and the weights read by each transport.
 
-    Its columns are those of `_TRANSFER`. A rate is the rate of all transports together; only the first row of its kind
-    shows it.
+    The columns are those of `_TRANSFER`. A rate is the rate of all transports together: only the first row of weights
+    written, and the first row of weights read, shows it.
     """
     for what, verb, sizes in (
         ("weights, written", "actor/push", "actor/pushed_"),

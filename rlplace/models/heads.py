@@ -35,18 +35,19 @@ def stored_heads(head: str) -> tuple[str, ...]:
 
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
-    """Return the problem of a value model's head in `folder`; None if the head has one output, or if there is none.
+    """Return the problem of the value model's head in `folder`: several outputs or a bias.
 
-    Where there is no head, a new one is made. `key`: the config key that names the folder.
+    Returns None for a head that fits, and for a folder without a head: a new head is made for it. `key`: the config key
+    that names the folder.
     """
     return _unfit_head(weight_shapes(folder), HEADS, "value-head", key, folder)
 
 
 def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem | None:
-    """Return the problem of the reward model in `folder`; None if its head has one output.
+    """Return the problem of the reward model in `folder`; None if its head has one output and no bias.
 
     `key`: the config key that names the model, such as reward.math. `head`: the name of the head in the config. Returns
-    None for damaged files, too: they are another error, raised where weights are read.
+    None for damaged files, too: reading their weights raises an error of its own.
     """
     shapes = weight_shapes(folder)
     names = stored_heads(head)
@@ -84,7 +85,7 @@ def _unfit_head(
     key: str,
     folder: Path,
 ) -> Problem | None:
-    """Return the problem of a head without exactly one output; None if it has one, or if there is no head.
+    """Return the problem of a head that has several outputs or a bias; None if it has neither, or if there is no head.
 
     `shapes`: name -> shape of all weights. `names`: under which the head may be stored. `code`: of the problem, for a
     value model or a reward model. `key`: the config key that names the folder.

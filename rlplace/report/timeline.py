@@ -94,10 +94,11 @@ def render_timeline(
     name: str = "",
     scale: float = 1.0,
 ) -> str:
-    """Return an SVG document of the last iteration that learned; of the first where generation runs ahead.
+    """Return a self-contained SVG document of one iteration.
 
-    `iterations`: the last ones, at least one. `accelerators`: those of the run; each has a row, up to `_MOST_ROWS`.
-    `components`: in the order of the plan. `name`: the title; an empty one stands for the title of the iteration.
+    The iteration is the last that learned or, where generation runs ahead, the first that learned. `iterations`: the
+    last iterations of the run, at least one. `accelerators`: of the run; each has a row, up to `_MOST_ROWS`.
+    `components`: in the order of the plan. `name`: the title; an empty text stands for the title of the iteration.
     `scale`: factor for the seconds that are written.
     """
     # The iteration, its accelerators, and the pixels of a second.

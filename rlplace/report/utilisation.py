@@ -274,10 +274,11 @@ def overhead(
 ) -> dict[str, float]:
     """Return as metrics the seconds and share of an iteration without simulator, policy forward, scoring and learning.
 
-    Ranks that work in the same stage overlap. The work of the stage is that of the slowest rank or, where ranks wait
-    for cores at which others work, that of all ranks on these cores, whichever is longer. An evaluation counts whole.
     `numbers`: the metrics of the iteration. `works`: stage -> components at work. `on_cores`: stage -> seconds that the
     work of all ranks takes on the cores that they share.
+
+    Ranks that work in the same stage overlap, so the work of a stage is that of its slowest rank. Where ranks wait for
+    shared cores, the work is that of all ranks on these cores, if this is longer. An evaluation counts whole.
     """
     work = 0.0
     for seconds, _, stage in longest_works(numbers, works):
@@ -294,9 +295,9 @@ def overhead(
 def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
     """Return a text: the longest part of an iteration, its seconds, and the idle share of accelerators.
 
-    A part is one component in one stage, or all components in moves, sync or evaluation. A stage in which no
-    component's work is known, as in a custom job, is a part as well. `numbers`: the metrics of the iteration. `works`:
-    stage -> components at work.
+    `numbers`: the metrics of the iteration. `works`: stage -> components at work. A part is one component in one stage,
+    or all components in moves, sync or evaluation. A stage in which no component's work is known, as in a custom job,
+    is a part as well.
     """
     longest = []
     known = {SYNC}

@@ -16,7 +16,11 @@ FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
 
 
 def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return (component, method) -> the arguments with which a stage calls that method."""
+    """Return (component, method) -> the arguments with which a stage calls that method, for every method that stages
+    call.
+
+    An argument is named by what it holds: `ITERATION` or `VERSION`.
+    """
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for stage in job.stages:
         for part in stage.parts:
@@ -29,16 +33,17 @@ def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def with_state(job: Job) -> tuple[str, ...]:
-    """Return the components whose class saves state."""
+    """Return the names of the components whose worker class defines `save_state`, in the order of `job.components`."""
     return tuple(
         name for name, worker in job.components.items() if defines(worker, "save_state")
     )
 
 
 def training_stages(job: Job) -> tuple[str, ...]:
-    """Return the stages that change saved state: the declared ones, else those with a stateful component that is full.
+    """Return the names of the stages that change saved state.
 
-    If no component has state, the last stage counts, since an iteration ends with it.
+    A stage that declares `trains` counts as declared. Any other stage counts if a component with saved state is fully
+    on its accelerators in it. If no stage counts, the last stage is returned.
     """
     state = set(with_state(job))
     found = []
@@ -54,7 +59,10 @@ def training_stages(job: Job) -> tuple[str, ...]:
 
 
 def defines(worker: type, method: str) -> bool:
-    """Return whether a class overrides a method of Worker."""
+    """Return whether the class `worker` has its own version of a method of `Worker`.
+
+    `method`: the name of the method.
+    """
     from rlplace.workers.worker import Worker
 
     return getattr(worker, method, None) is not getattr(Worker, method, None)
@@ -67,7 +75,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _filled(function: Any) -> tuple[str, ...]:
-    """Return the values for the leading parameters of a method, up to the first name that a stage does not fill."""
+    """Return what the leading parameters of a method get, `ITERATION` or `VERSION` each.
+
+    The result ends before the first parameter that a stage cannot fill in, or that is keyword-only.
+    """
     found = []
     for parameter in _parameters(function):
         if parameter.name not in FILLED or parameter.kind == parameter.KEYWORD_ONLY:
@@ -77,7 +88,7 @@ def _filled(function: Any) -> tuple[str, ...]:
 
 
 def unfilled(function: Any) -> list[str]:
-    """Return the required parameters that a stage has no value for."""
+    """Return the names of a method's required parameters that a stage cannot fill in."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     filled = len(_filled(function))
     return [
@@ -88,7 +99,10 @@ def unfilled(function: Any) -> list[str]:
 
 
 def own_methods(worker: type) -> list[str]:
-    """Return the methods that a custom class and its custom bases define."""
+    """Return the names of the public methods that a custom worker class adds to `Worker`, inherited ones included.
+
+    `push_weights` and `pull_weights` are left out.
+    """
     from rlplace.workers.worker import Worker
 
     taken = {*dir(Worker), PUSH, PULL}

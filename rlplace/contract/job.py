@@ -68,7 +68,8 @@ class Job:
     """A job: which components run, in which stages, and what the job saves and shows.
 
     `components`: name -> worker class. `stages`: in the order of an iteration. `channels`: queues between components.
-    `name`: folder name of its runs. `score`: the metric that rates an iteration; "" for none.
+    `name`: name of the folder that holds the job's runs. `score`: name of the metric that rates an iteration; "" for
+    none.
     """
 
     def __init__(
@@ -93,12 +94,18 @@ class Job:
     def read(
         self, mapping: Mapping[str, Any], sources: Mapping[str, Source]
     ) -> tuple[Any | None, list[Problem]]:
-        """Return the config and every problem of the mapping; the config is None if it cannot be read."""
+        """Return the job's config and every problem of it; the config is None if it cannot be read.
+
+        `mapping`: the config as keys and values. `sources`: key -> file and line of its value.
+        """
         config, problems = read_open_config(mapping, self, self.components, sources)
         return config, [*rules.of_job(self, _settings(config)), *problems]
 
     def completed(self, config: Any, sources: Mapping[str, Source]) -> Any:
-        """Return the config completed with the content of files that it names. Raises ConfigError."""
+        """Return the config completed with the content of the files that the config names. Raises ConfigError.
+
+        `sources`: key -> file and line of its value.
+        """
         return config
 
     def key_of(self, config: Any, component: str) -> str:
@@ -108,18 +115,22 @@ class Job:
     # ── its plan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def needs(self, config: Any) -> Needs:
-        """Return the stages, and the least residency of each component in them."""
+        """Return the stages of an iteration, and the least residency of each component in each stage."""
         return needs_of_stages(self.stages)
 
     def leaving(self, config: Any) -> Collection[str]:
-        """Return the components that release accelerators which other components need."""
+        """Return the components with `enable_offload`, which leave accelerators that other components need."""
         blocks: Mapping[str, Any] = config.components
         return [name for name, block in blocks.items() if block.enable_offload]
 
     def plan(
         self, config: Any, topology: Topology, sources: Mapping[str, Source]
     ) -> Plan:
-        """Return the plan: placement, residency by stage, and transfers. Raises PlacementError."""
+        """Return the plan of a run: placement, residency by stage, channels and weight deliveries. Raises
+        PlacementError.
+
+        `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+        """
         plan = plan_components(
             config.cluster,
             topology,
@@ -151,53 +162,60 @@ class Job:
         build: bool = False,
         known: Any = None,
     ) -> MemoryCase:
-        """Return the memory case of the components: declared, `measured`, or not known yet.
+        """Return the memory case of a plan: the bytes of every component, declared, measured or unknown.
 
-        `build`: whether an object that the config names, such as a simulator, may be created to learn its sizes.
-        `known`: information from such an object, if one exists already.
+        `measured`: component -> residency -> bytes on accelerators that an earlier run measured; None: nothing was
+        measured. `build`: whether an object that the config names, such as a simulator, may be created to learn its
+        sizes. `known`: information from such an object; None if no such object exists yet.
         """
         return memory_of(config, plan, measured or {})
 
     def counts(self, config: Any, plan: Plan) -> tuple[Count, ...]:
-        """Return the numbers of the plan that follow from its config, each with its reason."""
+        """Return the numbers of the plan that follow from the config, each with its reason."""
         return ()
 
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: Any) -> Iterable[Problem]:
-        """Report problems of things that the config names, independent of the placement."""
+        """Return the problems of things that the config names, such as an environment.
+
+        The placement has no influence on them.
+        """
         return ()
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Report problems that a run of the plan would have on any machine."""
+        """Return the problems that a run of the plan would have on any machine."""
         case = rules.PlannedJob(components=self.components, config=config, plan=plan)
         return broken(rules.PLANNED, case)
 
     def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Report what this machine lacks."""
+        """Return a problem for each thing that a run of the plan needs and this machine lacks."""
         return ()
 
     def dry_run_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Report problems that only appear when the objects that a run makes before its workers start are made."""
+        """Return the problems of creating the objects that the driver needs in a run before its workers start."""
         return ()
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def workers(self, config: Any, plan: Plan) -> Mapping[str, type[Worker]]:
-        """Return the worker class of each component."""
+        """Return component -> worker class."""
         return self.components
 
     def arguments(self, config: Any, plan: Plan, case: MemoryCase) -> Mapping[str, Any]:
-        """Return component -> the `config` that its workers get."""
+        """Return component -> the value of the argument `config` of its workers' constructor.
+
+        `case`: the plan's memory case.
+        """
         open_config: OpenConfig = config
         return {name: open_config.settings.get(name, {}) for name in self.components}
 
     def variables(self, config: Any) -> Collection[str]:
-        """Return the names of environment variables of this process that workers need, besides `cluster.env_vars`."""
+        """Return the names of environment variables that workers get from this process, besides `cluster.env_vars`."""
         return ()
 
     def facts(self, config: Any, plan: Plan) -> JobFacts:
-        """Return the facts that every worker is told: group sizes, and pairs of components that sync weights."""
+        """Return the facts that every worker gets: the ranks of each component, and the planned weight syncs."""
         return facts_of(
             plan.placement,
             weights=weight_pairs(self.stages),
@@ -205,7 +223,7 @@ class Job:
         )
 
     def work(self, config: Any, needs: Needs) -> Work:
-        """Return the calls of an iteration."""
+        """Return the calls of an iteration, by stage. `needs`: the result of the method `needs`."""
         arguments = classes.arguments_of(self)
         stages = {s.name: steps_of_stage(s, arguments) for s in self.stages}
         return Work(
@@ -215,7 +233,7 @@ class Job:
         )
 
     def measures(self, config: Any) -> Measures:
-        """Return the metrics that the summary of a run uses."""
+        """Return the names of the metrics that the summary of a run uses."""
         name = self.score.rpartition("/")[2]
         return Measures(score=self.score, score_name=name, steps="iterations")
 
@@ -232,19 +250,22 @@ class Job:
         return Console("", tuple(columns))
 
     def evaluates_every(self, config: Any) -> int:
-        """Return the iterations between two evaluations on held-out data; 0: none."""
+        """Return the number of iterations from one evaluation on held-out data to the next; 0: no evaluation."""
         return 0
 
     def count(self, config: Any, progress: Progress, numbers: dict[str, float]) -> None:
-        """Add an iteration's metrics to the progress of the run. The method may add derived metrics to `numbers`."""
+        """Add the metrics of one iteration to the progress of the run.
+
+        `numbers`: metric -> value. The method may add derived metrics to `numbers`.
+        """
         progress.add(numbers, 1)
 
     def remarks(
         self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        """Return lines about an iteration's metrics; a run prints each of them once.
+        """Return lines of text about the metrics of one iteration; a run prints each different line once.
 
-        `notes`: metric -> what it counts.
+        `numbers`: metric -> value. `notes`: metric -> lines of text that workers gave in place of a number.
         """
         found: list[str] = []
         for name, lines in notes.items():
@@ -256,55 +277,65 @@ class Job:
         return found
 
     def replaceable(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return the components without state. Their lost ranks are replaced, and the iteration is repeated."""
+        """Return the names of the components without saved state.
+
+        If a rank of such a component is lost, the rank is replaced and the iteration is repeated.
+        """
         return [c for c in self.components if c not in self.stateful(config, plan)]
 
     def replaced_by_going_back(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return those of `replaceable` whose ranks can only be replaced by returning the whole run to a checkpoint."""
+        """Return the components of `replaceable` whose lost ranks are replaced only by returning to a checkpoint."""
         return ()
 
     def performance_model(self) -> Any | None:
-        """Return a `foresight.model.PerformanceModel` that predicts the job's seconds; None: the default model."""
+        """Return the `foresight.model.PerformanceModel` that predicts the job's seconds; None: the default model."""
         return None
 
     # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def stateful(self, config: Any, plan: Plan) -> tuple[str, ...]:
-        """Return the components whose state outlives an iteration, so that checkpoints save and load it."""
+        """Return the names of the components whose state outlives an iteration.
+
+        Checkpoints save and load their state.
+        """
         return classes.with_state(self)
 
     def optional_state(self) -> Collection[str]:
-        """Return the components whose state a checkpoint may lack; they then start anew."""
+        """Return the names of the components whose state a checkpoint may lack. Such a component then starts anew."""
         return ()
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
-        """Return a text about state that starts anew after a checkpoint was loaded; "" for none.
+        """Return a text about the state that starts anew although a checkpoint was loaded; "" if there is nothing to
+        say.
 
         `numbers`: metrics of loading. `kept`: components whose state was loaded.
         """
         return ""
 
     def divided(self) -> Mapping[str, str]:
-        """Return component -> phrase for what its ranks divide, if another number of ranks changes that.
+        """Return component -> a phrase that says what its ranks divide, such as "prompts are dealt to".
 
-        Examples: "state is sharded over", "prompts are dealt to".
+        Only components are listed for which another number of ranks changes how a run goes on after a checkpoint.
         """
         return dict.fromkeys(classes.with_state(self), "state is loaded by")
 
     def resume_notes(self, config: Any, changed: Collection[str]) -> list[str]:
-        """Return lines about the effect of changed keys on a resumed run."""
+        """Return lines of text about the effect of changed config keys on a resumed run.
+
+        `config`: the new config. `changed`: the keys whose values differ from those of the checkpoint.
+        """
         return []
 
     def last_line(self, run: Path) -> str:
-        """Return the last line that a run prints: what its folder is good for."""
+        """Return the last line that a run prints, which says how to use its folder. `run`: the folder."""
         return f"go on      resume={shlex.quote(str(run))}"
 
     def saved_models(self, config: Any, plan: Plan, folder: Path) -> Mapping[str, Path]:
-        """Return component -> path of the model that is saved at the end of a run."""
+        """Return component -> path at which its model is saved at the end of a run. `folder`: the folder of the run."""
         return {}
 
     def evaluate(self, trained: Trained, request: EvaluationRequest) -> Evaluation:
-        """Evaluate a trained job. Raises ConfigError if the job cannot be evaluated, or not in this way."""
+        """Evaluate a trained job and return the results. Raises ConfigError if the job does not support the request."""
         raise config_error(
             "not-evaluated",
             request.key,
@@ -314,20 +345,27 @@ class Job:
         )
 
     def export(self, trained: Trained, request: ExportRequest) -> None:
-        """Export trained weights for other programs. Raises ConfigError if the job cannot, and OutputError."""
+        """Write trained weights in a form for other programs.
+
+        Raises ConfigError if the job cannot export, and OutputError.
+        """
         raise config_error(
             "not-exported", request.key, str(trained.folder), error="job", job=self.name
         )
 
     def load_policy(self, trained: Trained, *, seed: int, key: str) -> Any:
-        """Load a trained policy as an object that chooses actions. Raises ConfigError about `key` if the job cannot."""
+        """Return a trained policy as an object that chooses actions.
+
+        `seed`: seed of sampled actions. `key`: the argument that a ConfigError is about. Raises ConfigError if the job
+        has no such policy.
+        """
         raise config_error(
             "not-loaded", key, str(trained.folder), error="job", job=self.name
         )
 
 
 def _settings(config: OpenConfig | None) -> Mapping[str, Any]:
-    """Return component -> keys of its block; empty for a config that cannot be read."""
+    """Return component -> the settings in its block of the config; an empty mapping if `config` is None."""
     if config is None:
         return {}
     return config.settings

@@ -32,9 +32,9 @@ def make_plan(
     topology: Topology,
     sources: Mapping[str, Source] | None = None,
 ) -> Plan:
-    """Return the plan of a job. Raises PlacementError with every problem at once.
+    """Return the plan of the job that the config belongs to. Raises PlacementError with all problems.
 
-    `sources`: key paths -> where their values were written.
+    `sources`: key path -> file and line of its value, for errors.
     """
     return job_of(config).plan(config, topology, sources or {})
 
@@ -45,10 +45,11 @@ def memory_case(
     known: Any = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a plan; its `ledger()` is what a run holds.
+    """Return the memory case of a plan; its method `ledger()` gives the bytes that a run takes.
 
-    `known`: facts that only an object named by the config can show, such as the spaces of a simulator. Raises
-    ConfigError and PlacementError.
+    `known`: facts that only an object named by the config can tell, such as the spaces of a simulator; None: no such
+    facts. `measured`: component -> residency -> bytes on accelerators that an earlier run measured. Raises ConfigError
+    and PlacementError.
     """
     return job_of(config).memory(config, plan, measured, known=known)
 
@@ -57,13 +58,17 @@ def memory_case(
 
 
 def check_placed(components: Mapping[str, Any], placed: Placed) -> Iterator[Problem]:
-    """Report wrong names, and more ranks than a class allows: the engine knows no roles of custom components."""
+    """Yield the problems of a placement whose components have no roles: wrong names, and more ranks than a class
+    allows.
+
+    `components`: name -> worker class.
+    """
     yield from broken(names.RULES, placed)
     yield from broken(PLACED, PlacedJob(components=components, placed=placed))
 
 
 def waste_of(placed: Placed) -> Iterator[Problem]:
-    """Report accelerators that no component uses, and machines that cannot be."""
+    """Yield warnings about accelerators that no component uses, and about machines that cannot exist."""
     yield from broken(waste.WARNINGS, placed)
     yield from broken(machines.WARNINGS, placed.cluster)
 
@@ -71,7 +76,7 @@ def waste_of(placed: Placed) -> Iterator[Problem]:
 def channels_of(
     channels: Sequence[Channel], placement: HybridComponentPlacement
 ) -> tuple[ChannelPlan, ...]:
-    """Return the planned channels between placed components."""
+    """Return the plans of the declared channels. A channel with an end that is not placed is left out."""
     placed = placement.components
     there = [c for c in channels if c.source in placed and c.target in placed]
     return tuple(_channel_of(channel, placement) for channel in there)
@@ -90,7 +95,7 @@ def _channel_of(channel: Channel, placement: HybridComponentPlacement) -> Channe
 
 
 def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
-    """Return the pairs (source, target) of components that sync weights, each once."""
+    """Return the (source, target) pairs of components that sync weights in these stages, without repetition."""
     pairs: dict[tuple[str, str], None] = {}
     for stage in stages:
         for transfer in stage.transfers:
@@ -100,7 +105,11 @@ def weight_pairs(stages: Sequence[Stage]) -> list[tuple[str, str]]:
 
 
 def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryCase:
-    """Return the memory case of a job whose components declare their memory, or were measured."""
+    """Return the memory case of a job whose components declare their memory.
+
+    `measured`: component -> residency -> bytes on accelerators that an earlier run measured; they replace a missing
+    declaration.
+    """
     demands: dict[str, Demand] = {}
     unknown: list[str] = []
     working = plan.schedule.needs
@@ -134,14 +143,14 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
 
 
 def _is_declared(declared: DeclaredMemory) -> bool:
-    """Return whether the bytes on accelerators are declared."""
+    """Return whether bytes on accelerators are declared, for the weights or for the full state."""
     return declared.weights is not None or declared.full is not None
 
 
 def _as_measured(
     declared: DeclaredMemory, measured: Mapping[Residency, int]
 ) -> DeclaredMemory:
-    """Return what is declared, with the bytes on accelerators that a run measured."""
+    """Return the declared memory with its bytes on accelerators replaced by the measured ones."""
     return dataclasses.replace(
         declared,
         weights=measured.get(Residency.WEIGHTS),
@@ -150,7 +159,7 @@ def _as_measured(
 
 
 def _notes(config: OpenConfig, plan: Plan, measured: Measurements) -> Iterator[str]:
-    """Yield notes about components with unknown memory, and how to make it known."""
+    """Yield a line of text for each component with unknown memory, which says how to make its memory known."""
     for component in plan.placement.components:
         declared = config.components[component].memory
         if not plan.placement.accelerators(component):

@@ -15,9 +15,10 @@ from rlplace.errors import ConfigError, Problem, Source, did_you_mean, source_of
 def try_job(
     mapping: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[Any | None, list[Problem]]:
-    """Return the config and every problem of the mapping; the config is None if it cannot be read.
+    """Return the config, read with the schema of its job, and every problem of it; None if the config cannot be read.
 
-    Raises ConfigError if the job itself is not found.
+    `mapping`: the config as keys and values. `sources`: key -> file and line of its value. Raises ConfigError if the
+    job itself is not found.
     """
     own = named_job(mapping, sources)
     if own is not None:
@@ -54,7 +55,7 @@ def try_job(
 
 
 def _misspelt_job(mapping: Mapping[str, Any]) -> str | None:
-    """Return the key that is meant to name a job; None if there is none."""
+    """Return the key that is probably a misspelt `job`; None if there is no such key."""
     if JOB in mapping:
         return None
     for key, value in mapping.items():
@@ -65,7 +66,7 @@ def _misspelt_job(mapping: Mapping[str, Any]) -> str | None:
 
 
 def read_job(mapping: Mapping[str, Any]) -> Any:
-    """Return the config. Raises ConfigError with every problem."""
+    """Return the config, read with the schema of its job. Raises ConfigError with all problems."""
     config, problems = try_job(mapping, {})
     if config is None or problems:
         raise ConfigError(problems)

@@ -36,7 +36,7 @@ def job_of(config: Any) -> Job:
 
 
 def shipped_job(name: str) -> Job:
-    """Return a job that comes with the engine."""
+    """Return the job of this name that comes with the engine."""
     module, _, attribute = SHIPPED[name].partition(":")
     made: Job = getattr(importlib.import_module(module), attribute)()
     return made
@@ -86,7 +86,10 @@ def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job 
 
 
 def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
-    """Return an object of a class of jobs. Raises ConfigError if its constructor needs arguments."""
+    """Return a job made from the class `kind`. Raises ConfigError if the class's constructor needs arguments.
+
+    `text`: the value of the config key `job`, for the error.
+    """
     make: Callable[[], Job] = kind
     try:
         inspect.signature(make).bind()
@@ -105,7 +108,7 @@ def _made(kind: type[Job], text: str, sources: Mapping[str, Source]) -> Job:
 
 
 def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config as a run saves it: a job given as a Python object is replaced by its name."""
+    """Return a copy of a config as a run saves it: a `job` that is a Python object is replaced by its name."""
     saved = dict(mapping)
     if JOB in saved and not isinstance(saved[JOB], str):
         saved[JOB] = _name_of(saved[JOB])
@@ -113,7 +116,10 @@ def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(job: Job) -> str:
-    """Return module and name of a job object, as the key `job` takes them; of a script, the name of its file."""
+    """Return "module:name" of a job object, as the config key `job` takes it.
+
+    For an object of the script that runs, the file name without its suffix stands for the module.
+    """
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()):
             if value is not job:
@@ -128,7 +134,7 @@ def _name_of(job: Job) -> str:
 
 
 def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved config, with the job object of the current config `now` in place of its name."""
+    """Return a copy of a saved config. If the config `now` has a job object, it replaces the saved name of the job."""
     mapping = dict(saved)
     if JOB in now and not isinstance(now[JOB], str):
         mapping[JOB] = now[JOB]
@@ -136,7 +142,10 @@ def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 
 
 def _look_beside(source: Source | None) -> None:
-    """Let Python look for modules in the folder of the config file, after all other places."""
+    """Append the folder of the config file `source` to Python's module search path.
+
+    Nothing happens if it is no file.
+    """
     if source is None or not Path(source.file).is_file():
         return
     folder = str(Path(source.file).resolve().parent)
@@ -145,7 +154,7 @@ def _look_beside(source: Source | None) -> None:
 
 
 def _imported(text: str, sources: Mapping[str, Source]) -> Any:
-    """Return the object of this name. Raises ConfigError if it cannot be imported."""
+    """Return the Python object that `text` ("module:name") names. Raises ConfigError if it cannot be imported."""
     from rlplace.contract.job import Job
 
     module, _, attribute = text.partition(":")

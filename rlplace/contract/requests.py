@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """Settings of an evaluation. `key`: the command-line word that names the policy."""
+    """What an evaluation is asked to do. `key`: the command-line argument that names the policy, for errors."""
 
     key: str
     episodes: int | None  # number of episodes; None: the job's usual number
@@ -23,7 +23,7 @@ class EvaluationRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The result of an evaluation."""
+    """The result of an evaluation, for a JSON file and for the screen."""
 
     report: Mapping[str, Any]  # as values for JSON
     rows: Sequence[tuple[str, str]]  # as text lines: (heading, text)
@@ -31,7 +31,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """Settings of an export. `key`: the command-line word that names the checkpoint."""
+    """What an export is asked to do. `key`: the command-line argument that names the checkpoint, for errors."""
 
     key: str
     out: Path

@@ -25,7 +25,7 @@ Named = TypeVar("Named", Stage, Channel)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobStage:
-    """A stage of a job."""
+    """A stage together with its job, as rules about a single stage take it."""
 
     job: Job
     stage: Stage
@@ -36,16 +36,16 @@ class JobStage:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """What the stage says of the components that the job has."""
+        """Yield the parts of the stage whose component exists in the job."""
         for part in self.stage.parts:
             if isinstance(part, Part) and part.component in self.job.components:
                 yield part
 
 
 def of_job(job: Job, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    """Report every problem of a job's components, stages and channels.
+    """Yield every problem of a job's components, stages and channels.
 
-    `settings`: component -> the keys of its block that its worker gets.
+    `settings`: component -> the keys of its config block that its workers get.
     """
     yield from broken(_COMPONENTS, job)
     for name, kind in job.components.items():
@@ -69,7 +69,7 @@ def _is_worker(kind: Any) -> bool:
 
 
 def _not_workers(job: Job) -> Iterator[Found]:
-    """Find components that are no class of workers."""
+    """Find components whose value is not a worker class."""
     kind: Any
     for name, kind in job.components.items():
         if not _is_worker(kind):
@@ -109,7 +109,10 @@ _COMPONENTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constructed:
-    """A worker class with the keys of its component's block."""
+    """A worker class and the keys that its constructor gets.
+
+    `name`: the component. `keys`: the keys of its config block.
+    """
 
     name: str
     kind: type[Worker]
@@ -117,7 +120,7 @@ class Constructed:
 
 
 def _unknown_arguments(case: Constructed) -> Iterator[Found]:
-    """Find constructors with arguments that the engine does not give."""
+    """Find worker classes whose constructor needs arguments that the engine does not give."""
     wrong = unknown_arguments(case.kind, case.keys)
     if not wrong:
         return
@@ -147,7 +150,7 @@ def _no_stages(job: Job) -> Iterator[Found]:
 
 
 def _equal_stages(job: Job) -> Iterator[Found]:
-    """Find names that two stages have."""
+    """Find stage names that are used more than once."""
     for stage in _repeated(job.stages):
         name = stage.name
         yield Found(
@@ -156,7 +159,7 @@ def _equal_stages(job: Job) -> Iterator[Found]:
 
 
 def _repeated(things: Iterable[Named]) -> list[Named]:
-    """Return the second of things with the same name."""
+    """Return one stage or channel for each name that is used more than once: the second with that name."""
     seen: dict[str, int] = {}
     found = []
     for thing in things:
@@ -191,7 +194,7 @@ _CALLS = (Rule(code="never-called", facts=_never_called),)
 
 
 def _unknown_components(case: JobStage) -> Iterator[Found]:
-    """Find components in the stage that the job does not have."""
+    """Find components that the stage names and the job does not have."""
     components = case.job.components
     for component in case.stage.residency:
         if component in components:
@@ -228,7 +231,7 @@ def _no_components(case: JobStage) -> Iterator[Found]:
 
 
 def _missing_methods(case: JobStage) -> Iterator[Found]:
-    """Find methods that the worker class does not have."""
+    """Find methods that the stage calls and the worker class does not have."""
     for part, method, kind in _called(case):
         if callable(getattr(kind, method, None)):
             continue
@@ -254,7 +257,7 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
 
 
 def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
-    """Find methods with arguments that a stage has no value for."""
+    """Find methods that the stage calls and that require arguments which a stage cannot fill in."""
     for part, method, kind in _called(case):
         function = getattr(kind, method, None)
         if not callable(function):
@@ -274,7 +277,7 @@ def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
 
 
 def _called(case: JobStage) -> Iterator[tuple[Part, str, type]]:
-    """Yield each method that the stage calls, and the class that should have it."""
+    """Yield each call of the stage as its part, the name of the method, and the class that should have the method."""
     for part in case.parts:
         kind: Any = case.job.components[part.component]
         if isinstance(kind, type):
@@ -283,7 +286,7 @@ def _called(case: JobStage) -> Iterator[tuple[Part, str, type]]:
 
 
 def _unknown_scales(case: JobStage) -> Iterator[Found]:
-    """Find seconds of calls that scale with the number of ranks in no known way."""
+    """Find values of `scales` other than "ranks" and "constant"."""
     known = (RANKS, CONSTANT)
     for part in case.parts:
         for method, scales in part.scales:
@@ -313,7 +316,7 @@ _STAGE = (
 
 
 def _equal_channels(job: Job) -> Iterator[Found]:
-    """Find names that two channels have."""
+    """Find channel names that are used more than once."""
     for channel in _repeated(job.channels):
         name = channel.name
         yield Found(
@@ -350,7 +353,7 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
 
 
 def _without_room(job: Job) -> Iterator[Found]:
-    """Find channels that have no room for an item."""
+    """Find channels whose `items` is less than 1."""
     for channel in job.channels:
         if channel.items < 1:
             yield Found(
@@ -385,7 +388,10 @@ def _inline(case: PlannedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
-    """Find components whose ranks join a process group, and would be threads of one process."""
+    """Find components whose ranks need processes of their own.
+
+    The launcher `inline` makes all ranks threads of one process.
+    """
     for component, kind in case.components.items():
         ranks = case.plan.placement.world_size(component)
         if ranks > 1 and getattr(kind, "needs_own_process", False):
@@ -406,7 +412,7 @@ PLANNED = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedJob:
-    """The worker classes of a job, and where they are placed."""
+    """The worker classes of a job, and the placement of its components. `components`: name -> worker class."""
 
     components: Mapping[str, Any]
     placed: Placed
@@ -432,7 +438,7 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
 
 
 def _with_ranks(spec: ComponentSpec, ranks: int) -> str:
-    """Write a placement with fewer ranks, one on each of the first accelerators or as processes of one node."""
+    """Return a placement text for `ranks` ranks: the component's first accelerators, else processes of one node."""
     numbers = [*spec.accelerators][:ranks]
     if numbers:
         return str(Ranges.of(range(n, n + 1) for n in numbers))

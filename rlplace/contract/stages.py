@@ -28,7 +28,7 @@ PULL = "pull_weights"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A method that every rank of a component runs in a stage."""
+    """A method that every rank of a component runs once in a stage."""
 
     component: str
     method: str
@@ -38,13 +38,13 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Calls that start together. The next step of a stage begins when all have ended."""
+    """Calls that start together. The next step of the stage starts when all of these calls have ended."""
 
     calls: tuple[Call, ...]
     # The metric time/<name>_s counts its seconds. Empty: they count for the stage.
     name: str = ""
-    # Only in the last sub-stage of its stage. Where all components of the stage began in an earlier one, at the end of
-    # that one.
+    # Whether the step runs only in the last sub-stage of its stage. If all components of the stage began in an earlier
+    # stage, the step runs at the end of that earlier stage.
     last_turn: bool = False
     # Uses no accelerator: residency does not matter, and no utilisation is recorded.
     on_host: bool = False
@@ -57,7 +57,7 @@ class Step:
         return any(call.method == PUSH for call in self.calls)
 
     def within(self, components: Iterable[str]) -> Step:
-        """Return the step with only the calls of these components."""
+        """Return a copy of the step that has only the calls to these components."""
         there = set(components)
         calls = tuple(call for call in self.calls if call.component in there)
         return dataclasses.replace(self, calls=calls)
@@ -65,12 +65,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """All calls of an iteration, by stage."""
+    """All calls of an iteration. `stages`: stage -> its steps, in their order."""
 
     stages: Mapping[str, tuple[Step, ...]]
     # Stages that change saved state. After the last of them there is a new policy version. A failure in them returns
     # the run to its newest checkpoint.
-    # takes the run back to its newest checkpoint.
     trains: tuple[str, ...]
     # Step that evaluates the newest weights on held-out data; it runs first in stage `evaluated_in`.
     evaluation: Step | None = None
@@ -79,7 +78,10 @@ class Work:
     collects: bool = False
 
     def of(self, schedule: Schedule) -> dict[str, tuple[Step, ...]]:
-        """Return the steps of every stage and sub-stage, each with the calls of the components active there."""
+        """Return stage -> its steps, for every stage and sub-stage of the schedule.
+
+        A step has only the calls to components that are active in the sub-stage, unless the step runs on the host.
+        """
         last = {base_stage(stage): stage for stage in schedule.stages}
         steps: dict[str, list[Step]] = {stage: [] for stage in schedule.stages}
         before = schedule.stages[0]
@@ -106,7 +108,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """A component in a stage: its residency, and the methods that it runs."""
+    """What a stage says about one component: its residency, and the methods that its ranks run."""
 
     component: str
     residency: Residency
@@ -115,10 +117,11 @@ class Part:
     scales: tuple[tuple[str, str], ...] = ()
 
     def calls(self, *methods: str, scales: str = RANKS) -> Part:
-        """Return the part with methods that all ranks of the component run in the stage, one after the other.
+        """Return a copy of the part with more methods, which each rank of the component runs one after the other in the
+        stage.
 
-        `scales`: how predicted seconds of a call go with the number of ranks. "ranks": the ranks share the work, so
-        twice as many need half the time. "constant": each rank does the same, however many there are.
+        `scales`: how the predicted seconds of a call depend on the number of ranks. "ranks": the ranks share the work,
+        so twice as many ranks need half the time. "constant": the time is the same for any number of ranks.
         """
         declared = tuple((method, scales) for method in methods)
         return dataclasses.replace(
@@ -135,29 +138,32 @@ class Transfer:
 
 
 def full(component: str) -> Part:
-    """Return the part of a component whose whole state is on its accelerators in the stage."""
+    """Return a part of a stage that has everything of the component on its accelerators."""
     return Part(component, Residency.FULL)
 
 
 def loaded(component: str) -> Part:
-    """Return the part of a component whose weights, but no other state, are on its accelerators in the stage."""
+    """Return a part of a stage that has the component's weights, and nothing else of it, on its accelerators."""
     return Part(component, Residency.WEIGHTS)
 
 
 def on_host(component: str) -> Part:
-    """Return the part of a component that needs none of its accelerators in the stage."""
+    """Return a part of a stage that has nothing of the component on accelerators."""
     return Part(component, Residency.OFF)
 
 
 def weights(source: str, to: str | Sequence[str]) -> Transfer:
-    """Return the transfer of a component's weights to another one, or to several."""
+    """Return a transfer of weights from the component `source` to another component, or to several."""
     targets = (to,) if isinstance(to, str) else tuple(to)
     return Transfer(source, targets)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, init=False)
 class Stage:
-    """A part of the iteration with its own residency. Stages run in the order in which a job lists them."""
+    """A part of the iteration, in which each component has one residency.
+
+    Stages run in the order in which a job lists them.
+    """
 
     name: str
     parts: tuple[Part | Transfer, ...]
@@ -187,7 +193,7 @@ class Stage:
 
     @property
     def residency(self) -> dict[str, Residency]:
-        """Return the least residency of each component of the stage."""
+        """Return component -> the least residency that the stage needs of it. A transfer of weights needs `WEIGHTS`."""
         found: dict[str, Residency] = {}
         for part in self.parts:
             if isinstance(part, Transfer):
@@ -203,8 +209,9 @@ class Stage:
 class Channel:
     """A queue from the ranks of one component to the ranks of another.
 
-    `by_rank`: one queue per target rank, whose key is the rank; False: one queue for all target ranks. `items`: most
-    items that wait in one queue; a further `put` waits for room. Items are in the shared memory of the target's node.
+    `by_rank`: whether each target rank has a queue of its own, with the rank as key; False: all target ranks share one
+    queue. `items`: the most items that wait in one queue; a further `put` waits until there is room. Items are in the
+    shared memory of the target's node.
     """
 
     name: str
@@ -219,7 +226,10 @@ class Channel:
 
 
 def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
-    """Return the needs that the schedule is derived from."""
+    """Return the residencies that these stages need, from which the schedule follows.
+
+    `ahead`: how many weight versions rollout may run ahead of learning.
+    """
     return Needs(
         stages=tuple(stage.name for stage in stages),
         residency={stage.name: stage.residency for stage in stages},
@@ -231,7 +241,11 @@ def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
 def steps_of_stage(
     stage: Stage, arguments: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> tuple[Step, ...]:
-    """Return the steps of a stage. `arguments`: (component, method) -> arguments; default: the iteration number."""
+    """Return the steps of a stage: first its weight transfers, if any, then its method calls, if any.
+
+    `arguments`: (component, method) -> the arguments of the call; a method that is missing here gets the iteration
+    number.
+    """
     sending: list[Call] = []
     for transfer in stage.transfers:
         sending.append(

@@ -19,10 +19,12 @@ from rlplace.trained import POLICY, Trained
 def find_trained(
     named: str | Path, key: str = "RUN", *, verified: bool = True
 ) -> Trained:
-    """Find the policy at a path: the newest checkpoint of a run, else the weights saved at its end.
+    """Return the trained policy at a path: of the newest checkpoint of a run, of one checkpoint, or of an export
+    folder.
 
-    `verified`: whether to check that the files are unchanged since they were written. Raises ConfigError about `key` if
-    nothing is there, no policy was saved, a file is damaged, or the config cannot be read.
+    `key`: the command-line argument that errors are about. `verified`: whether to check that the files of a checkpoint
+    are unchanged since they were written. Raises ConfigError if there is no policy at the path, a file is damaged, or
+    the config cannot be read.
     """
     path = Path(os.path.abspath(Path(named).expanduser()))
     exported = _exported_policy(path, key)
@@ -42,16 +44,19 @@ def find_trained(
 
 
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
-    """Load the policy of a run (its newest checkpoint), of a checkpoint, or of an export folder of `rlplace.export`.
+    """Return the policy of a run (its newest checkpoint), of a checkpoint, or of an export folder of `rlplace.export`.
 
-    `seed`: seed for sampled actions. Raises ConfigError about `key`.
+    `seed`: seed of sampled actions. `key`: the argument that a ConfigError is about. Raises ConfigError.
     """
     trained = find_trained(path, key)
     return job_of(trained.config).load_policy(trained, seed=seed, key=key)
 
 
 def _exported_policy(path: Path, key: str) -> Trained | None:
-    """Return the policy of an export folder, which has weights but no checkpoint; None for any other folder."""
+    """Return the policy of an export folder, which has weights but no checkpoint; None for any other folder.
+
+    `key`: the command-line argument that errors are about.
+    """
     folder = path.parent if path.name == POLICY else path
     weights = folder / POLICY
     kept = folder / CONFIG
@@ -61,7 +66,7 @@ def _exported_policy(path: Path, key: str) -> Trained | None:
 
 
 def _config_of(file: Path, key: str) -> Any:
-    """Read the complete config that a run has saved. Raises ConfigError."""
+    """Return the config that a run saved in `file`, completed. Raises ConfigError about `key`."""
     try:
         mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

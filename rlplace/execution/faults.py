@@ -49,7 +49,7 @@ _FINAL = (ProblemsError, AcceleratorOutOfMemory, DivergedError, NotSent)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One failure that the run has survived."""
+    """A failure of workers from which the run has recovered."""
 
     at_s: float  # seconds since the workers were ready
     iteration: int  # counted from 0
@@ -77,12 +77,15 @@ class Fault:
 class StateLost(Exception):
     """A training component has lost its state, so the run has to load its newest checkpoint.
 
-    The lost workers are already replaced when this is raised.
+    The lost workers have been replaced by the time this error is raised.
     """
 
 
 class History:
-    """The faults of a run and its clock. They outlive its workers, since the loss of a node ends all workers."""
+    """The faults of a run, and the time since its workers were ready.
+
+    The object outlives the workers, since the loss of a node ends all of them.
+    """
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -103,7 +106,10 @@ class History:
         return time.monotonic() - self.ready_s
 
     def admits(self, most: int) -> bool:
-        """Count a recovery and return True, unless there were already `most` within the last hour."""
+        """Return whether one more recovery is allowed, and count it if so.
+
+        `most`: recoveries that are allowed within an hour.
+        """
         now = time.monotonic()
         while self.recent and now - self.recent[0] > _HOUR_S:
             self.recent.popleft()
@@ -113,13 +119,17 @@ class History:
         return False
 
     def lose(self, fault: Fault) -> None:
-        """Note a fault that ends all workers; its `redone_s` starts as the training time before the fault."""
+        """Note a fault that ends all workers.
+
+        Its `redone_s` has to be the whole training time before the fault, in seconds.
+        """
         self._lost.append(fault)
 
     def ready(self, trained_s: float) -> list[Fault]:
-        """Start the clock, or complete and return the faults since: all workers are ready again.
+        """Note that all workers are ready, and return the faults that ended the workers before them, now with their
+        seconds.
 
-        `trained_s`: training seconds that the checkpoint keeps.
+        The first call starts the clock. `trained_s`: training seconds up to the checkpoint that was loaded.
         """
         if self.ready_s is None:
             self.ready_s = time.monotonic()
@@ -134,9 +144,9 @@ class History:
 
 
 class Attempt:
-    """One attempt at work that a lost worker can end: the `with` around the work.
+    """One attempt at work that may fail with a lost worker: the context manager around the work.
 
-    A failure that is recovered ends the `with` without an error, and `fault` says what happened.
+    If the failure can be recovered, the `with` block ends without an error, and `fault` is set.
     """
 
     def __init__(
@@ -146,7 +156,11 @@ class Attempt:
         ],
         earlier: Sequence[Fault],
     ) -> None:
-        """`recover`: called with faults of `earlier` attempts, the error and lost seconds; None: not recovered."""
+        """`recover`: called with `earlier`, the error and the lost seconds; returns the fault, or None to raise the
+        error.
+
+        `earlier`: the faults of earlier attempts at this work.
+        """
         self.fault: Fault | None = None
         self.metrics = fault_metrics(earlier)
         self._recover = recover
@@ -170,9 +184,9 @@ class Attempt:
 
 
 class Recovery:
-    """Replaces lost workers as long as that can help, and owns the list of faults. Used by the thread of the loop.
+    """Replaces lost workers as long as that can help, and adds each fault to the history.
 
-    Constructing it tells the groups to survive failures.
+    Only the thread of the loop calls it. Its constructor tells the groups to survive failures.
     """
 
     def __init__(
@@ -189,11 +203,13 @@ class Recovery:
         joined: Collection[str] = (),
         without_state: Callable[[Collection[str]], Collection[str]] = lambda lost: (),
     ) -> None:
-        """`tell`: called with a line for each fault. `patience_s`: seconds for calls of training components to end.
+        """`tell`: called with a line of text for each fault. `patience_s`: seconds for calls of training components to
+        end.
 
-        `replaceable`: components whose ranks have no state. `kept`: those of `replaceable` that are replaced only by
-        returning to a checkpoint. `joined`: those of `replaceable` that restart together. `without_state`: given the
-        components with lost ranks, returns the components whose state is in no checkpoint.
+        `replaceable`: components whose ranks have no state. `kept`: components of `replaceable` whose ranks are
+        replaced only by returning to a checkpoint. `joined`: components of `replaceable` that restart together.
+        `without_state`: takes the components with lost ranks and returns the components whose state is in no
+        checkpoint.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults = history.faults
@@ -239,10 +255,12 @@ class Recovery:
         make_room: Callable[[Lost], None] = lambda lost: None,
         back: bool = False,
     ) -> Fault:
-        """Replace the workers that `error` and the failures behind it have cost. Raises `error` if that is impossible.
+        """Replace the workers that were lost with `error`, and return the fault. Raises `error` if no recovery is
+        possible.
 
-        `make_room`: offloads other components from the accelerators of restarting ranks. `back`: the run returns to its
-        newest checkpoint in any case. After such a return, `went_back` has to be called.
+        `iteration`, `stage`: where the error happened. `redone_s`: seconds of work that are done again. `make_room`:
+        takes the ranks that restart and offloads other components from their accelerators. `back`: whether the run
+        returns to its newest checkpoint in any case; after such a return the caller has to call `went_back`.
         """
         began = first_failure_s(self._groups.values())
         came = time.monotonic()
@@ -282,9 +300,9 @@ class Recovery:
         return fault
 
     def went_back(self, redone_s: float) -> list[Fault]:
-        """Complete and return the faults for which the run returned to a checkpoint; all ranks have loaded it now.
+        """Complete and return the faults for which the run returned to a checkpoint. All ranks have loaded it by then.
 
-        `redone_s`: seconds of the iterations since the checkpoint; they count for the first of these faults.
+        `redone_s`: seconds of the iterations since the checkpoint; they are added to the first of these faults.
         """
         whole = _outlasted(self._going_back, time.monotonic() - self._began)
         whole[0] = dataclasses.replace(whole[0], redone_s=whole[0].redone_s + redone_s)
@@ -302,10 +320,11 @@ class Recovery:
         back: bool,
         make_room: Callable[[Lost], None],
     ) -> tuple[set[tuple[str, int]], list[Slot], bool]:
-        """Restart lost ranks, and ranks that are lost meanwhile.
+        """Restart lost ranks, and ranks that are lost during the restart.
 
-        Return the restarted ranks, the new slots of moved ranks, and whether the run has to return to a checkpoint.
-        Ranks at a place with _TRIES failures move to other accelerators. Raises the last error if there are none.
+        Return the restarted ranks as (component, rank), the new slots of moved ranks, and whether the run has to return
+        to a checkpoint. After _TRIES failures at one place, its ranks move to other accelerators. Raises the last error
+        if another try is not allowed, or if there are no other accelerators.
         """
         found = set[tuple[str, int]]()
         moved = dict[str, Slot]()
@@ -369,7 +388,10 @@ class Recovery:
                 ) from refusal
 
     def _move(self, error: WorkerError | WorkerTimeout) -> dict[str, Slot]:
-        """Move the ranks at the place of `error`; return owner -> new slot. Raises `error` if they cannot move."""
+        """Move the ranks from the place at which `error` happened to other accelerators.
+
+        Return owner -> new slot. Raises `error` if the ranks cannot move.
+        """
         if isinstance(error, WorkerTimeout):
             raise noted(error, f"{_TRIES} times now")
         slots = self._cluster.move(error.component, error.rank)
@@ -388,9 +410,9 @@ class Recovery:
         iteration: int,
         failures: Collection[str],
     ) -> None:
-        """Raise `error` if another try would repeat it, or if there were too many restarts.
+        """Raise `error` if another try would fail in the same way, or if there were too many restarts within an hour.
 
-        `failures`: places of earlier failures in this recovery; empty for the failure of the run itself.
+        `failures`: places of earlier failures in this recovery; empty if `error` is the one that began the recovery.
         """
         cause = error.cause if isinstance(error, WorkerError) else error
         # Non-finite numbers are handled by faults.on_poison.
@@ -424,7 +446,9 @@ class Recovery:
 
 
 def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
-    """Return faults with `recovery_s` set: the time until the next fault, or for the last one until now."""
+    """Return copies of the faults with `recovery_s` set: seconds until the next fault, for the last fault until
+    `now_s`.
+    """
     ends = [*(fault.at_s for fault in faults[1:]), now_s]
     return [
         dataclasses.replace(f, recovery_s=end - f.at_s)
@@ -450,7 +474,7 @@ def _accelerators(slot: Slot) -> str:
 
 
 def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | WorkerTimeout:
-    """Return the same error with a note in its text."""
+    """Return a copy of the error with `note` as the last line of its text."""
     if isinstance(error, WorkerError):
         return dataclasses.replace(error, what=f"{error.what}\n  {note}")
     problem = error.problem
@@ -460,7 +484,7 @@ def noted(error: WorkerError | WorkerTimeout, note: str) -> WorkerError | Worker
 
 
 def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
-    """Return the metrics of an iteration with these faults; empty without faults."""
+    """Return the metrics of these faults: their number and their seconds. Without faults, return no metrics."""
     if not faults:
         return {}
     return {
@@ -471,7 +495,7 @@ def fault_metrics(faults: Sequence[Fault]) -> dict[str, float]:
 
 
 def faults_of(history: History, *, train_s: float) -> dict[str, Any]:
-    """Return the faults of a run in the form of summary.json.
+    """Return the faults of a run as the block `faults` of summary.json.
 
     `train_s`: seconds of the iterations, without attempts that were repeated.
     """

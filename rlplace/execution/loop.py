@@ -52,7 +52,10 @@ from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
 
 
 class Loop:
-    """Runs iterations over launched worker groups. `version`: policy version that sync sends to the rollout ranks."""
+    """Runs iterations on launched worker groups, and owns the policy version.
+
+    `version`: the policy version that the next sync sends to the rollout ranks.
+    """
 
     recovery: Recovery | None = None  # None: the first failure is raised
     # Iteration -> metrics of samples that were generated ahead and are saved.
@@ -68,7 +71,10 @@ class Loop:
         first: int = 0,
         clock: Clock = CLOCK,
     ) -> None:
-        """`work`: the calls of an iteration. `first`: number of the first iteration."""
+        """`groups`: component -> its workers.
+
+        `work`: the calls of an iteration. `first`: number of the first iteration.
+        """
         self.clock = clock
         # Each iteration increases the version by one.
         self.version = first
@@ -116,8 +122,9 @@ class Loop:
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
         """Run all stages once. Return the reduced metrics of all components and the seconds of stages and moves.
 
-        With `evaluate`, the policy first answers held-out prompts. Raises WorkerError with stage and version,
-        WorkerTimeout if a stage exceeds its deadline, and StateLost if `go_back` has to be called.
+        `index`: number of the iteration, from 0. `evaluate`: whether the policy first answers held-out prompts. Raises
+        WorkerError with stage and version, WorkerTimeout if a stage exceeds its deadline, and StateLost if the caller
+        has to call `go_back`.
         """
         steps = dict(self._steps)
         if evaluate:
@@ -135,18 +142,21 @@ class Loop:
         return numbers | overhead(numbers, self._schedule.active, on_cores)
 
     def _outside_calls(self, iteration_s: float) -> dict[str, float]:
-        """Return the seconds and share of an iteration in which no worker was in a method that a stage calls."""
+        """Return the seconds, and the share of the iteration, in which no worker ran a method that a stage calls."""
         outside_s = max(0.0, iteration_s - self._in_calls_s)
         share = outside_s / iteration_s if iteration_s > 0 else 0.0
         return {"time/overhead_s": outside_s, "time/overhead_share": share}
 
     @property
     def held(self) -> dict[str, Residency]:
-        """Component -> residency that every rank has reached at least."""
+        """Component -> the residency that each of its ranks has reached at least."""
         return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:
-        """Answer held-out prompts with the newest weights after an iteration, then restore the residencies of learn."""
+        """Answer held-out prompts with the newest weights after iteration `index`, and return the metrics.
+
+        At its end, each component has its residency of the last stage again.
+        """
         evaluation, stage = self._evaluation()
         steps: dict[str, Sequence[Step]] = {}
         for each in self._schedule.stages:
@@ -156,20 +166,23 @@ class Loop:
         return self._numbers(steps, index)
 
     def _evaluation(self) -> tuple[Step, str]:
-        """Return the step that answers held-out data, and its stage."""
+        """Return the step that answers held-out data, and the name of the stage in which it runs."""
         step = self._work.evaluation
         assert step is not None, "only a job that has one is evaluated"
         return step, self._work.evaluated_in
 
     def save(self, folders: Mapping[str, Path]) -> None:
-        """Write the models of these components to their folders, after the last iteration. Raises as `iteration`."""
+        """Have workers write their models, after the last iteration. Raises the errors of `iteration`.
+
+        `folders`: component -> folder of its model.
+        """
         for attempt in self._attempts(self.version):
             with attempt:
                 for component, folder in folders.items():
                     self._save_model(component, folder)
 
     def _save_model(self, component: str, folder: Path) -> None:
-        """Write the model of a component, in a stage in which it has its weights."""
+        """Write the model of a component, in a stage in which its weights are on its accelerators."""
         held = [
             stage
             for stage in self._schedule.stages
@@ -183,7 +196,11 @@ class Loop:
     def _numbers(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the steps of each stage, from the start again after a fault; return metrics, seconds and faults."""
+        """Run the steps of each stage and return metrics, seconds and faults. After a fault, start again with the first
+        stage.
+
+        `works`: stage -> its steps.
+        """
         self._updating = False
         numbers: dict[str, float] = {}
         for attempt in self._attempts(index):
@@ -192,11 +209,11 @@ class Loop:
         return numbers | attempt.metrics
 
     def _attempts(self, index: int, *, back: bool = False) -> Iterator[Attempt]:
-        """Yield attempts at work before or in iteration `index`, until one of them is not ended by a fault.
+        """Yield attempts at work before or in iteration `index`, until an attempt ends without a fault.
 
-        Each attempt is a `with` around the work. After a fault that `recovery` handles, all ranks are reset first.
-        An attempt raises StateLost if a fault has changed or lost the state that the work starts from, or if `back` is
-        set.
+        Each attempt is the context manager of a `with` around the work. After a fault that `recovery` handles, all
+        ranks are reset before the next attempt. An attempt raises StateLost if a fault has changed or lost the state
+        that the work starts from, or if `back` is set.
         """
         faults: list[Fault] = []
         while True:
@@ -218,7 +235,10 @@ class Loop:
         error: WorkerError | WorkerTimeout,
         redone_s: float,
     ) -> Fault | None:
-        """Replace the workers that `error` has cost; None without `recovery`. `faults`: of earlier attempts."""
+        """Replace the workers that were lost with `error`, and return the fault; None if the loop has no `recovery`.
+
+        `faults`: the faults of earlier attempts. `redone_s`: seconds of work that are done again.
+        """
         if self.recovery is None:
             return None
         # With an asynchronous rollout, some iteration is always being learned.
@@ -240,7 +260,7 @@ class Loop:
         return fault
 
     def _begin_again(self, index: int) -> None:
-        """Reset all ranks, restarted ones too, to the start of the first stage."""
+        """Reset all ranks to the start of the first stage of iteration `index`, restarted ranks too."""
         self.usage.begin_again()
         self._arriving = ()
         self._leaving = ()
@@ -258,7 +278,10 @@ class Loop:
             self._move([move for move in moves if move.after >= move.before])
 
     def _drop(self, asked: Sequence[Pending]) -> None:
-        """Wait until ranks have reset; keep the metrics of what each rank dropped."""
+        """Wait until ranks have reset, and keep the metrics of what each rank dropped.
+
+        `asked`: calls of `begin_again`.
+        """
         for pending, ranks in zip(asked, self._wait(asked), strict=True):
             for call, lost in zip(pending.calls, ranks, strict=True):
                 known = self._dropped.get(call.slot.owner, {})
@@ -267,7 +290,11 @@ class Loop:
                 )
 
     def _make_room(self, index: int, lost: Lost) -> None:
-        """Offload components that take turns from the accelerators of restarting ranks, as at the start of a run."""
+        """Offload components from the accelerators of the restarting ranks `lost`, reset to the start of iteration
+        `index`.
+
+        Only components are offloaded that are off in some stage of the schedule.
+        """
         needed = set[int]().union(
             *(
                 self._groups[name].execute_on(ranks).accelerators
@@ -290,9 +317,10 @@ class Loop:
             self._wait([ranks.move(Residency.OFF) for ranks in leaving])
 
     def go_back(self, version: int, load: Callable[[], None]) -> None:
-        """Roll all ranks, restarted ones too, back to their state after iteration `version`, which `load` restores.
+        """Set all ranks back to their state after iteration `version`, restarted ranks too. `load` makes them load that
+        state.
 
-        Raises StateLost if it has to be called again.
+        Raises StateLost if the caller has to call `go_back` again.
         """
         self.version = version
         self._updating = False
@@ -304,17 +332,23 @@ class Loop:
         self._dropped = {}
 
     def started(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds of the start, by part, to the metrics of the next iteration."""
+        """Add the seconds of the start to the metrics of the next iteration.
+
+        `seconds`: part of the start -> seconds.
+        """
         self._meanwhile |= {
             f"time/start_{part}_s": value for part, value in seconds.items()
         }
 
     def count(self, fault: Fault) -> None:
-        """Add a fault between iterations to the metrics of the next iteration."""
+        """Add the metrics of a fault between iterations to the metrics of the next iteration."""
         self._meanwhile |= _added(self._meanwhile, fault_metrics([fault]))
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Have the workers of `components` copy their state and write it in background, to folders of these names."""
+        """Have workers copy their state and write the copies in the background, each component to `folder`/<component>.
+
+        Returns when all ranks have copied their state. Raises StateLost.
+        """
         # Component -> ranks that have not copied their state yet.
         left = {c: {slot.rank for slot in self._groups[c].slots} for c in components}
 
@@ -324,7 +358,10 @@ class Loop:
         self._meanwhile = attempt.metrics
 
     def _copy_state(self, folder: Path, left: Mapping[str, set[int]]) -> None:
-        """Have ranks copy their state. `left`: component -> ranks that have not done so yet; others are removed."""
+        """Have ranks copy their state.
+
+        `left`: component -> ranks that have not copied their state yet; ranks that have copied it are removed.
+        """
         asked = [
             self._groups[c].execute_on(ranks).write_state(str(folder / c))
             for c, ranks in left.items()
@@ -342,10 +379,11 @@ class Loop:
     def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
     ) -> dict[str, float]:
-        """Have the workers load what `write_state` saved, before the first iteration. Return their metrics.
+        """Have workers load the state that `write_state` saved, before the first iteration. Return the metrics of
+        loading.
 
-        Raises StateLost if a rank is lost meanwhile. `anew`: components without saved state; they start with the random
-        numbers of this iteration.
+        `components`: those that load. `anew`: components without saved state; their random numbers start as those of
+        this iteration. Raises StateLost if a rank is lost during loading.
         """
 
         loaded: dict[str, float] = {}
@@ -360,7 +398,7 @@ class Loop:
     def _load_together(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]
     ) -> dict[str, float]:
-        """Have all components load their state at the same time."""
+        """Have all components load their state at the same time. Return the metrics of loading."""
         with self._in(self._schedule.stages[0]):
             asked = [self._groups[c].read_state(str(folder / c)) for c in components]
             asked += [self._groups[c].begin_again(self.version) for c in anew]
@@ -370,9 +408,10 @@ class Loop:
     def _load_in_turns(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]
     ) -> dict[str, float]:
-        """Have one component after the other load its state, while all others are off.
+        """Have one component after the other load its state, while all other components are off. Return the metrics of
+        loading.
 
-        A custom worker needs all of its memory to load: it may be more than the first stage leaves to it.
+        A custom worker needs all of its memory to load, which may be more than the first stage leaves free for it.
         """
         reports: list[Metrics] = []
         with self._in(self._schedule.stages[0]):
@@ -392,7 +431,7 @@ class Loop:
         return Move(component=component, before=before, after=after)
 
     def can_save(self, components: Iterable[str]) -> bool:
-        """Whether these components hold the state after a whole iteration and can be asked to save it."""
+        """Return whether these components hold their state after a whole iteration, and are free to save it."""
         groups = [self._groups[c] for c in components]
         lost = self._updating or (
             self.recovery is not None and self.recovery.state_lost
@@ -402,7 +441,7 @@ class Loop:
     def _run_stages(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the steps of each stage in order; return metrics and seconds."""
+        """Run the steps of each stage in order. Return metrics and seconds. `works`: stage -> its steps."""
         reports: list[Metrics] = []
         self._in_calls_s = 0.0
         numbers: dict[str, float] = {"time/moves_s": 0.0}
@@ -453,9 +492,10 @@ class Loop:
         return numbers
 
     def _enter(self, stage: str) -> None:
-        """Execute the moves on entry: wait for all releases, check the room, then start the acquires.
+        """Execute the moves on entry to a stage: wait for all releases, check that there is room, then start the
+        acquires.
 
-        Each rank gets the acquires in one message with its next work, ahead of it.
+        Each rank gets its acquire in one message with its next work, before the work.
         """
         transition = (
             self._schedule.first
@@ -475,14 +515,14 @@ class Loop:
         self._arriving = self._ask(transition.acquires)
 
     def _hold(self) -> None:
-        """Collect the calls to each rank until the next wait, and send them as one message."""
+        """Have each group collect its calls until the next wait, so that each rank gets its calls as one message."""
         for group in self._groups.values():
             group.hold()
 
     def _releases_after(self, stage: str) -> tuple[Move, ...]:
-        """Return the releases of the next entry; empty after the last stage of an iteration.
+        """Return the releases on entry to the stage after `stage`; empty for the last stage of an iteration.
 
-        State is saved between iterations, from components that still are where they learned.
+        After the last stage, components stay where they are, since state is saved between iterations.
         """
         following = self._schedule.stages[self._schedule.stages.index(stage) + 1 :]
         if following:
@@ -505,7 +545,7 @@ class Loop:
         return asked
 
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
-        """Make the calls of a step and wait for all of them. Return the metrics of every rank."""
+        """Make the calls of a step and wait for all of them. Return the metrics of each rank."""
         if base_stage(stage) in self._work.trains:
             self._updating = True
         pending = [self._asked(call, index) for call in step.calls]
@@ -523,7 +563,10 @@ class Loop:
         return counted
 
     def _collected(self, pending: Sequence[Pending], step: Step) -> list[Metrics]:
-        """Wait for calls with results of any kind. Return the metrics that the workers have collected meanwhile."""
+        """Wait for calls whose results may be of any type.
+
+        Return the metrics that each rank has collected in these calls.
+        """
         components = dict.fromkeys(call.component for call in step.calls)
         # Metrics are requested in the same message, behind the work.
         taken = {c: self._groups[c].take_metrics() for c in components}
@@ -540,7 +583,7 @@ class Loop:
         return counted
 
     def _asked(self, call: Call, index: int) -> Pending:
-        """Start one call on all ranks of its component."""
+        """Start a call on all ranks of its component, and return the pending results."""
         values = {ITERATION: index, VERSION: self.version}
         method = getattr(self._groups[call.component], call.method)
         pending: Pending = method(*(values[name] for name in call.arguments))
@@ -550,14 +593,20 @@ class Loop:
         return [rank for group in self._worked(pending) for rank in group]
 
     def _worked(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
-        """Wait for calls that compute, and record the busy time of their accelerators."""
+        """Wait for calls that compute, record the busy time of their accelerators.
+
+        Return the results by call and rank.
+        """
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):
             self.usage.worked(call.group.name, call.seconds(), ranks)
         return results
 
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
-        """Return the results of calls, after all moves have ended: those started before, and those behind the calls."""
+        """Return the results of calls, by call and rank, after all pending moves have ended too.
+
+        Such moves are the acquires that were started before, and the releases that start behind the calls.
+        """
         before = self._arriving
         behind = self._ask(self._leaving)
         self._arriving = ()
@@ -598,5 +647,5 @@ class Loop:
 
 
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Return, for each name in `more`, the sum of both values."""
+    """Return name -> sum of its values in both mappings, for each name in `more`."""
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}

@@ -33,7 +33,7 @@ _ROUNDING = 0.05  # share of the predicted bytes; the accuracy of the memory pro
 
 
 class Resident(NamedTuple):
-    """The memory of one rank on one accelerator, after its last move."""
+    """The memory of one rank on one of its accelerators, after the rank's last move."""
 
     component: str
     rank: int
@@ -52,7 +52,7 @@ class Resident(NamedTuple):
 
 
 class _Beyond(NamedTuple):
-    """An excess on an accelerator over the memory proof: of all residents together, or of one resident."""
+    """Bytes on an accelerator beyond the memory proof. `together`: whether all residents are meant, or only `worst`."""
 
     problem: Problem
     worst: Resident
@@ -61,7 +61,7 @@ class _Beyond(NamedTuple):
 
 
 class MemoryMonitor:
-    """Compares measured with predicted bytes. The loop owns it and reports every move to it. `case`: the prediction."""
+    """Compares the measured bytes of every rank with the predicted bytes. The loop reports every move to it."""
 
     def __init__(
         self,
@@ -70,7 +70,11 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`verify`: an excess over the proof is reported once each ("warn"), or ends the run ("stop")."""
+        """`case`: the prediction. `verify`: "warn": each excess over the proof is reported once; "stop": it ends the
+        run.
+
+        `tell`: called with each excess that is reported.
+        """
         self._case = case
         self._placement = case.placement
         self._verify = verify
@@ -86,7 +90,10 @@ class MemoryMonitor:
         return self._case.ledger()
 
     def moved(self, component: str, reports: Sequence[MoveReport]) -> None:
-        """Record what all ranks of a component hold after a move."""
+        """Record the memory of a component after a move.
+
+        `reports`: one report for each of its ranks, in the order of ranks.
+        """
         self._now[component] = reports
         for residency in {report.residency for report in reports}:
             before = self._seen.get((component, residency), [0] * len(reports))
@@ -99,9 +106,10 @@ class MemoryMonitor:
     def _compare(self, component: str, reports: Sequence[MoveReport]) -> None:
         """Compare the bytes on the accelerators of these ranks with the memory proof.
 
-        Tolerated are the reserve, or 5 % of the prediction if that is more, and the proof's bytes for an engine's
-        process. If all residents of an accelerator exceed that together, AcceleratorOutOfMemory is raised, or the
-        excess is reported. If only one resident exceeds it, the excess is only reported, since all fit together.
+        The tolerance is the reserve, or 5 % of the prediction if that is more, and the proof's bytes for an engine's
+        process. If all residents of an accelerator together exceed it, AcceleratorOutOfMemory is raised or the excess
+        is reported, as `verify` says. If only one resident exceeds it, the excess is only reported, since all residents
+        together fit.
         """
         if not self._case.counts(component):
             # There is no prediction for this component.
@@ -131,7 +139,10 @@ class MemoryMonitor:
     def _beyond(
         self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]
     ) -> _Beyond | None:
-        """Return an overshoot if `among`, some or all of the residents, hold more than predicted plus the reserve."""
+        """Return the excess of residents over their predicted bytes; None within the tolerance.
+
+        `among`: the residents that are compared.
+        """
         measured = sum(r.size_bytes for r in among)
         predicted = sum(r.predicted_bytes for r in among)
         beyond = measured - predicted
@@ -160,7 +171,10 @@ class MemoryMonitor:
         return _Beyond(found, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
-        """Return the proof's bytes for an engine's process; the engine's measured bytes include them."""
+        """Return the predicted bytes of a resident's engine process while the engine sleeps; 0 without an engine.
+
+        The measured bytes of the engine include them.
+        """
         footprints = self._ledger.footprints[resident.component]
         return max(
             (f.held[resident.residency].get(Part.ASLEEP, 0) for f in footprints),
@@ -169,7 +183,7 @@ class MemoryMonitor:
 
     @property
     def held(self) -> Measurements:
-        """Component -> residency -> highest bytes per accelerator ever measured on any of its ranks."""
+        """Component -> residency -> the most bytes per accelerator that were measured on any rank of the component."""
         held: dict[str, dict[Residency, int]] = {}
         for (component, residency), ranks in self._seen.items():
             held.setdefault(component, {})[residency] = max(ranks)
@@ -177,7 +191,7 @@ class MemoryMonitor:
 
     @functools.cached_property
     def _occupants(self) -> Mapping[int, Sequence[tuple[str, int]]]:
-        """Map each accelerator to the (component, rank) pairs placed on it."""
+        """Return accelerator -> the (component, rank) pairs that are placed on it."""
         occupants: dict[int, list[tuple[str, int]]] = {}
         for component in self._placement.components:
             for slot in self._placement.slots(component):
@@ -186,7 +200,10 @@ class MemoryMonitor:
         return occupants
 
     def on(self, accelerator: int) -> list[Resident]:
-        """Return the ranks that hold memory on an accelerator, the largest first."""
+        """Return the memory of the ranks on an accelerator, the largest first.
+
+        Ranks that hold no memory are left out.
+        """
         found: list[Resident] = []
         for component, rank in self._occupants[accelerator]:
             report = self._now[component][rank] if component in self._now else None
@@ -206,10 +223,11 @@ class MemoryMonitor:
     # ── before it happens ────────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, moves: Sequence[Move], stage: str) -> None:
-        """Raise AcceleratorOutOfMemory if components that acquire memory have no room beside those that stay.
+        """Raise AcceleratorOutOfMemory if components that acquire memory have no room beside the components that stay.
 
-        Staying components count as measured. Acquiring ones count as measured earlier, or as predicted the first time.
-        If no staying component holds more than predicted, nothing is checked, since the plan fits.
+        `moves`: the acquires on entry to `stage`. Staying components count with their measured bytes. Acquiring
+        components count with bytes measured earlier, or with the predicted bytes the first time. If no staying
+        component holds more than predicted, nothing is checked, since the plan fits.
         """
         coming = {move.component: move.after for move in moves}
         for accelerator in sorted(
@@ -268,7 +286,10 @@ class MemoryMonitor:
     # ── after it happened ────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, error: WorkerError) -> WorkerError:
-        """Add the residents of the accelerator and a fix to an out-of-memory error; return other errors unchanged."""
+        """Return an out-of-memory error with its accelerator's residents and a fix added.
+
+        Return other errors unchanged.
+        """
         cause = error.cause
         held = self._case.schedule().residency.get(error.stage or "", {})
         if (
@@ -310,7 +331,12 @@ class MemoryMonitor:
         *,
         entering: bool,
     ) -> str | None:
-        """Return the nearest settings with which the plan fits, given what was measured beyond the prediction."""
+        """Return changed settings with which the plan fits although more was measured than predicted; None if there are
+        none.
+
+        `component`: the component that lacks memory, with its residency `after`. `lacking`: the missing bytes.
+        `entering`: whether memory is missing on entry to the stage, or in it.
+        """
         account = self._ledger.account(accelerator)
         load = next(
             m

@@ -22,7 +22,7 @@ _GENERATING = ("env", "rollout")  # the components that run ahead
 
 
 class Generated(NamedTuple):
-    """An iteration whose samples are all generated."""
+    """The calls and times of an iteration whose samples are all generated."""
 
     calls: tuple[Pending, ...]
     seconds: float  # from the first request to the last answer
@@ -30,7 +30,10 @@ class Generated(NamedTuple):
 
 
 class Generation:
-    """Tracks which iteration env and engines generate, and starts the next ones. No method waits."""
+    """Tracks which iterations env and engines generate, and starts the next ones. None of its methods waits.
+
+    `under_way`: the running calls. `admitting`: whether further iterations may start.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Generation:
         self._asked_for = -1
 
     def anew(self, first: int) -> Generation:
-        """Return a new Generation that starts with iteration `first`."""
+        """Return a new Generation with the same groups and limits. `first`: number of its first iteration."""
         ahead = self._ahead
         last = self._iterations
         return Generation(
@@ -70,17 +73,23 @@ class Generation:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the start in which env and engines generated."""
+        """Seconds in which env and engines have generated, since this Generation was made."""
         return self._over_s + (
             0.0 if self._began_s is None else self._clock.now() - self._began_s
         )
 
     def push(self, version: int) -> None:
-        """Note a new policy version. Busy engines load it between two steps; `go_on` makes idle engines load it."""
+        """Note a new policy version.
+
+        Engines at work load it between two of their steps; idle engines load it in `go_on`.
+        """
         self._pushed = version
 
     def go_on(self) -> None:
-        """Record finished iterations and start those that are due; start nothing after a failed call."""
+        """If all running calls have ended, record their iteration as generated and start the next one that is due.
+
+        After a failed call, nothing is started.
+        """
         calls = [call for pending in self.under_way for call in pending.calls]
         if not all(call.done() and call.exception() is None for call in calls):
             return
@@ -111,14 +120,14 @@ class Generation:
 
 
 def loop_of(schedule: Schedule) -> type[Loop]:
-    """Return the Loop class for a schedule. An asynchronous rollout ends with `runner.total_iterations`."""
+    """Return the class of the loop that runs a schedule: Overlap if rollout runs ahead of learning, else Loop."""
     if schedule.needs.ahead:
         return Overlap
     return Loop
 
 
 class Overlap(Loop):
-    """A Loop whose rollout runs ahead of learning, for schedules in which env and rollout stay resident."""
+    """A Loop whose rollout runs ahead of learning. In its schedules, env and rollout stay on their accelerators."""
 
     # Calls of the components that score samples while they are generated
     _scoring: Sequence[Pending] = ()
@@ -136,11 +145,11 @@ class Overlap(Loop):
         )
 
     def iteration(self, index: int, *, evaluate: bool = False) -> dict[str, float]:
-        """Run an iteration as Loop does.
+        """Run iteration `index` and return its metrics, as Loop does.
 
-        With `evaluate`, first wait until generation is idle, so that all answers come from one policy version.
-        `time/rollout_s`: seconds in which the samples of this iteration were generated. `time/overlap_s`: seconds of
-        this iteration in which samples of later iterations were generated.
+        `evaluate`: whether to wait until generation is idle and then evaluate, so that all answers come from one policy
+        version. Metric `time/rollout_s`: seconds in which the samples of this iteration were generated. Metric
+        `time/overlap_s`: seconds of this iteration in which samples of later iterations were generated.
         """
         generation = self._generation
         busy_s = self._generation.busy_s
@@ -182,12 +191,18 @@ class Overlap(Loop):
         super()._make_room(index, lost)
 
     def _forget_calls(self, index: int) -> None:
-        """Wait no longer for calls of generation and scoring; generate from iteration `index` on."""
+        """Forget the calls of generation and scoring, so that no wait includes them.
+
+        Generation starts with iteration `index`.
+        """
         self._generation = self._generation.anew(index)
         self._scoring = ()
 
     def write_state(self, folder: Path, components: Iterable[str]) -> None:
-        """Save as Loop does. If env is saved, first wait until generation is idle, so that all samples are saved."""
+        """Save the state of components as Loop does.
+
+        If `components` has env, first wait until generation is idle, so that all generated samples are saved.
+        """
         kept = tuple(components)
         if "env" in kept:
             for attempt in self._attempts(self.version):
@@ -216,7 +231,11 @@ class Overlap(Loop):
             self._wait([self._groups["env"].forget(self.version)])
 
     def _do(self, stage: str, step: Step, index: int) -> list[Metrics]:
-        """Make the calls of a step, except those of generation, which go on through all stages."""
+        """Make the calls of a step and return the metrics of each rank.
+
+        Calls of generation are not waited for, except in the last step that trains: it waits for the samples of this
+        iteration.
+        """
         if step is self._work.evaluation:
             self._wait_until(lambda: not self._generation.under_way, ())
             return super()._do(stage, step, index)
@@ -234,14 +253,20 @@ class Overlap(Loop):
         return metrics + self._gather([*over[index].calls, *self._scoring])
 
     def _push(self, step: Step, index: int) -> list[Metrics]:
-        """Push the new policy version; engines load it between two of their steps."""
+        """Have the actor push the new policy version, which engines load between two of their steps.
+
+        Return its metrics.
+        """
         pushing = [call for call in step.calls if call.component not in _GENERATING]
         pending = [self._asked(call, index) for call in pushing]
         self._generation.push(self.version)
         return self._gather(pending)
 
     def _begin_generating(self, step: Step, index: int) -> list[Metrics]:
-        """Start the iterations that are due and return at once: consumers take samples group by group."""
+        """Start scoring and the iterations that are due.
+
+        Return no metrics, and at once: samples are taken group by group.
+        """
         scoring = [call for call in step.calls if call.component not in _GENERATING]
         self._generation.admitting = True
         self._scoring = [self._asked(call, index) for call in scoring]
@@ -253,9 +278,10 @@ class Overlap(Loop):
         return super()._wait(pending)
 
     def _wait_until(self, over: Callable[[], bool], pending: Sequence[Pending]) -> None:
-        """Wait until `over` returns True, and keep env and engines going meanwhile.
+        """Wait until `over` returns True, and start further iterations of generation meanwhile.
 
-        A failure of a generation call or of a call in `pending` is raised for all of them.
+        `pending`: calls that are waited for. If one of them, or a call of generation or scoring, fails, the failure is
+        raised.
         """
         generation = self._generation
         deadline_s = self.clock.now() + self._timeout_s

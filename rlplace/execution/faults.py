@@ -446,8 +446,9 @@ class Recovery:
 
 
 def _outlasted(faults: Sequence[Fault], now_s: float) -> list[Fault]:
-    """Return copies of the faults with `recovery_s` set: seconds until the next fault, for the last fault until
-    `now_s`.
+    """Return copies of the faults with `recovery_s` set: the seconds until the next fault.
+
+    For the last fault, they are the seconds until `now_s`.
     """
     ends = [*(fault.at_s for fault in faults[1:]), now_s]
     return [

@@ -63,9 +63,9 @@ _OWN_BUILD = "components of a job are launched by JobComponent"
 
 
 class JobGroup(WorkerGroup):
-    """The worker group of one component of a job, as used by a training loop of the user's own.
+    """The worker group of one component of a job, for a training loop that the user writes.
 
-    Calls of an iteration need no arguments: the job counts iterations and policy versions.
+    Calls that belong to an iteration need no arguments: the job counts iterations and policy versions.
     """
 
     job: JobOnCluster | None = None  # the job; None while the group is being set up
@@ -88,7 +88,7 @@ class JobGroup(WorkerGroup):
     def _nothing(
         self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
     ) -> Pending:
-        """Return results that are ready at once: empty metrics for every rank."""
+        """Return pending results that are ready at once: empty metrics for each rank."""
         calls = [groups.Call(self.handles[rank].slot, method) for rank in ranks]
         for call in calls:
             call.set_result({})
@@ -98,7 +98,7 @@ class JobGroup(WorkerGroup):
 class JobOnCluster:
     """A job whose groups are launched one by one, with its plan, its channels and its position in the iteration.
 
-    Owned by the cluster. Creating it raises the same errors as `rlplace train`.
+    The cluster keeps it. `mapping`: the config of the job. Its constructor raises the errors of `rlplace train`.
     """
 
     def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:
@@ -136,7 +136,12 @@ class JobOnCluster:
         strategy: PlacementStrategy | None,
         worker: type[Worker] | None,
     ) -> WorkerGroup:
-        """Launch the group of a component on the slots that the plan gives it."""
+        """Launch the workers of a component on the slots that the plan gives it, and return their group.
+
+        `name`: name of the group in errors; None: `group_name` of its block, or the component's name. `strategy`: has
+        to give the slots of the plan; None: it is not compared. `worker`: a class derived from the planned one; None:
+        the planned class.
+        """
         from rlplace.runtime.run import own_channels
 
         spec = self.spec
@@ -177,7 +182,11 @@ class JobOnCluster:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """Prepare a call of a group. Return its arguments, completed with the iteration number and policy version."""
+        """Prepare a call of a group, and return its arguments with the iteration number or policy version added.
+
+        If the call belongs to a stage, all launched components get their residency of that stage first. `args`,
+        `kwargs`: the arguments that the user has given.
+        """
         if method in ("move", "onload", "offload"):
             self._note_move(component, method, args, kwargs)
             return args
@@ -195,7 +204,7 @@ class JobOnCluster:
     def enter(self, stage: str) -> None:
         """Move all launched components to their residency in a stage: releases first, then acquires.
 
-        Waits for running calls of components that release memory.
+        Returns when all moves have ended. A component ends its running call before it moves.
         """
         order = self._stages.index
         again = self._at is not None and order(stage) < order(self._at)
@@ -226,7 +235,10 @@ class JobOnCluster:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Note the residency after a move, whether the schedule or the user started it."""
+        """Note the residency of a component after a move that the schedule or the user has started.
+
+        `method`: "move", "onload" or "offload".
+        """
         residency = Residency.FULL if method == "onload" else Residency.OFF
         if method == "move":
             residency = args[0] if args else kwargs["to"]
@@ -235,7 +247,10 @@ class JobOnCluster:
     def _counted(
         self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """Return the arguments of a call, with the iteration number filled in where it is missing."""
+        """Return the arguments of a call, with the number of the iteration in place of each argument that is not given.
+
+        If the user has given the number of the iteration, the job counts on from it.
+        """
         given = [*args, *(kwargs[n] for n in call.arguments if n in kwargs)]
         if given and isinstance(given[0], int):
             self._iteration = given[0]
@@ -243,7 +258,7 @@ class JobOnCluster:
         return (*args, *(self._iteration for _ in left))
 
     def _check_partners(self, call: Call, step: Step) -> None:
-        """Raise ClusterError if a call needs another component that is not launched."""
+        """Raise ClusterError if a component that works in the same step as the call is not launched."""
         partners = dict.fromkeys(each.component for each in step.calls)
         missing = [
             c for c in partners if c not in self._groups or self._groups[c].closed
@@ -265,7 +280,10 @@ class JobOnCluster:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobGroupBuilder:
-    """A component of a job, ready to launch its group."""
+    """A component of a job whose group is not launched yet.
+
+    `worker`: a custom worker class; None: the planned class.
+    """
 
     public: type[JobComponent]
     component: str
@@ -279,11 +297,12 @@ class JobGroupBuilder:
         name: str | None = None,
         placement_strategy: PlacementStrategy | None = None,
     ) -> WorkerGroup:
-        """Start the workers on their slots of the plan; return when they are set up.
+        """Launch the workers on their slots of the plan, and return their group when they are set up.
 
         `name`: name of the group in errors; None: `group_name` of its block, or the component's name.
-        `placement_strategy`: None means `placement.get_strategy(component)`. The first launch of a job prepares the job
-        and makes its channels. Raises the errors of `rlplace train` before its start, ClusterError and WorkerError.
+        `placement_strategy`: has to give the slots of the plan; None: the slots of the plan. The first launch of a job
+        also prepares the job and makes its channels. Raises the errors that `rlplace train` raises before its start,
+        ClusterError and WorkerError.
         """
         mapping = {
             **self.mapping,
@@ -299,7 +318,7 @@ class JobGroupBuilder:
 
 
 class JobComponent:
-    """A component of a job under a public name. The config, not the name, decides the worker class.
+    """A public name for a component of a job. The config, not the name, decides which class the workers have.
 
     `create_group(cfg)` takes the whole config of a job, as a mapping or a DictConfig.
     """
@@ -317,10 +336,11 @@ class JobComponent:
         component: str | None = None,
         worker: type[Worker] | None = None,
     ) -> JobGroupBuilder:
-        """Return a builder of the group, to be launched.
+        """Return a builder whose `launch` starts the group of the component.
 
-        `component`: its name in `component_placement` if that differs from the role, such as "reward.math". `worker`: a
-        custom class derived from the shipped one. Raises WorkerMisuse if `cfg` is no config of a job.
+        `cfg`: the config of the job. `component`: name of the component in `component_placement`, such as
+        "reward.math"; None: the role. `worker`: a class derived from the shipped worker class; None: the shipped class.
+        Raises WorkerMisuse if `cfg` is no config of a job.
         """
         if isinstance(cfg, Config | OpenConfig) or not isinstance(cfg, Mapping):
             raise _no_config(cls, cfg, "no-mapping")
@@ -333,7 +353,7 @@ class JobComponent:
 
     @classmethod
     def check(cls, component: str, spec: JobSpec) -> None:
-        """Raise WorkerMisuse if the config has other workers than this name implies."""
+        """Raise WorkerMisuse if this public name does not fit the workers that the config gives the component."""
         if component not in spec.workers or cls.fits(component, spec):
             return
         worker = spec.workers[component].__name__
@@ -354,7 +374,7 @@ class JobComponent:
 
     @classmethod
     def fits(cls, component: str, spec: JobSpec) -> bool:
-        """Return whether this name may stand for a component of the job."""
+        """Return whether this public name fits the component: its role, its worker class and its engine."""
         if role_of(component) != cls.role:
             return False
         names = [kind.__name__ for kind in spec.workers[component].__mro__]
@@ -418,7 +438,7 @@ class TransformersRollout(JobComponent):
 
 
 class Rollout(JobComponent):
-    """The generating component with the engine that the config names; for simulators, torch."""
+    """The component that generates, with the engine that the config names; with simulators, a policy in torch."""
 
     role = "rollout"
 
@@ -438,14 +458,17 @@ PUBLIC: tuple[type[JobComponent], ...] = (
 
 
 def public_names(component: str, spec: JobSpec) -> str:
-    """Return the public name of the workers of a component."""
+    """Return the first public name that fits a component; the component's own name if there is none."""
     return next(
         (each.__name__ for each in PUBLIC if each.fits(component, spec)), component
     )
 
 
 def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
-    """Prepare a job for the machines of a cluster. Raises the errors of `rlplace train` before its start."""
+    """Return a job that is prepared for the machines of a cluster.
+
+    `mapping`: the config of the job. Raises the errors that `rlplace train` raises before its start.
+    """
     from rlplace.runtime.prepare import check_run, prepare
     from rlplace.runtime.run import job_spec
 
@@ -475,7 +498,7 @@ def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
 
 
 def _steps_of(spec: JobSpec) -> dict[tuple[str, str], dict[str, tuple[Call, Step]]]:
-    """Return (component, method) -> the stages that call it, in the order of an iteration."""
+    """Return (component, method) -> stage -> the call and its step, with the stages in the order of an iteration."""
     found: dict[tuple[str, str], dict[str, tuple[Call, Step]]] = {}
     by_stage: dict[str, Iterable[Step]] = dict(spec.work.of(spec.plan.schedule))
     if spec.work.evaluation is not None:
@@ -523,7 +546,7 @@ def _not_placed(component: str, placed: Sequence[str]) -> PlacementError:
 def _check_places(
     component: str, given: Sequence[Slot], planned: Sequence[Slot]
 ) -> None:
-    """Raise ClusterError if a strategy gives other slots than the plan."""
+    """Raise ClusterError if the nodes or accelerators of the `given` slots differ from those of the `planned` slots."""
     wanted = [(slot.node, slot.accelerators) for slot in given]
     if wanted == [(slot.node, slot.accelerators) for slot in planned]:
         return
@@ -571,7 +594,7 @@ def _another_config(
 
 
 def _differs(first: Any, second: Any, above: str) -> str:
-    """Return the path of the first key whose value differs."""
+    """Return the path of the first key with different values in the two configs. `above`: the path of both values."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in (*first, *second):
             if first.get(key) != second.get(key):

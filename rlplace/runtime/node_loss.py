@@ -38,9 +38,10 @@ def go_on(
     tell: Callable[[str], None],
     since: RlplaceError | None = None,
 ) -> tuple[Prepared, Resumed]:
-    """Return the job to continue with, and its checkpoint. Raises `lost` if the config or the machines do not allow it.
+    """Return the job to continue with after the loss of nodes, and the checkpoint to continue from.
 
-    `since`: the error of an earlier attempt with new workers, after `lost` was reported.
+    `tell`: called with lines of text for the user. `since`: the error of a later attempt with new workers; None: there
+    was no such attempt. Raises `lost` if the config or the remaining machines do not allow the run to continue.
     """
     faults = job.config.faults
     if faults.on_node_loss == "fail":
@@ -72,7 +73,7 @@ def go_on(
 
 
 def _resuming(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job, resumed from its own checkpoint, whatever another attempt has left in its folder."""
+    """Return the job with `resume` set to the run's own folder."""
     folder = str(lost.folder.absolute())
     config = dataclasses.replace(job.config, resume=folder)
     return dataclasses.replace(
@@ -98,7 +99,10 @@ def _waited(job: Prepared, tell: Callable[[str], None]) -> Prepared:
 
 
 def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job planned for the remaining machines; the same job if other machines replace the lost ones."""
+    """Return the job planned for the remaining machines. If other machines replace the lost ones, return `job` itself.
+
+    Raises ProblemsError if no plan for the remaining machines can be run.
+    """
     try:
         _await(job, 0.0)
     except (ClusterError, PlacementError):
@@ -118,7 +122,11 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
 
 
 def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
-    """Prepare and check the job with another cluster block, as before a launch. Raises ProblemsError."""
+    """Return the job prepared from the config `mapping`, which has another cluster block, and check that it can be
+    launched.
+
+    Raises ProblemsError.
+    """
     sources = {
         key: source
         for key, source in job.sources.items()

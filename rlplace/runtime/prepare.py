@@ -80,7 +80,7 @@ AnyConfig = Config | OpenConfig
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A valid job with its plan. Its `view` shows whether the job fits into memory."""
+    """A valid job with its plan. Its `view` says whether the job fits into memory."""
 
     config: Any  # of the job's own type, with the keys of its models' config.json
     plan: Plan
@@ -93,12 +93,12 @@ class Prepared:
 
     @property
     def refused(self) -> bool:
-        """Whether the job is rejected: it does not fit, and `memory.check` does not force it."""
+        """Whether the job does not fit into memory, and `memory.check` does not allow to run it all the same."""
         return not self.view.fits and self.config.memory.check == "refuse"
 
     @property
     def shortages(self) -> str:
-        """The shortages as text, with a note if the job is forced; "" for a job that fits."""
+        """The memory shortages as text, with a note if the job may run all the same; "" for a job that fits."""
         texts = [problem.render() for problem in self.view.shortages]
         if texts and not self.refused:
             texts.append(
@@ -117,11 +117,13 @@ def prepare(
     simulator: bool = False,
     topology: Topology | None = None,
 ) -> Prepared:
-    """Prepare the job of a config that is given as plain values, such as those of a YAML file.
+    """Read, check and plan the job of a config, and return it.
 
-    `topology`: the machines; None: those that the config declares. `simulator`: build a simulator to count the weights
-    of the policy; otherwise they are not counted. Raises ConfigError, PlacementError or ClusterError with every
-    problem.
+    `mapping`: the config as plain values, such as those of a YAML file. `name`: title of the plan. `sources`: key ->
+    file and line of its value. `words`: a command line that composes the config. `measured`: component -> residency ->
+    bytes on accelerators that an earlier run measured. `simulator`: whether to create a simulator to count the weights
+    of the policy; otherwise they are not counted. `topology`: the machines; None: those that the config declares.
+    Raises ConfigError, PlacementError or ClusterError with all problems.
     """
     places = sources or {}
     config, wrong = try_job(mapping, places)
@@ -163,7 +165,10 @@ def prepare(
 def _misplaced(
     mapping: Mapping[str, Any], wrong: Sequence[Problem], sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Report errors of the placement text too, unless other errors of the config can cause them."""
+    """Yield the problems of the placement texts too, if no other error of the config can have caused them.
+
+    `wrong`: the errors of the config. Their keys are removed before the placement is planned.
+    """
     left: dict[str, Any] = copy.deepcopy(dict(mapping))
     for known in wrong:
         key = known.key.partition("[")[0]
@@ -200,7 +205,10 @@ def _errors(problems: Sequence[Problem]) -> list[Problem]:
 def prepare_composed(
     composed: Composed, measured: Measurements | None = None, *, simulator: bool = False
 ) -> Prepared:
-    """Prepare a job from a result of `compose.with_hydra`."""
+    """Return the prepared job of a config that `compose.with_hydra` has composed.
+
+    The other arguments are those of `prepare`.
+    """
     name = composed.name
     sources = composed.sources
     words = composed.words
@@ -215,7 +223,7 @@ def prepare_composed(
 
 
 def planned_only(problems: Sequence[Problem]) -> str:
-    """Explain why a job can be planned and not run."""
+    """Return a text that lists the problems because of which a job can be planned but not run."""
     texts = "\n".join(problem.render() for problem in problems)
     return f"\nthis job can be planned, not run:\n{texts}"
 
@@ -224,7 +232,7 @@ def planned_only(problems: Sequence[Problem]) -> str:
 
 
 def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]:
-    """Report problems of things that the config names: a simulator, a task, custom classes."""
+    """Return the problems of things that the config names: a simulator, a task, custom classes."""
     problems = [
         *job_of(config).environment_problems(config),
         *check_sinks(name for name in config.runner.sinks if ":" in name),
@@ -236,7 +244,7 @@ def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]
 def check_plan(
     config: AnyConfig, plan: Plan, sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Report problems that a run of the plan would have on any machine."""
+    """Return the problems that a run of the plan would have on any machine."""
     problems = [
         *wrong_variables(config),
         *job_of(config).plan_problems(config, plan),
@@ -245,7 +253,10 @@ def check_plan(
 
 
 def missing_libraries(config: AnyConfig) -> list[Problem]:
-    """Report libraries that a run needs, a plan does not, and that are not installed."""
+    """Return the problem of libraries that a run needs, a plan does not need, and that are not installed.
+
+    Else an empty list.
+    """
     needed = ["numpy", "torch", "safetensors"]
     # The inline launcher runs threads of one process and needs none of these.
     if config.cluster.launcher == "ray":
@@ -266,9 +277,10 @@ def missing_libraries(config: AnyConfig) -> list[Problem]:
 def check_launch(
     config: AnyConfig, plan: Plan, sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Report what this machine lacks: libraries of sinks and engines, weights, a tokenizer.
+    """Return a problem for each thing that this machine lacks: libraries of sinks and engines, weights, a tokenizer.
 
-    Inside `ray job submit`, also report a missing Ray and output folders that the job would delete.
+    Inside `ray job submit`, also return problems of the Ray address and of an output folder that Ray deletes after the
+    job.
     """
     problems = check_sinks(name for name in config.runner.sinks if ":" not in name)
     problems += missing_variables(config)
@@ -279,9 +291,10 @@ def check_launch(
 
 
 def check_run(job: Prepared) -> list[Problem]:
-    """Report every problem that stops a run of a planned job before its workers start.
+    """Return every problem that stops a run of a planned job before its workers start.
 
-    A dry run makes everything that a run makes before its workers start. Simulators that Gymnasium ships are not built.
+    For a dry run, the objects that a run needs before its workers start are created too. Simulators that come with
+    Gymnasium are not created.
     """
     config = job.config
     lacking = [*job.not_run, *missing_libraries(config)] or check_launch(
@@ -294,14 +307,14 @@ def check_run(job: Prepared) -> list[Problem]:
 
 
 def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems that also stop a dry run; the others may not exist on another machine."""
+    """Return the problems that stop a dry run too. The other problems may not exist on another machine."""
     return [problem for problem in problems if problem.code not in _LACKING]
 
 
 def _with_sources(
     problems: Iterable[Problem], sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Add source places to problems that lack them, and drop duplicates from components that share a block."""
+    """Return the problems without duplicates. A problem without a source gets the file and line of its key."""
     return list(
         dict.fromkeys(
             dataclasses.replace(p, source=p.source or source_of(p.key, sources))
@@ -311,7 +324,7 @@ def _with_sources(
 
 
 def _job_problems(config: AnyConfig) -> Iterator[Problem]:
-    """Report problems of a process that Ray has started for a job, in a temporary folder if it has one."""
+    """Yield the problems of a process that Ray has started for a job: no address, or an output folder of the job."""
     if config.cluster.ray.address is None:
         yield problem(
             "inside-a-ray-job",

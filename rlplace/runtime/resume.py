@@ -154,16 +154,17 @@ _LONGEST = 40  # most characters of a value that are shown
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A checkpoint that a job may go on with."""
+    """A checkpoint from which a job may be resumed."""
 
     checkpoint: Checkpoint
     text: str  # description of the checkpoint and of the differences
 
 
 def resumed(job: Prepared) -> Resumed | None:
-    """Find the checkpoint that `resume` names; None if it names none, or if it is "auto" and there is none yet.
+    """Return the checkpoint that `resume` names, verified, with a text about it.
 
-    Raises ConfigError if there is no whole checkpoint, or if it belongs to another experiment.
+    None if `resume` is null, or if it is "auto" and the job has no checkpoint yet. Raises ConfigError if there is no
+    whole checkpoint, or if the checkpoint belongs to another experiment.
     """
     config = job.config
     if config.resume is None:
@@ -192,7 +193,11 @@ def resumed(job: Prepared) -> Resumed | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Rules:
-    """What a change of a key means; patterns of keys, as in the lists above."""
+    """Patterns of config keys, sorted by the effect that a change of the key has on a resumed run.
+
+    `safe`: no effect on numbers. `shapes`: the saved state cannot be loaded. `experiment`: another experiment. `task`:
+    another task.
+    """
 
     safe: Sequence[str]
     # Safe where both configs have a value.
@@ -205,7 +210,7 @@ class _Rules:
 
 
 def _rules(config: Any) -> _Rules:
-    """Return the rules for the keys of a config."""
+    """Return the rules for the keys of a config: those of the shipped jobs, or those of a custom job."""
     if not isinstance(config, OpenConfig):
         return _Rules(
             safe=_SAFE,
@@ -238,7 +243,7 @@ def _differences(before: Any, now: Any) -> Differences:
 
 
 def _written(config: Any) -> dict[str, object]:
-    """Return each key path, as a YAML file has it, with its value."""
+    """Return key path, as in a YAML file -> value, for all keys of a config."""
     if not isinstance(config, OpenConfig):
         return dict(_flat(config))
     # The keys of a component are the engine's, in its own record, and those of the worker.
@@ -249,7 +254,10 @@ def _written(config: Any) -> dict[str, object]:
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each key path with its value; placement blocks and lists count as values."""
+    """Yield each key path below `value` with its value. Lists, and mappings below the third level, count as values.
+
+    `key`: the path of `value` itself.
+    """
     if isinstance(value, tuple):
         value = [
             dict(_flat(each)) if dataclasses.is_dataclass(each) else each
@@ -272,13 +280,16 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
-    """Return whether this change leaves all numbers unchanged. The URL of a reward endpoint may change too."""
+    """Return whether the change of a key from `old` to `new` leaves all numbers of the run unchanged."""
     moved = _is(key, rules.safe_if_set) and None not in (old, new)
     return ".kwargs." not in key and (moved or _is(key, rules.safe))
 
 
 def _shapes(rules: _Rules, key: str, old: object, new: object) -> bool:
-    """Return whether the saved state cannot be loaded with this change. Another folder of weights can be loaded."""
+    """Return whether the saved state cannot be loaded after the change of a key from `old` to `new`.
+
+    Another path of a model (`*.model.path`) is allowed.
+    """
     averaged = _is(key, rules.shapes_if_unset) and None in (old, new)
     return averaged or (_is(key, rules.shapes) and not key.endswith(".model.path"))
 
@@ -322,7 +333,11 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
 def _other_task(
     job: Prepared, newest: Checkpoint, key: str, old: object, new: object
 ) -> Problem:
-    """Return the problem that "auto" found a run of another task; its fix names the newest run that can be resumed."""
+    """Return the problem that the newest checkpoint, found for "auto", belongs to a run of another task.
+
+    `key`: the key that differs, with its value `old` in the checkpoint and `new` in the job. The fix names the newest
+    run that can be resumed.
+    """
     fix = ANEW
     seen = set[Path]()
     for checkpoint in whole_ones(newest.run.parent):
@@ -375,7 +390,10 @@ def _text(
     differences: Differences,
     mapping: Mapping[str, Any],
 ) -> str:
-    """Describe the checkpoint, the keys and plans that differ, and the effect of each difference."""
+    """Return a text about the checkpoint, the keys and plans that differ, and the effect of each difference.
+
+    `mapping`: the config of the checkpoint.
+    """
     total = job.config.runner.total_iterations
     lines = [
         *checkpoint.notes,
@@ -398,7 +416,10 @@ def _text(
 
 
 def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
-    """Compare both plans; describe which state or data is divided anew."""
+    """Return lines of text that compare the plan of the checkpoint with the plan of the job.
+
+    `mapping`: the config of the checkpoint. The lines also say which state or data is divided anew among ranks.
+    """
     try:
         old = prepare(mapping, name="saved")
     except ProblemsError as error:  # machines or folders of then are not those of now
@@ -411,7 +432,10 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
 
 
 def _cut_anew(old: Plan, new: Plan, divided: Mapping[str, str]) -> list[str]:
-    """Describe the effects of other numbers of ranks. `divided`: component -> what its ranks divide between them."""
+    """Return lines of text about components whose number of ranks differs between the plans.
+
+    `divided`: component -> a phrase that says what its ranks divide.
+    """
     lines = []
     for component, what in divided.items():
         if component not in old.placement.components:

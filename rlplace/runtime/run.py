@@ -84,7 +84,7 @@ ERROR = "error.txt"  # file with the error that ended the run, if one did
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Everything that `run` needs to know of a job; `job_spec` makes it."""
+    """Everything about a job that `run` needs. `job_spec` makes it."""
 
     job: Job
     config: Any  # config of the job's own type
@@ -99,7 +99,7 @@ class JobSpec:
 
 
 def job_spec(config: Any, plan: Plan) -> JobSpec:
-    """Collect workers, arguments and metrics of a job from its config. The clock of the run starts here."""
+    """Return workers, arguments, memory and metrics of a job that is planned. The clock of the run starts here."""
     job = job_of(config)
     progress = Progress(measures=job.measures(config), began=time.perf_counter())
     case = job.memory(config, plan, build=True)
@@ -133,10 +133,12 @@ def run(
 ) -> Path:
     """Train until the last iteration, the goal, or a signal. Return the run's folder.
 
-    `resumed`: the checkpoint to continue from, in the folder of its run. `history`: faults of the same run before
-    NodeLost. `command`: the typed command, which is kept in the folder. The last printed line says where the policy is;
-    if an error is raised, the line is a note of the error. Raises ClusterError before anything trains, WorkerError if a
-    worker fails, NodeLost, Stopped. All processes are gone afterwards.
+    `report`: the plan as it is written into the folder. `resolved`: the composed config. `signals`: the signals that
+    can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from, in the folder of its run.
+    `history`: faults of the same run before NodeLost. `command`: the typed command, which is kept in the folder. The
+    last printed line says where the policy is; if an error is raised, the line is a note of the error. Raises
+    ClusterError before anything trains, WorkerError if a worker fails, NodeLost, Stopped. No process of the run is left
+    afterwards.
     """
     folder = (
         make_folder(Path(job.config.runner.output_dir) / report.name)
@@ -186,7 +188,10 @@ def run(
 
 
 def _exported(job: JobSpec) -> contextlib.AbstractContextManager[None]:
-    """Set the workers' environment variables in this process, since workers may be its threads or children."""
+    """Return a context manager that sets the workers' environment variables in this process.
+
+    Workers may be threads or child processes of this process.
+    """
     if (said := not_given(job.config)) is not None:
         _tell(said)
     config = job.config
@@ -198,14 +203,17 @@ def _exported(job: JobSpec) -> contextlib.AbstractContextManager[None]:
 
 
 def _can_go_on(folder: Path) -> bool:
-    """Return whether `resume=auto` finds a checkpoint of the run in `folder`."""
+    """Return whether `folder` has a checkpoint from which the run can be resumed."""
     with contextlib.suppress(ConfigError):
         return find(str(folder), Path()) is not None
     return False
 
 
 def _keep(command: Typed, folder: Path, job: JobSpec) -> None:
-    """Write the typed command and the shown plan into the run's folder. Raises OutputError."""
+    """Write the typed command, with the machine and the versions of libraries, into the run's folder.
+
+    Raises OutputError.
+    """
     nodes = job.plan.topology.nodes
     accelerators = [
         f"{each.count} {each.product or node.kind}"
@@ -349,7 +357,7 @@ def _run(
 
 
 def _not_ended(progress: Progress) -> dict[str, Any]:
-    """Return the state for the summary as it would be if this run did not reach its end."""
+    """Return the entries of summary.json for a run that has failed. They hold unless the run ends in another way."""
     before = {"iterations": progress.iterations, "train_s": progress.train_s}
     return {"state": "failed"} | (
         {"before_resume": before} if progress.iterations else {}
@@ -366,7 +374,7 @@ def _monitor(job: JobSpec) -> MemoryMonitor:
 
 @contextlib.contextmanager
 def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
-    """Set `state`, for summary.json, when the run finishes or is stopped."""
+    """Set `state["state"]`, for summary.json, when the block ends: finished, or stopped by a signal."""
     try:
         yield
         signals.check()
@@ -431,7 +439,10 @@ def _watched(
     groups: Mapping[str, WorkerGroup],
     channels: Mapping[str, Channel],
 ) -> Iterator[None]:
-    """Report stalls and detect workers that do not answer. Threads of this process need no such check."""
+    """Report stalled channels and detect workers that do not answer, during the block.
+
+    Workers that are threads of this process are not asked for an answer.
+    """
     stall_s = job.config.runner.watchdog_s
     heartbeat_s = job.config.faults.heartbeat_s
     with ExitStack() as watching:
@@ -451,9 +462,10 @@ def _naming_lost_nodes(
     loop: Loop | None = None,
     groups: Collection[WorkerGroup] = (),
 ) -> Iterator[None]:
-    """Raise NodeLost instead of an error, if the run has lost nodes after it was ready.
+    """Raise NodeLost in place of an error of the block, if the run has lost nodes after it was ready.
 
-    `newest`: returns the folder of the newest checkpoint.
+    `newest`: returns the folder of the newest checkpoint. `loop`, `groups`: the running loop and its workers, if there
+    are any yet.
     """
     try:
         yield
@@ -478,9 +490,10 @@ def _node_lost(
     under_way_s: float,
     folder: Path,
 ) -> NodeLost:
-    """Return the NodeLost error, and note the fault in case the run survives it.
+    """Return the NodeLost error, and note the fault in the history in case the run survives it.
 
-    `lost`: node rank -> address.
+    `lost`: node rank -> address. `failed_at_s`: monotonic time of the failure. `under_way_s`: seconds of the iteration
+    until then. `folder`: the folder of the newest checkpoint.
     """
     placement = job.plan.placement
     workers = [
@@ -513,7 +526,10 @@ def _node_lost(
 def _loaded(
     loop: Loop, saving: Saving, resumed: Checkpoint
 ) -> Mapping[str, int] | None:
-    """Have the workers load a checkpoint. Return the result of `_went_back` if it took more than one try, else None."""
+    """Have the workers load a checkpoint.
+
+    Return None if the first try succeeds, else the sizes of the metric files at the time of the checkpoint, in bytes.
+    """
     try:
         print(
             f"goes on after iteration {resumed.iteration}{saving.load(resumed)}",
@@ -525,7 +541,7 @@ def _loaded(
 
 
 def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
-    """Return the run to its newest checkpoint. Return the sizes of its metric files at that time."""
+    """Take the run back to its newest checkpoint. Return the sizes of its metric files at that time, in bytes."""
     assert loop.recovery is not None, (
         "without it, no state is lost for the run to outlast"
     )
@@ -567,12 +583,15 @@ def recovery_of(
 
 
 def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
-    """Return component -> path of its saved model."""
+    """Return component -> path at which its model is saved."""
     return job.job.saved_models(job.config, job.plan, folder)
 
 
 def _policy(policies: Mapping[str, Path] | None) -> str | None:
-    """Return the path of the trained policy: the actor's, else the first saved model."""
+    """Return the path of the trained policy: the actor's model, else the first saved model.
+
+    None if no model is saved.
+    """
     if not policies:
         return None
     return str(policies.get("actor") or next(iter(policies.values())))
@@ -587,7 +606,11 @@ def _report(
     *,
     whole: bool,
 ) -> None:
-    """Write the measurements, and write and print the summary. `whole`: only then is the run predicted."""
+    """Write the measurements, the summary and the pictures of a run into its folder, and print the summary.
+
+    `ended`: the entries of the summary so far. `whole`: whether the run has reached its end; only then its seconds are
+    compared with predicted ones.
+    """
     usage = loop.usage
     held = loop.memory.held
     placement = job.plan.placement
@@ -637,7 +660,10 @@ def _train(
     signals: Signals,
     observed: Observations,
 ) -> None:
-    """Run iterations until the last one, the goal or a signal, with evaluations on held-out data in between."""
+    """Run iterations until the last one, the goal or a signal, with evaluations on held-out data in between.
+
+    `sinks`: get the metrics of each iteration. `observed`: gets the seconds of each iteration without an evaluation.
+    """
     config = job.config
     progress = job.progress
     runner = config.runner
@@ -673,7 +699,7 @@ def _train(
 
 
 def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
-    """Launch all worker groups of the plan together, with its channels, and verify them against the plan."""
+    """Launch all worker groups of the plan together, with its channels. Return component -> its group."""
     plan = job.plan
     slots = {
         component: tuple(plan.placement.slots(component))
@@ -691,7 +717,7 @@ def launch(cluster: Cluster, job: JobSpec) -> dict[str, WorkerGroup]:
 
 
 def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:
-    """Make the channels of the plan; empty if it has none."""
+    """Make the channels of the plan, and return them by name."""
     plan = job.plan
     return {
         c.name: cluster.channel(
@@ -713,7 +739,7 @@ def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:
 def own_channels(
     job: JobSpec, channels: Mapping[str, Channel], component: str
 ) -> dict[str, Channel]:
-    """Return the channels that a component puts into or takes from."""
+    """Return name -> channel, for the channels that a component puts into or takes from."""
     return {
         c.name: channels[c.name]
         for c in job.plan.channels
@@ -722,7 +748,10 @@ def own_channels(
 
 
 def make_folder(parent: Path) -> Path:
-    """Make a folder below `parent`, named by date and time; two runs in one second get different names."""
+    """Make a folder below `parent`, named by date and time, and return it. Raises OutputError.
+
+    A second folder within the same second gets a number behind its name.
+    """
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
         parent.mkdir(parents=True, exist_ok=True)

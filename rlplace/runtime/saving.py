@@ -43,7 +43,10 @@ _DEAD_S = 5.0
 
 
 class Saving:
-    """Saves and restores through the loop's workers. Owns the run's checkpoint folder."""
+    """Saves and restores the state of a run through the workers of its loop.
+
+    Only this object writes checkpoints of the run.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Saving:
         texts: Mapping[str, str],
         progress: Progress,
     ) -> None:
-        """`texts`: file name -> text that goes into each checkpoint."""
+        """`folder`: the run's folder. `texts`: file name -> text that goes into each checkpoint."""
         self._config = config.checkpoint
         self._loop = loop
         self._folder = folder
@@ -79,7 +82,10 @@ class Saving:
         self._seconds = 0.0
 
     def load(self, checkpoint: Checkpoint) -> str:
-        """Have the workers load a checkpoint. Return a text about state that starts anew; "" if none does."""
+        """Have the workers load a checkpoint.
+
+        Return a text about state that starts anew; "" if there is nothing to say.
+        """
         self._saved = checkpoint.iteration
         self._newest = checkpoint
         optional = self._job.optional_state()
@@ -92,7 +98,10 @@ class Saving:
         return ahead + self._job.loaded_text(numbers, kept)
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
-        """Pass `kept` groups that were generated ahead to the loop; return a text about their use."""
+        """Tell the loop about groups of samples that were generated ahead. Return a text about their use.
+
+        `kept`: the number of such groups that env has loaded.
+        """
         generated = json.loads(checkpoint.text(RUN)).get("generated", {})
         if kept:
             self._loop.generated = {
@@ -106,18 +115,18 @@ class Saving:
 
     @property
     def newest(self) -> Path:
-        """Return the folder of the newest checkpoint that this run made or resumed from; else the run's folder."""
+        """The folder of the newest checkpoint that this run has made or loaded; the run's folder if there is none."""
         if self._newest is None:
             return self._folder
         return self._newest.folder
 
     def record(self) -> dict[str, Any]:
-        """Return the summary's entries: the newest checkpoint, and the seconds spent on saving."""
+        """Return the entries of the summary: the path of the newest checkpoint, and the seconds that saving took."""
         newest = None if self._newest is None else str(self._newest.folder)
         return {"checkpoint": newest, "save_s": self._seconds}
 
     def after_iteration(self) -> None:
-        """Start a checkpoint if one is due, and report one that has been completed."""
+        """Note the result of an earlier checkpoint if it is complete, then start a new one if one is due."""
         self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
         if self._config.every and self._progress.iterations % self._config.every == 0:
             self._begin(tuple(self._ranks))
@@ -128,23 +137,25 @@ class Saving:
         self._said(wait_s=self._longest_s)
 
     def rescue(self) -> None:
-        """Save all components except env, as they were after the last whole iteration, if that is possible."""
+        """After a failure, save all components except env as they were after the last whole iteration, if possible."""
         if self._progress.iterations and self._saved != self._progress.iterations:
             self._rescue(tuple(c for c in self._ranks if role_of(c) != "env"))
         self._said(wait_s=self._config.grace_s / 2)
 
     def without_state(self, lost: Collection[str]) -> set[str]:
-        """Return the components whose state the newest checkpoint lacks; all components without a checkpoint.
+        """Return the components whose state the newest checkpoint lacks; all components if there is no checkpoint.
 
-        A checkpoint being written is waited for, but only briefly if components that write it have `lost` ranks.
+        `lost`: components with lost ranks. First wait for the checkpoint that is being written, but only briefly if a
+        component of `lost` writes to it.
         """
         self._finish(lost)
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
 
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:
-        """Return the run to its newest checkpoint or its start. Return the sizes of its metric files at that time.
+        """Take the run back to its newest checkpoint or its start. Return the sizes of its metric files at that time,
+        in bytes.
 
-        Raises StateLost if it has to be called again.
+        Raises StateLost if the caller has to call the method again.
         """
         state = self._start
         saved = self._newest
@@ -219,7 +230,7 @@ class Saving:
         return {"progress": self._progress.state(), "files": metric_files(self._folder)}
 
     def _writer_was_replaced(self) -> bool:
-        """Return whether a rank that may have been writing was replaced since the last call."""
+        """Return whether a rank whose state is saved was replaced since the last call of this method."""
         faults = self._loop.recovery.faults if self._loop.recovery is not None else []
         recent = faults[self._faults :]
         self._faults = len(faults)
@@ -230,12 +241,19 @@ class Saving:
         )
 
     def _finish(self, lost: Collection[str] = ()) -> None:
-        """Wait for the checkpoint being written; only briefly if a rank that writes it is lost or was replaced."""
+        """Wait for the checkpoint that is being written. Wait only briefly if a rank that writes to it was replaced or
+        is lost.
+
+        `lost`: components with lost ranks.
+        """
         in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
         self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
 
     def _said(self, wait_s: float = 0.0) -> None:
-        """Wait up to `wait_s` seconds for the checkpoint being written, and report its result."""
+        """Wait up to `wait_s` seconds for the checkpoint that is being written.
+
+        Note it if it is complete, print its error.
+        """
         saved = self._saver.finish(wait_s) if wait_s else self._saver.poll()
         if saved is not None and saved.checkpoint is not None:
             self._newest = saved.checkpoint

@@ -33,32 +33,38 @@ STATE_FILE_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """Size and hash of a file as it was written."""
+    """Size in bytes and SHA-256 of a file at the time it was written."""
 
     bytes: int
     sha256: str
 
 
 def record_of(file: Path) -> FileRecord:
-    """Read a file and describe it. Raises OSError."""
+    """Read a whole file and return its size and hash. Raises OSError."""
     with open(file, "rb") as content:
         digest = hashlib.file_digest(content, "sha256")
         return FileRecord(bytes=content.tell(), sha256=digest.hexdigest())
 
 
 def report_written(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """Record that a rank has written these files, and no others, of its component's `folder`. Raises OSError."""
+    """Write the report of a rank that has written its files. Raises OSError.
+
+    `folder`: the folder of the rank's component. `names`: the files that the rank has written in it.
+    """
     files = {name: dataclasses.asdict(record_of(folder / name)) for name in names}
     write_whole(folder / f"rank_{rank:05}.json", json.dumps(files))
 
 
 def report_failed(folder: Path, rank: int, text: str) -> None:
-    """Record that a rank could not write its files. Raises OSError."""
+    """Write the report of a rank that could not write its files. `text`: the reason. Raises OSError."""
     write_whole(folder / f"rank_{rank:05}.failed", text)
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace a file by all of `text`, on the disk. Raises OSError; then the file is unchanged."""
+    """Replace the content of a file by `text`, and wait until it is on the disk.
+
+    Raises OSError and leaves the file unchanged.
+    """
     part = file.with_name(file.name + ".part")
     try:
         with open(part, "w", encoding="utf-8") as out:
@@ -72,14 +78,20 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def failed(folder: Path) -> tuple[str, str] | None:
-    """Return the first rank that could not write its files, and why; None where there is none."""
+    """Return the name and the reason of the first rank that could not write its files; None if there is no such rank.
+
+    `folder`: the folder of a component. A name is for example "rank_00001".
+    """
     for report in sorted(folder.glob("rank_*.failed")):
         return report.stem, report.read_text(encoding="utf-8")
     return None
 
 
 def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:
-    """Return the files of a component by name, or None while one of its ranks has not reported."""
+    """Return name -> record of all files of a component; None until each of its ranks has written its report.
+
+    `folder`: the folder of the component. `ranks`: its number of ranks.
+    """
     reports = [folder / f"rank_{rank:05}.json" for rank in range(ranks)]
     if not all(report.exists() for report in reports):
         return None

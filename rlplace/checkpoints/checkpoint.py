@@ -27,7 +27,7 @@ _THREADS = 8  # that hash files at once
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A whole checkpoint. `files`: by their path below `folder`, all but the manifest."""
+    """A whole checkpoint. `files`: path below `folder` -> record, for all files except the manifest."""
 
     folder: Path
     iteration: int  # number of iterations before it
@@ -40,15 +40,15 @@ class Checkpoint:
 
     @property
     def run(self) -> Path:
-        """Return the folder of the run that wrote it."""
+        """The folder of the run that wrote the checkpoint."""
         return self.folder.parent.parent
 
     def text(self, name: str) -> str:
-        """Return config.yaml, plan.json or run.json."""
+        """Return the text of config.yaml, plan.json or run.json. `name`: the name of the file."""
         return (self.folder / name).read_text(encoding="utf-8")
 
     def manifest(self) -> str:
-        """Return the text of its manifest."""
+        """Return the text of the checkpoint's manifest, which is JSON."""
         values: dict[str, Any] = {"format": FORMAT}
         for field in dataclasses.fields(self):
             if field.name not in ("folder", "notes"):
@@ -61,10 +61,10 @@ class Checkpoint:
 
 
 def read(folder: Path, key: str = "resume") -> Checkpoint:
-    """Read the manifest and compare the sizes of all files with it.
+    """Return the checkpoint in a folder, after its manifest is compared with the sizes of all files.
 
-    Raises ConfigError about `key`, with every file that differs, and OSError for files that
-    cannot be read.
+    `key`: the config key or argument that errors are about. Raises ConfigError with every file whose size differs, and
+    OSError for files that cannot be read.
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
@@ -95,9 +95,9 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
 
 
 def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
-    """Return the values of a manifest in their types.
+    """Return the checkpoint that a manifest describes. `values`: the manifest as JSON values.
 
-    Raises ValueError, KeyError, TypeError or AttributeError for others.
+    Raises ValueError, KeyError, TypeError or AttributeError if the values are not those of a manifest.
     """
     files = {}
     for name, record in values["files"].items():
@@ -121,7 +121,7 @@ def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
 
 
 def _inside(name: str) -> str:
-    """Return the path of a file below a checkpoint. Raises ValueError where it leads outside."""
+    """Return `name` unchanged. Raises ValueError if the path leads outside of the checkpoint's folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r} is outside of the checkpoint")
@@ -129,7 +129,10 @@ def _inside(name: str) -> str:
 
 
 def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
-    """Compare the size of a file with its record; None where they are equal."""
+    """Return the problem of a file that is missing, or whose size differs from its record.
+
+    None if the sizes are equal.
+    """
     expected = record.bytes
     if not file.is_file():
         return codes.problem(
@@ -147,7 +150,10 @@ def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
 
 
 def changed_files(checkpoint: Checkpoint, key: str = "resume") -> list[Problem]:
-    """Read all files and compare their SHA-256 with the manifest. Raises OSError."""
+    """Return a problem for each file whose SHA-256 differs from the manifest. All files are read. Raises OSError.
+
+    `key`: the config key or argument that the problems are about.
+    """
 
     def compare(name: str) -> Problem | None:
         file = checkpoint.folder / name

@@ -32,11 +32,12 @@ _LISTED = 5  # folders that an error names
 
 
 def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
-    """Return the checkpoint that `resume` names: a run's newest, or one by its folder.
+    """Return the checkpoint that `resume` names.
 
-    "auto": the newest whole one of all `runs` of a job, with its files compared, and with a
-    note on every newer one that is damaged or cannot be read; None where the job has none
-    yet. Raises ConfigError about `key`.
+    `resume`: the folder of a run, for its newest checkpoint, the folder of a checkpoint, or "auto", for the newest
+    whole checkpoint of all runs of the job. `runs`: the folder of the job's runs. `key`: the config key or argument
+    that errors are about. With "auto", the files are compared with their hashes, the result has a note about each newer
+    checkpoint that is damaged or cannot be read, and None means that the job has no checkpoint yet. Raises ConfigError.
     """
     try:
         if resume == AUTO:
@@ -47,7 +48,10 @@ def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
 
 
 def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
-    """Compare the SHA-256 of all files with the manifest. Raises ConfigError with every file that differs."""
+    """Raise ConfigError with every file of a checkpoint whose SHA-256 differs from the manifest. All files are read.
+
+    `key`: the config key or argument that the error is about.
+    """
     try:
         problems = changed_files(checkpoint, key)
     except OSError as error:
@@ -57,7 +61,11 @@ def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
 
 
 def whole_ones(runs: Path) -> Iterator[Checkpoint]:
-    """Yield the whole checkpoints of all `runs`, in the order in which "auto" looks at them; files are not compared."""
+    """Yield the whole checkpoints of all runs of a job, in the order in which "auto" tries them. Hashes are not
+    compared.
+
+    `runs`: the folder of the job's runs.
+    """
     for folder in _all(runs, [], "resume"):
         # Damaged and unreadable ones are passed over.
         with contextlib.suppress(ConfigError, OSError):
@@ -65,7 +73,7 @@ def whole_ones(runs: Path) -> Iterator[Checkpoint]:
 
 
 def folders_of(run: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, damaged ones too, the newest first."""
+    """Return the folders of a run's checkpoints, damaged checkpoints too, the newest first."""
     folder = run / FOLDER
     if not folder.is_dir():
         return []
@@ -74,16 +82,16 @@ def folders_of(run: Path) -> list[Path]:
 
 
 def _order(folder: Path) -> tuple[int, int]:
-    """Return iteration and attempt of a checkpoint."""
+    """Return the iteration of a checkpoint, and the number of the attempt at this iteration, from the folder's name."""
     named = NAME.fullmatch(folder.name)
     assert named is not None
     return int(named[1]), int(named[2] or 0)
 
 
 def _newest(runs: Path, key: str) -> Checkpoint | None:
-    """Return the newest whole checkpoint; None where there is none at all.
+    """Return the newest whole checkpoint of a folder of runs, with its files compared; None if there is no checkpoint.
 
-    Raises ConfigError with the problems of all where none is whole.
+    Raises ConfigError with the problems of all checkpoints if none of them is whole.
     """
     passed: list[Problem] = []  # of newer ones
     for folder in _all(runs, passed, key):
@@ -106,7 +114,7 @@ def _newest(runs: Path, key: str) -> Checkpoint | None:
 
 
 def _passed_over(problem: Problem) -> str:
-    """Write the note on a newer checkpoint with a problem."""
+    """Return a note about a newer checkpoint that is not used because of a problem."""
     note = f"passed over: {problem.what}: {problem.got}"
     if problem.why:
         note += f": {problem.why}"
@@ -114,9 +122,10 @@ def _passed_over(problem: Problem) -> str:
 
 
 def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
-    """Yield the checkpoints of the run that saved last, newest first, then those of the run before it.
+    """Yield the checkpoint folders of the run that saved last, newest first, then those of the run that saved before
+    it.
 
-    Runs that another user keeps closed are added to `unreadable` instead.
+    `unreadable`: gets the problem of each run that this user may not read.
     """
     if not runs.is_dir():
         return
@@ -134,7 +143,10 @@ def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
 
 
 def _saved_at(folder: Path) -> tuple[int, str]:
-    """Return when a checkpoint was complete, in nanoseconds, and its path, by which to sort."""
+    """Return the time at which a checkpoint was complete, in nanoseconds, and its path.
+
+    Both together are a sort key.
+    """
     last = folder / MANIFEST
     if not last.exists():
         last = folder
@@ -142,7 +154,7 @@ def _saved_at(folder: Path) -> tuple[int, str]:
 
 
 def _named(path: Path, runs: Path, key: str) -> Checkpoint:
-    """Return the checkpoint that a path names. Raises ConfigError with another one as the fix."""
+    """Return the checkpoint that a path names. Raises ConfigError whose fix is another checkpoint, if there is one."""
     if not path.exists():
         raise _missing(path, runs, key)
     folders = _folders(path)
@@ -159,7 +171,10 @@ def _named(path: Path, runs: Path, key: str) -> Checkpoint:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the checkpoints that a path names, the newest first."""
+    """Return the checkpoint folders that a path names, the newest first.
+
+    `path`: the folder of a checkpoint, of a run's checkpoints, or of a run.
+    """
     if _is_one(path):
         return [path]
     if path.name == FOLDER:
@@ -168,13 +183,16 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _is_one(path: Path) -> bool:
-    """Whether a path is the folder of a checkpoint, whole or not."""
+    """Return whether a path is the folder of a checkpoint, whole or damaged."""
     named = NAME.fullmatch(path.name) is not None
     return path.is_dir() and named and path.absolute().parent.name == FOLDER
 
 
 def _with_fix(problems: Sequence[Problem], damaged: Path, key: str) -> ConfigError:
-    """Offer the newest other checkpoint of the run that is whole."""
+    """Return the error of a damaged checkpoint. The fix is the newest other checkpoint of the run that is whole.
+
+    `damaged`: the folder of the checkpoint.
+    """
     fix = _without(key) + ", or bring back the file"
     for folder in folders_of(damaged.parent.parent):
         if folder != damaged and _whole(folder):
@@ -190,14 +208,14 @@ def _without(key: str) -> str:
 
 
 def _taking(path: Path, key: str) -> str:
-    """Write the words of a command line that name a checkpoint: a key of the config, or an argument by its place."""
+    """Return a word of the command line that names a checkpoint: "resume=<path>", or the path alone for an argument."""
     if key == "resume":
         return shlex.quote(f"{key}={path}")
     return shlex.quote(str(path))
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a checkpoint can be read and all sizes are right."""
+    """Return whether a checkpoint can be read and all files have the size that the manifest says."""
     try:
         read(folder)
     except (ConfigError, OSError):
@@ -206,7 +224,10 @@ def _whole(folder: Path) -> bool:
 
 
 def _offered(places: Iterable[Path]) -> Path | None:
-    """Return the newest whole checkpoint of the first folder of runs that has one."""
+    """Return the newest whole checkpoint of the first place that has one; None if no place has one.
+
+    `places`: folders of runs.
+    """
     for place in places:
         for folder in _all(place, [], ""):
             if _whole(folder):
@@ -215,7 +236,10 @@ def _offered(places: Iterable[Path]) -> Path | None:
 
 
 def _missing(path: Path, runs: Path, key: str) -> ConfigError:
-    """Return the error of a path that does not exist. The fix is a similar path, else the job's newest checkpoint."""
+    """Return the error about a path that does not exist. The fix is a similar path, else the job's newest checkpoint.
+
+    `runs`: the folder of the job's runs. `key`: the config key or argument that the error is about.
+    """
     absolute = path.absolute()
     above = next(parent for parent in absolute.parents if parent.exists())
     lacking, *rest = absolute.relative_to(above).parts
@@ -250,7 +274,11 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
 
 
 def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
-    """Return the error of a path without a checkpoint. The fix is one below it, else the job's newest one."""
+    """Return the error about a path without a checkpoint. The fix is a checkpoint below it, else the job's newest
+    checkpoint.
+
+    `runs`: the folder of the job's runs. `key`: the config key or argument that the error is about.
+    """
     code = "not-a-checkpoint"
     error = "neither"
     if path.name.endswith(PART):

@@ -32,7 +32,7 @@ _GIVE_UP_S = 1.0  # that a cancelled thread has to end
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The driver's part of a checkpoint. The rest is in the components' folders."""
+    """What the driver adds to the state that components write: the driver's texts and the entries of the manifest."""
 
     ranks: Mapping[str, int]  # of each component that writes its state
     texts: Mapping[str, str]  # config.yaml, plan.json, run.json
@@ -43,7 +43,10 @@ class Contents:
 
 
 class Store:
-    """Writes and keeps the checkpoints of a run; one at a time, by the process that has locked the run."""
+    """Writes the checkpoints of a run, one at a time, and removes old ones.
+
+    Only the process that has locked the run uses it.
+    """
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
         self._run = run
@@ -52,9 +55,9 @@ class Store:
         self._keep_best = keep_best
 
     def begin(self, iteration: int, components: Iterable[str]) -> Path:
-        """Make the folder in which a checkpoint is written, with one for each component. Raises OutputError.
+        """Make the folder in which a checkpoint is written, and in it a folder for each component. Return the folder.
 
-        The rests of checkpoints that were never whole are removed.
+        Folders of checkpoints that were never completed are removed. Raises OutputError.
         """
         for left in self._folder.glob(f"*{PART}"):
             # A rank that is late may still write there: then it is removed next time.
@@ -83,9 +86,11 @@ class Store:
         timeout_s: float,
         cancelled: threading.Event,
     ) -> Checkpoint:
-        """Wait until all ranks have written, then make the checkpoint valid, whole and at once.
+        """Wait until all ranks have written, then turn the folder `part` into a valid checkpoint, and return the
+        checkpoint.
 
-        Raises OutputError; then `part` is removed and the other checkpoints are unchanged.
+        `timeout_s`: most seconds to wait for the ranks. `cancelled`: ends the wait when it is set. Raises OutputError;
+        then `part` is removed, and the other checkpoints are unchanged.
         """
         try:
             files = self._collect(part, contents, timeout_s, cancelled)
@@ -104,7 +109,10 @@ class Store:
         timeout_s: float,
         cancelled: threading.Event,
     ) -> dict[str, FileRecord]:
-        """Return the files of all components, once they are written. Raises OutputError and OSError."""
+        """Wait until all ranks have written. Return path below `part` -> record, for the files of all components.
+
+        Raises OutputError and OSError.
+        """
         deadline_s = time.monotonic() + timeout_s
         files = dict[str, FileRecord]()
         for component, ranks in contents.ranks.items():
@@ -147,7 +155,10 @@ class Store:
     def _publish(
         self, part: Path, contents: Contents, files: Mapping[str, FileRecord]
     ) -> Checkpoint:
-        """Write the driver's part, then rename. All files are on the disk before the name is. Raises OSError."""
+        """Write the driver's files into `part`, then rename it. Return the checkpoint. Raises OSError.
+
+        All files are on the disk before the folder has its final name.
+        """
         # The reports of the ranks are in the manifest from now on.
         for component in contents.ranks:
             for report in (part / component).glob("rank_*.json"):
@@ -177,10 +188,11 @@ class Store:
         return checkpoint
 
     def retain(self, newest: Checkpoint) -> None:
-        """Point `latest` at a checkpoint; remove those that are neither among the newest nor among the best.
+        """Make `latest` name the newest checkpoint, and remove checkpoints that are neither among the newest nor among
+        the best.
 
-        Checkpoints of the same or later iterations are from before the run was resumed at an
-        earlier one: they are removed too. Damaged ones stay: their score is not known. Raises
+        Checkpoints of the same or a later iteration are left from a time before the run was resumed from an earlier
+        checkpoint, so they are removed too. Damaged checkpoints stay, since their score is not known. Raises
         OutputError.
         """
         try:
@@ -192,7 +204,7 @@ class Store:
             raise OutputError.of(self._folder, error) from error
 
     def _surplus(self, newest: Checkpoint) -> list[Path]:
-        """Return the checkpoints to remove."""
+        """Return the folders of the checkpoints that `retain` removes."""
         others: list[Checkpoint] = []  # newest first
         for folder in folders_of(self._run):
             if folder != newest.folder:
@@ -216,7 +228,7 @@ class Store:
 
 
 def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Wait until the names of a folder's files are on the disk. Raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)
@@ -225,7 +237,10 @@ def _sync(folder: Path) -> None:
 
 
 def _check_failed(part: Path, components: Iterable[str]) -> None:
-    """Raise OutputError where a rank has reported that it could not write."""
+    """Raise OutputError if a rank of these components has reported that it could not write.
+
+    `part`: the checkpoint's folder.
+    """
     for component in components:
         failure = failed(part / component)
         if failure is not None:
@@ -246,20 +261,26 @@ def _check_failed(part: Path, components: Iterable[str]) -> None:
 
 
 def _not_written(part: Path, error: str) -> Problem:
-    """Return the problem of a checkpoint that does not become valid. `error`: its name in the texts."""
+    """Return the problem of a checkpoint that was not completed. `error`: which text of the problem's code applies."""
     return problem("checkpoint-not-written", _KEY, str(part), error=error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """The end of saving. With a checkpoint and an error: it is whole, and old ones could not be removed."""
+    """The result of saving.
+
+    If it has a checkpoint and an error, the checkpoint is whole, but old ones could not be removed.
+    """
 
     checkpoint: Checkpoint | None
     error: RlplaceError | None
 
 
 class Saver:
-    """Commits one checkpoint at a time behind the run. Nothing here raises: the run goes on without a checkpoint."""
+    """Completes one checkpoint at a time in a thread.
+
+    No method raises an error: without a checkpoint, the run goes on.
+    """
 
     def __init__(self, store: Store, *, timeout_s: float) -> None:
         self._store = store
@@ -270,11 +291,11 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Return whether a checkpoint was started whose end `poll` or `finish` has not returned yet."""
+        """Whether a checkpoint was started whose result neither `poll` nor `finish` has returned yet."""
         return self._thread is not None
 
     def start(self, part: Path, contents: Contents) -> None:
-        """Begin to wait for the ranks that write `part`."""
+        """Start the thread that waits for the ranks and completes the checkpoint in the folder `part`."""
         assert not self.busy, "one checkpoint is written at a time"
         self._cancelled = threading.Event()
         self._saved = []
@@ -285,11 +306,15 @@ class Saver:
         self._thread.start()
 
     def poll(self) -> Saved | None:
-        """Return the end of saving, once; None while it is under way, or where nothing was started."""
+        """Return the result of saving, once; None while the checkpoint is being written, or if none was started."""
         return self._take(0.0)
 
     def finish(self, timeout_s: float) -> Saved | None:
-        """Wait for the checkpoint under way at most `timeout_s`; then give it up."""
+        """Wait at most `timeout_s` seconds for the checkpoint that is being written, and return the result. Then give
+        it up.
+
+        None if no checkpoint was started.
+        """
         saved = self._take(timeout_s)
         if saved is not None or not self.busy:
             return saved
@@ -309,7 +334,10 @@ class Saver:
         return Saved(checkpoint=None, error=OutputError(late))
 
     def _take(self, timeout_s: float) -> Saved | None:
-        """Wait for the thread; return its result, once."""
+        """Wait at most `timeout_s` seconds for the thread.
+
+        Return its result, once; None if it has not ended or was not started.
+        """
         if self._thread is None:
             return None
         self._thread.join(timeout_s)
@@ -325,7 +353,10 @@ class Saver:
         cancelled: threading.Event,
         saved: list[Saved],
     ) -> None:
-        """Commit a checkpoint and remove old ones; add the result to `saved`. Runs in the thread."""
+        """Complete a checkpoint, remove old ones, and append the result to `saved`. Runs in the thread.
+
+        The result is appended before old checkpoints are removed, and again at the end.
+        """
         checkpoint = None
         error: RlplaceError | None = OutputError(_not_written(part, "bug"))
         try:
@@ -346,10 +377,9 @@ class Saver:
 
 @contextlib.contextmanager
 def lock(run: Path) -> Iterator[None]:
-    """Keep a run's folder for this process until the end of the block; the system frees it when the process dies.
+    """Lock a run's folder for this process during the block. The system releases the lock if the process dies.
 
-    Raises ConfigError where another process has it, and OutputError where the folder cannot
-    be written.
+    Raises ConfigError if another process has locked the folder, and OutputError if the folder cannot be written.
     """
     try:
         file = _locked(run)
@@ -360,7 +390,7 @@ def lock(run: Path) -> Iterator[None]:
 
 
 def in_use(run: Path) -> bool:
-    """Return whether a process has locked the run; False also where that cannot be found out."""
+    """Return whether a process has locked the run; False if the lock file cannot be read."""
     try:
         with open(run / LOCK, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -372,7 +402,10 @@ def in_use(run: Path) -> bool:
 
 
 def _locked(run: Path) -> TextIO:
-    """Return the locked file with this process in it. Raises ConfigError and OSError."""
+    """Lock the lock file of a run, write this process into it, and return the open file.
+
+    Raises ConfigError and OSError.
+    """
     file = open(run / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  `lock` closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ _ELSEWHERE = "OUT=<a place with free space that you may write to>"
 
 
 def check_component(checkpoint: Checkpoint, component: str) -> None:
-    """Raise ConfigError where a checkpoint has no weights of a component."""
+    """Raise ConfigError if a checkpoint has no weights of a component."""
     there = [name for name in _TRAINED if name in checkpoint.ranks]
     if component in there:
         return
@@ -47,7 +47,11 @@ def check_component(checkpoint: Checkpoint, component: str) -> None:
 
 
 def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
-    """Raise ConfigError if something exists at the output path, or if its name has none of the endings `files`."""
+    """Raise ConfigError if `out` exists, has no file name, or has the ending of a kind of file that cannot be written.
+
+    `files`: the allowed endings; empty if `out` has to be a folder. `number`: the first number of a free name that the
+    error proposes.
+    """
     near = did_you_mean(out.suffix[1:], [end[1:] for end in files])
     if (
         not out.exists()
@@ -81,7 +85,10 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
 
 @contextlib.contextmanager
 def written(out: Path) -> Iterator[None]:
-    """Yield a temporary path; it becomes `out` once the block has written it. Raises OutputError."""
+    """Make the parent folder of `out`, then run the block that writes `out`.
+
+    Raises OutputError about `OUT` if that fails.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -10,7 +10,10 @@ from rlplace.errors import Problem
 
 
 def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
-    """Note that the end value of the learning-rate schedule has changed."""
+    """Return a line of text if the learning rate now falls over another number of iterations; else an empty list.
+
+    `changed`: the config keys that differ from those of the checkpoint.
+    """
     falls = config.actor.optimizer.schedule != "constant"
     if falls and "runner.total_iterations" in changed:
         return ["    the learning rate falls over the new number of iterations"]
@@ -18,6 +21,6 @@ def learning_rate_notes(config: Config, changed: Collection[str]) -> list[str]:
 
 
 def missing_problems(config: Config) -> Iterator[Problem]:
-    """Report missing keys, without which a job can be planned but not run."""
+    """Yield a problem for each missing key without which a job can be planned but not run."""
     for key, (reason, line) in config.missing.items():
         yield problem("plan-only", key, error="missing", reason=reason, line=line)

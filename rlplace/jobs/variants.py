@@ -10,7 +10,7 @@ _METHODS = ("advantages", "policy_loss", "value_loss", "metrics")
 
 
 def check_variant(config: Config) -> list[Problem]:
-    """Report a custom variant of the algorithm that cannot be imported or overrides nothing."""
+    """Return the problems of a custom variant of the algorithm: it cannot be imported, or overrides no method."""
     variant = config.algorithm.variant
     if variant.name is None:
         return []

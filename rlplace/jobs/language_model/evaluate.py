@@ -19,7 +19,7 @@ _CONFIDENCE = 1.96
 
 
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
-    """Answer held-out prompts, summarize the rewards and write transcripts.
+    """Answer held-out prompts with a trained model, write the transcripts, and return a summary of the rewards.
 
     Raises ConfigError, OutputError, WorkerError.
     """

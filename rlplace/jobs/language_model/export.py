@@ -12,7 +12,10 @@ from rlplace.trained import Trained
 
 
 def export(trained: Trained, request: ExportRequest) -> None:
-    """Write the model of a component as a transformers folder. Raises ConfigError, OutputError."""
+    """Write the model of a component to `request.out`, as a folder that transformers can read.
+
+    Raises ConfigError, OutputError.
+    """
     found = trained.checkpoint
     assert found is not None, "of a language model, only checkpoints are found"
     check_component(found, request.component)

@@ -24,7 +24,7 @@ _EARLY = ("reference", "reward")
 
 
 def work(needs: Needs) -> Work:
-    """Return the calls of an iteration, for the components in `needs`."""
+    """Return the calls of an iteration. `needs`: the components and the residency that each stage needs."""
     stages = {"sync": _sync(needs), "rollout": _rollout(needs)}
     if "infer" in needs.residency:
         stages["infer"] = _infer(needs)

@@ -46,7 +46,7 @@ _REPLACED = ("env", "rollout", "reference", "reward")
 
 
 class LanguageModelJob(Job):
-    """GRPO, PPO and relatives on language models."""
+    """The job of GRPO, PPO and related algorithms on language models."""
 
     def __init__(self) -> None:
         super().__init__(components={}, stages=(), name="language_model")

@@ -25,7 +25,7 @@ _SAMPLE_READERS = ("actor", "critic", "reference", "reward")
 
 
 def needs_of(config: Config) -> Needs:
-    """Return which components must be resident in each stage, and to what degree."""
+    """Return the least residency of each component in each stage, as the algorithm of the config needs it."""
     names: Iterable[str] = placed_names(config.cluster.component_placement)
     if config.runs:
         names = ("actor", "rollout", "env", *scorers_of(names))
@@ -41,7 +41,10 @@ def needs_of(config: Config) -> Needs:
 
 
 def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
-    """Return the plan of a job on language models. Raises PlacementError with every problem."""
+    """Return the plan of a job on language models. Raises PlacementError with all problems.
+
+    `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+    """
     needs = needs_of(config)
     components = needs.components
 
@@ -84,7 +87,11 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
 
 
 def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> MemoryCase:
-    """Return the memory of a planned job. Raises ConfigError for models that cannot be read."""
+    """Return the memory case of a planned job. Raises ConfigError for models that cannot be read.
+
+    `measured`: component -> residency -> bytes on accelerators that an earlier run measured; None: nothing was
+    measured.
+    """
 
     def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:
         planned = plan_of(other, topology, {})
@@ -94,9 +101,9 @@ def memory_of(config: Config, plan: Plan, measured: Measurements | None) -> Memo
 
 
 def _leaves(config: Config, component: str) -> bool:
-    """Return whether a component is offloaded in the plan.
+    """Return whether a component may leave accelerators that other components need.
 
-    Rewards without a model use no accelerator and count as offloaded.
+    This holds for `enable_offload`, and for a reward without a model, which uses no accelerator.
     """
     block = config.block_of(component)
     if isinstance(block, RewardConfig) and block.kind != "model":
@@ -105,9 +112,10 @@ def _leaves(config: Config, component: str) -> bool:
 
 
 def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the data routes of a plan-only job: samples to all scorers and learners, and the actor's weights.
+    """Return the data routes of a job that is only planned: samples to all scorers and learners, and the actor's
+    weights.
 
-    Empty for a job that can run: its data goes through channels and deliveries.
+    Empty for a job that can run, since its data goes through channels and deliveries.
     """
     if config.runs:
         return ()

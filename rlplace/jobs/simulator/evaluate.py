@@ -16,7 +16,10 @@ _EPISODES = 20
 
 
 def evaluate(trained: Trained, request: EvaluationRequest) -> Evaluation:
-    """Play whole episodes and sum up. Raises ConfigError, SimulatorError, OutputError."""
+    """Play whole episodes with a trained policy, and return their returns and lengths.
+
+    Raises ConfigError, SimulatorError, OutputError.
+    """
     if request.transcripts is not None:
         raise config_error(
             "bad-option",

@@ -19,7 +19,10 @@ from rlplace.trained import POLICY, Trained
 
 
 def export(trained: Trained, request: ExportRequest) -> None:
-    """Write a policy as a folder, or as a file if the name has a file ending. Raises ConfigError, OutputError."""
+    """Write a trained policy to `request.out`: as a file if the name has a known ending, else as a folder.
+
+    Raises ConfigError, OutputError.
+    """
     out = request.out
     found = trained.checkpoint
     if found is None:
@@ -36,7 +39,7 @@ def export(trained: Trained, request: ExportRequest) -> None:
 
 
 def _check_exported(trained: Trained, request: ExportRequest) -> None:
-    """Raise ConfigError if an exported policy is to be exported in a form that needs more than it contains."""
+    """Raise ConfigError if an exported policy, which has only the actor's weights, lacks what the request asks for."""
     if request.component == "actor" and not request.average:
         return
     option = f"--component {request.component}"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SimulatorJob(Job):
-    """PPO on simulators."""
+    """The job of PPO on simulators."""
 
     def __init__(self) -> None:
         super().__init__(components={}, stages=(), name="simulator")
@@ -49,7 +49,10 @@ class SimulatorJob(Job):
         self._seen: tuple[Config, Spaces] | None = None
 
     def _spaces(self, config: Config) -> Spaces:
-        """Return the spaces of the config's simulator, which is made once for a config."""
+        """Return the spaces of the config's simulator.
+
+        The simulator is created once, and the spaces of the last config are kept.
+        """
         if self._seen is None or self._seen[0] is not config:
             self._seen = (config, spaces_of_job(config))
         return self._seen[1]

@@ -30,7 +30,10 @@ _WARNINGS: tuple[Rule[PlacedJob], ...] = (*waste.WARNINGS, *rules.WARNINGS)
 
 
 def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -> Plan:
-    """Return the plan of a job on simulators. Raises PlacementError with every problem."""
+    """Return the plan of a job on simulators. Raises PlacementError with all problems.
+
+    `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+    """
     components = SIMULATOR_NEEDS.components
 
     def check(placed: Placed) -> Iterator[Problem]:
@@ -72,7 +75,11 @@ def plan_of(config: Config, topology: Topology, sources: Mapping[str, Source]) -
 def memory_of(
     config: Config, plan: Plan, measured: Measurements | None, spaces: Any
 ) -> MemoryCase:
-    """Return the memory of a planned job. `spaces`: of its simulator; None where they are not known."""
+    """Return the memory case of a planned job.
+
+    `measured`: component -> residency -> bytes on accelerators that an earlier run measured; None: nothing was
+    measured. `spaces`: the spaces of the job's simulator; None if they are not known.
+    """
 
     def replan(other: Config, topology: Topology) -> tuple[Plan, MemoryCase]:
         planned = plan_of(other, topology, {})

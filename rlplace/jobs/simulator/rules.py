@@ -35,7 +35,7 @@ def _groups(case: PlacedJob) -> int:
 
 
 def _block(case: PlacedJob) -> int:
-    """Return the number of which the number of environments has to be a multiple."""
+    """Return the number that has to divide the number of environments: stage groups times env ranks."""
     return _groups(case) * max(case.ranks("env"), 1)
 
 
@@ -44,7 +44,7 @@ def _env_is_placed(case: PlacedJob) -> bool:
 
 
 def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
-    """Find environments that do not divide over env ranks and stage groups."""
+    """Find a number of environments that does not divide evenly over env ranks and stage groups."""
     envs = _envs(case)
     block = _block(case)
     if envs % block == 0:
@@ -67,7 +67,7 @@ def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
 
 
 def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find rollout ranks without a row of a stage group."""
+    """Find more rollout ranks than rows of a stage group, so that a rank has no row."""
     envs = _envs(case)
     groups = _groups(case)
     ranks = case.ranks("rollout")
@@ -87,7 +87,7 @@ def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find actor ranks without a row."""
+    """Find more actor ranks than environments, so that a rank has no row."""
     envs = _envs(case)
     ranks = case.ranks("actor")
     if ranks > envs:
@@ -108,7 +108,7 @@ def _forgets(case: PlacedJob) -> bool:
 
 
 def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
-    """Find more minibatches than sequences, or samples."""
+    """Find a number of minibatches above the number of sequences, or above the number of samples."""
     algorithm = case.config.algorithm
     envs = _envs(case)
     minibatches = algorithm.num_minibatches
@@ -139,7 +139,7 @@ def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
-    """Find settings of sequences for a policy that learns from single steps."""
+    """Find keys about sequences, set for a policy without memory, which learns from single steps."""
     algorithm = case.config.algorithm
     given = {_UNROLL_STEPS: algorithm.unroll_steps, _BURN_IN: algorithm.burn_in}
     for name, value in given.items():
@@ -148,7 +148,7 @@ def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
 
 
 def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
-    """Find steps that are no whole number of sequences, and a burn-in longer than a sequence."""
+    """Find a number of steps that is no multiple of the sequence length, or a burn-in longer than a sequence."""
     algorithm = case.config.algorithm
     steps = algorithm.rollout_steps
     length = algorithm.unrolled
@@ -171,14 +171,14 @@ def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
 
 
 def _sends_a_part(case: PlacedJob) -> bool:
-    """Whether rollout ranks that may leave get a part of the weights only."""
+    """Return whether rollout has `enable_offload` and a sync sends it only a part of the weights."""
     config = case.config
     part = config.actor.sync.mode in _SOME_WEIGHTS
     return part and config.rollout.enable_offload and case.ranks("rollout") > 0
 
 
 def _sync_without_base(case: PlacedJob) -> Iterator[Found]:
-    """Find rollout ranks that drop their weights between two syncs."""
+    """Find rollout ranks that leave their accelerators between syncs and so lose weights that a sync does not send."""
     active = case.active
     away = [
         stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF
@@ -203,7 +203,7 @@ RULES = (
 
 
 def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find rollout ranks that get fewer rows of a stage group than others."""
+    """Find rollout ranks with fewer rows of a stage group than other rollout ranks."""
     groups = _groups(case)
     ranks = case.ranks("rollout")
     even = lcm(_block(case), ranks * groups)
@@ -211,7 +211,7 @@ def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find actor ranks that get fewer rows than others."""
+    """Find actor ranks with fewer rows than other actor ranks."""
     even = lcm(_block(case), case.ranks("actor"))
     yield from _uneven_shares(case, "actor", _envs(case), even)
 
@@ -219,7 +219,10 @@ def _actor_rows(case: PlacedJob) -> Iterator[Found]:
 def _uneven_shares(
     case: PlacedJob, component: str, rows: int, even: int
 ) -> Iterator[Found]:
-    """Find rows that ranks cannot share evenly. `even`: all share a multiple of so many environments evenly."""
+    """Find a number of rows that the ranks of a component cannot share evenly.
+
+    `rows`: the rows that they share. `even`: each multiple of this number of environments can be shared evenly.
+    """
     envs = _envs(case)
     ranks = case.ranks(component)
     if rows % ranks == 0:
@@ -248,7 +251,7 @@ WARNINGS = (
 
 
 def _divided_policies(plan: Plan) -> Iterator[Found]:
-    """Find components whose ranks would divide a policy."""
+    """Find components with a parallel size above 1: a policy cannot be divided between ranks."""
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
         yield from undivided(spec, error="whole-policies")

@@ -16,7 +16,7 @@ _TRAIN_BATCH = "algorithm.train_batch"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Batches:
-    """Sizes of an iteration, and the nearest ones with which all rules of batches hold."""
+    """The sizes of an iteration, and the nearest sizes with which all rules of batches hold."""
 
     prompts: int
     samples: int
@@ -35,7 +35,7 @@ def _has_prompts(case: PlacedJob) -> bool:
 
 
 def _batches(case: PlacedJob) -> _Batches:
-    """Return the sizes of a job that says how many prompts it has."""
+    """Return the sizes of an iteration of a job whose number of prompts is known."""
     algorithm = case.config.algorithm
     placement = case.placement
     prompts = algorithm.prompts or 0
@@ -69,7 +69,10 @@ def _batches(case: PlacedJob) -> _Batches:
 
 
 def _nearest_batch(samples: int, batch: int, step: int) -> int:
-    """Return the multiple of `step` nearest to `batch` that divides `samples`; if none does, the next multiple."""
+    """Return the multiple of `step` that divides `samples` and is nearest to `batch`.
+
+    If `samples` is no multiple of `step`, return the next multiple of `step` from `batch` on.
+    """
     steps, rest = divmod(samples, step)
     if rest:
         return -(-batch // step) * step
@@ -79,7 +82,7 @@ def _nearest_batch(samples: int, batch: int, step: int) -> int:
 
 
 def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
-    """Find samples that do not divide over engines."""
+    """Find a number of samples that does not divide evenly over engines."""
     sizes = _batches(case)
     if sizes.samples % sizes.engines:
         yield at_key(
@@ -95,7 +98,7 @@ def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
 
 
 def _cut_batches(case: PlacedJob) -> Iterator[Found]:
-    """Find samples that are no whole number of batches."""
+    """Find a number of samples that is no multiple of the batch size."""
     sizes = _batches(case)
     if sizes.samples % sizes.batch == 0:
         return
@@ -114,7 +117,7 @@ def _cut_batches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _uneven_copies(case: PlacedJob) -> Iterator[Found]:
-    """Find batches that do not divide over the passes of data-parallel copies."""
+    """Find a batch size that is no multiple of the samples in one micro-batch of all data-parallel copies."""
     sizes = _batches(case)
     error = "copies"
     if sizes.nearest_prompts != sizes.prompts:
@@ -142,12 +145,12 @@ PLANNED = (
 
 
 def _env_without_prompts(case: PlacedJob) -> Iterator[Found]:
-    """Find env ranks without a prompt."""
+    """Find more env ranks than prompts, so that a rank has no prompt."""
     yield from _without_items(case, "env", "prompt", 1)
 
 
 def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
-    """Find data-parallel copies of the actor without a sample."""
+    """Find more data-parallel copies of the actor than samples, so that a copy has no sample."""
     each = case.config.algorithm.samples_per_prompt
     yield from _without_items(case, "actor", "sample", each)
 
@@ -155,7 +158,10 @@ def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
 def _without_items(
     case: PlacedJob, component: str, item: str, each: int
 ) -> Iterator[Found]:
-    """Find ranks of a component without an item. `each`: items of a prompt."""
+    """Find a component with more data-parallel copies than items, so that a copy has no item.
+
+    `item`: name of an item: "prompt" or "sample". `each`: number of items for one prompt.
+    """
     ranks = case.ranks(component)
     if not ranks:
         return

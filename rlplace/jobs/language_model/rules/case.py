@@ -12,19 +12,19 @@ from rlplace.placement.plan import Plan
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A config with its plan."""
+    """A config and its plan, as most rules of language-model jobs take them."""
 
     config: Config
     plan: Plan
 
     @property
     def specs(self) -> Iterator[ComponentSpec]:
-        """The placement of each component."""
+        """Yield the placement of each component."""
         placement = self.plan.placement
         for component in placement.components:
             yield placement.spec(component)
 
     @property
     def model(self) -> Mapping[str, object]:
-        """The keys of the actor's model; none without a model."""
+        """The config.json of the actor's model as keys and values; empty without a model."""
         return self.config.model or {}

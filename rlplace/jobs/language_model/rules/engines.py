@@ -13,7 +13,7 @@ from rlplace.jobs.language_model.rules.case import PlannedJob
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model, the engine that is to generate with it, and the longest texts."""
+    """A model, the engine that generates with it, and the longest texts that the algorithm allows."""
 
     # The content of the model's config.json
     model: Mapping[str, object]
@@ -23,7 +23,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, case: PlannedJob) -> ServedModel:
-        """Return the actor's model with the largest engine of rollout."""
+        """Return the actor's model, with the accelerators of the largest rollout rank."""
         segments = case.plan.placement.spec("rollout").segments
         sizes = [segment.accelerators_per_rank for segment in segments]
         return cls(
@@ -38,7 +38,7 @@ class ServedModel:
 
 
 def _window_below_context(case: ServedModel) -> Iterator[Found]:
-    """Find a window of attention that is shorter than prompt and answer."""
+    """Find a sliding window of attention that is shorter than prompt and answer together."""
     window = None
     if case.model.get("use_sliding_window", True):
         window = case.model.get("sliding_window")
@@ -52,7 +52,7 @@ def _window_below_context(case: ServedModel) -> Iterator[Found]:
 
 
 def _uneven_heads(case: ServedModel) -> Iterator[Found]:
-    """Find attention heads that do not divide over the accelerators of an engine."""
+    """Find a number of attention heads that does not divide evenly over the accelerators of an engine."""
     heads = case.model.get("num_attention_heads")
     size = case.accelerators_per_engine
     if not isinstance(heads, int) or heads % size == 0:
@@ -72,7 +72,7 @@ def _uneven_heads(case: ServedModel) -> Iterator[Found]:
 
 
 def _beyond_positions(case: ServedModel) -> Iterator[Found]:
-    """Find a prompt and an answer that are longer together than the model reads."""
+    """Find a longest prompt and a longest answer that together have more tokens than the model can read."""
     longest = case.model.get("max_position_embeddings")
     algorithm = case.algorithm
     if not isinstance(longest, int) or algorithm.longest <= longest:
@@ -113,7 +113,7 @@ OF_MODEL: tuple[Rule[ServedModel], ...] = (
 
 
 def _other_cache_dtype(config: Config) -> Iterator[Found]:
-    """Find keys and values of another dtype than the model, which the engine does not keep."""
+    """Find a dtype of the KV cache that the engine does not support: it differs from the model's dtype."""
     rollout = config.text_rollout
     fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
     if rollout.cache == rollout.dtype or fp8_of_vllm:
@@ -134,7 +134,7 @@ def _other_cache_dtype(config: Config) -> Iterator[Found]:
 
 
 def _workspace_of_ours(config: Config) -> Iterator[Found]:
-    """Find a workspace that is declared for an engine whose workspace the plan knows."""
+    """Find `rollout.workspace_memory` for an engine of rlplace, whose workspace the plan knows."""
     rollout = config.text_rollout
     if rollout.workspace_memory is not None:
         yield Found(
@@ -146,7 +146,7 @@ def _workspace_of_ours(config: Config) -> Iterator[Found]:
 
 
 def _arguments_of_another(config: Config) -> Iterator[Found]:
-    """Find arguments of vLLM for the engine of transformers."""
+    """Find `rollout.engine_args` for the engine "transformers", which takes none."""
     rollout = config.text_rollout
     if rollout.engine_args and rollout.engine == "transformers":
         yield Found(

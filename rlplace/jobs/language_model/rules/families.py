@@ -12,7 +12,7 @@ from rlplace.models.families import why_not_trained
 
 
 def _models(case: PlannedJob) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the key and the keys of each component's own model."""
+    """Yield, for each component with a model of its own, the config key of the model and the model's config.json."""
     for component in case.plan.placement.components:
         block = case.config.block_of(component)
         if not isinstance(block, (TrainedConfig, FrozenConfig)):
@@ -22,7 +22,7 @@ def _models(case: PlannedJob) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _family_without_a_run(case: PlannedJob) -> Iterator[Found]:
-    """Find models of families that are planned alone."""
+    """Find models of families that can be planned but not trained."""
     for key, model in _models(case):
         reason = why_not_trained(model, case.config.algorithm.longest)
         if reason is None:
@@ -37,7 +37,7 @@ def _family_without_a_run(case: PlannedJob) -> Iterator[Found]:
 
 
 def _quantised(case: PlannedJob) -> Iterator[Found]:
-    """Find quantised files, whose codes would be read as weights."""
+    """Find models with quantised weights, which no worker can read."""
     for key, model in _models(case):
         quantised = model.get("quantization_config")
         if isinstance(quantised, Mapping):

@@ -19,7 +19,7 @@ def _sees(case: PlannedJob) -> bool:
 
 
 def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
-    """Find an engine that has not been compared with the actor on images."""
+    """Find an engine other than transformers: its answers about images were never compared with the actor."""
     engine = case.config.text_rollout.engine
     if engine == "transformers":
         return
@@ -35,13 +35,13 @@ def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
 
 
 def _sync_of_changes(case: PlannedJob) -> Iterator[Found]:
-    """Find a sync of what has changed alone."""
+    """Find a weight sync that sends changed weights alone ("delta")."""
     if case.config.actor.sync.mode == "delta":
         yield Found(key="actor.sync.mode", got="mode: delta", error="delta-of-images")
 
 
 def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
-    """Find a critic, by its own key or by that of its component."""
+    """Find a critic, whether it is a component or a value head on the actor."""
     key = "critic"
     if case.config.critic.on_actor:
         key = "critic.on_actor"
@@ -58,7 +58,7 @@ def _divided(case: PlannedJob) -> Iterator[Found]:
 
 
 def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
-    """Find a frozen model of another family beside the actor."""
+    """Find a reference whose model belongs to another family than the actor's model."""
     for component in case.plan.placement.components:
         block = case.config.block_of(component)
         if not isinstance(block, FrozenConfig) or isinstance(block, RewardConfig):
@@ -78,7 +78,7 @@ def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
 
 
 def _reward_model(case: PlannedJob) -> Iterator[Found]:
-    """Find reward models, which would score answers to questions that they cannot see."""
+    """Find reward models, which cannot see the images of the prompts."""
     for component in case.plan.placement.components:
         block = case.config.block_of(component)
         if isinstance(block, RewardConfig) and block.kind == "model":

@@ -26,7 +26,7 @@ _ACTOR_PATH = "actor.model.path"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A folder of a model that is there, and the config key that names it."""
+    """A model's folder that exists, and the config key that names it."""
 
     folder: Path
     key: str
@@ -34,7 +34,7 @@ class ModelFolder:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedJob:
-    """A config, with the tokenizer of the actor's folder."""
+    """A config, and the tokenizer in the folder of the actor's model."""
 
     config: Config
     tokenizer: Tokenizer
@@ -43,7 +43,7 @@ class TokenizedJob:
 
 
 def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report what this machine lacks for a run."""
+    """Yield a problem for each thing that a run of the plan needs and this machine lacks."""
     if config.text_rollout.engine == "vllm":
         yield from _vllm_problems(config, plan)
     yield from _actor_problems(config)
@@ -62,7 +62,7 @@ def launch_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report that vLLM is not installed, or does not take the arguments."""
+    """Yield a problem if vLLM is not installed, or if it does not know arguments of `rollout.engine_args`."""
     from rlplace.workers.engines.contract import engine_args_problems, vllm_problem
 
     kind = "gpu"
@@ -76,7 +76,10 @@ def _vllm_problems(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
-    """Report that the library which asks endpoints is not installed."""
+    """Yield a problem if urllib3 is not installed, which is needed to call endpoints.
+
+    `key`: the block of the reward.
+    """
     if importlib.util.find_spec("urllib3") is None:
         why = "there is no module urllib3"
         yield from missing_library(
@@ -85,7 +88,7 @@ def _endpoint_problems(url: str, key: str) -> Iterator[Problem]:
 
 
 def _actor_problems(config: Config) -> Iterator[Problem]:
-    """Check the actor's weights, and tokenize every prompt that is known in advance with the model's own tokenizer."""
+    """Yield the problems of the actor's weights, of its tokenizer, and of prompts that are known before a run."""
     written = (config.model or {}).get("path")
     if not isinstance(written, str):
         yield problem("missing-key", _ACTOR_PATH, error="model-path")
@@ -108,7 +111,10 @@ def _actor_problems(config: Config) -> Iterator[Problem]:
 
 
 def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
-    """Report that a folder is missing, or that its weights cannot be read."""
+    """Yield a problem if a model's folder does not exist, or if its weights cannot be read.
+
+    `key`: the config key that names the folder.
+    """
     if os.path.isdir(folder):
         yield from broken(WEIGHTS, ModelFolder(folder=folder, key=key))
         return
@@ -124,14 +130,14 @@ def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
 
 
 def _nothing_ends_turns(case: TokenizedJob) -> Iterator[Found]:
-    """Find episodes of several turns with a model that never ends an answer by itself."""
+    """Find episodes of several turns with a model that has no token or text that ends an answer."""
     turns = case.config.text_env.max_turns
     if turns > 1 and not any(case.tokenizer.stops(case.config.text_rollout.stop)):
         yield Found(key="env.max_turns", got=f"max_turns: {turns}")
 
 
 def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
-    """Find texts that would end answers and have a token which is never part of the text."""
+    """Find texts of `rollout.stop` with a special token, which is never part of an answer's text."""
     for text in case.config.text_rollout.stop:
         special = case.tokenizer.special_within(text)
         if special is not None:
@@ -144,7 +150,7 @@ def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
 
 
 def _more_tokens_than_model(case: TokenizedJob) -> Iterator[Found]:
-    """Find a tokenizer that knows tokens without weights in the model."""
+    """Find a tokenizer with more tokens than the vocabulary of the model."""
     vocabulary = text_keys(case.config.model or {}).get("vocab_size")
     size = case.tokenizer.size
     if isinstance(vocabulary, int) and size > vocabulary:
@@ -174,7 +180,7 @@ def _has_weights(case: ModelFolder) -> bool:
 
 
 def _no_weights(case: ModelFolder) -> Iterator[Found]:
-    """Find a folder without weights; a download may have been interrupted."""
+    """Find a folder without weights, for example after an interrupted download."""
     if _has_weights(case):
         return
     download = to_get(case.folder)
@@ -190,7 +196,7 @@ def _no_weights(case: ModelFolder) -> Iterator[Found]:
 
 
 def _unread_weights(case: ModelFolder) -> Iterator[Found]:
-    """Find files that are missing, or damaged."""
+    """Find files of weights that are missing or damaged."""
     unread = unread_weights(case.folder)
     if unread is not None:
         yield Found(

@@ -13,15 +13,16 @@ _ACCUMULATE_EARLY = "algorithm.accumulate_early"
 
 
 def _goes_on(case: PlacedJob) -> bool:
-    """Whether rollout goes on while the actor learns."""
+    """Return whether rollout continues while the actor learns."""
     return case.active.ahead > 0
 
 
 def _takes_turns(case: PlacedJob) -> Iterator[Found]:
     """Find components with enable_offload that share accelerators with an asynchronous rollout.
 
-    An asynchronous rollout never pauses, so it cannot release accelerators for them. Components that stay resident
-    share accelerators permanently: the memory ledger shows whether both fit.
+    An asynchronous rollout never pauses, so it cannot release accelerators for other components. Components without
+    enable_offload are no problem here: they stay on the shared accelerators, and the memory ledger shows whether all
+    fit.
     """
     placement = case.placement
     generating = [
@@ -47,7 +48,10 @@ def _accumulates_early(case: PlacedJob) -> bool:
 
 
 def _learns_late(case: PlacedJob) -> Iterator[Found]:
-    """Find gradients that need other groups, and components on the actor's accelerators while it accumulates."""
+    """Find reasons why the actor cannot make gradients of some groups while other groups are generated.
+
+    Examples: a component on the actor's accelerators during rollout, or advantages that depend on other groups.
+    """
     config = case.config
     algorithm = config.algorithm
     placement = case.placement
@@ -92,7 +96,7 @@ def _has_short_rounds(case: PlacedJob) -> bool:
 
 
 def _rounds_to_their_end(case: PlacedJob) -> Iterator[Found]:
-    """Find `short_rounds` where it has no effect, or where no round can drop its longest answers."""
+    """Find reasons why no round can end before its longest answers: an asynchronous rollout, or the task "agent"."""
     algorithm = case.config.algorithm
     reasons = []
     if algorithm.max_staleness > 0:

@@ -17,14 +17,14 @@ _METHODS = ("move", "load", "close", "submit", "step", "drop", "logprobs")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OwnEngine:
-    """What the config names as engine, imported."""
+    """A custom engine: the text that names it in the config, and the Python object that was imported."""
 
     name: str
     found: object
 
 
 def own_engine_problems(rollout: TextRolloutConfig) -> Iterator[Problem]:
-    """Report a custom engine that cannot be imported or called, or that lacks methods of the contract."""
+    """Yield the problems of a custom engine: it cannot be imported or called, or lacks methods of `TextEngine`."""
     name = rollout.engine
     try:
         found = named(name, {}, key=_KEY, code="unknown-engine", noun="engine")
@@ -48,7 +48,7 @@ def _is_class(case: OwnEngine) -> bool:
 
 
 def _no_class(case: OwnEngine) -> Iterator[Found]:
-    """Find something that is no class."""
+    """Find a custom engine that is not a class."""
     if not _is_class(case):
         yield Found(
             key=_KEY,
@@ -59,7 +59,7 @@ def _no_class(case: OwnEngine) -> Iterator[Found]:
 
 
 def _lacks_methods(case: OwnEngine) -> Iterator[Found]:
-    """Find a class without methods of the contract."""
+    """Find a custom engine class that lacks methods of `TextEngine`."""
     lacking = []
     for method in _METHODS:
         if not callable(getattr(case.found, method, None)):

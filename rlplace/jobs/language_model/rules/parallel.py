@@ -36,7 +36,7 @@ def _has_a_model(spec: ComponentSpec) -> bool:
 
 
 def _divided(case: PlannedJob) -> Iterator[ComponentSpec]:
-    """Yield the components whose model is divided between ranks with one accelerator each."""
+    """Yield the placement of each component whose model is divided between ranks that have one accelerator each."""
     for spec in case.specs:
         several = spec.parallel.ranks > 1 and _accelerators_per_rank(spec) == 1
         if several and _has_a_model(spec):
@@ -44,7 +44,7 @@ def _divided(case: PlannedJob) -> Iterator[ComponentSpec]:
 
 
 def _model_of(case: PlannedJob, component: str) -> Mapping[str, object]:
-    """Return the keys of a component's own model, else of the actor's."""
+    """Return the config.json of a component's own model; if it has none, that of the actor's model."""
     block = case.config.block_of(component)
     if isinstance(block, TrainedConfig):
         return block.language_model or case.model
@@ -55,7 +55,7 @@ def _model_of(case: PlannedJob, component: str) -> Mapping[str, object]:
 
 
 def _divided_env(case: PlannedJob) -> Iterator[Found]:
-    """Find env ranks that would divide a model."""
+    """Find a parallel size above 1 for env, which has no model to divide."""
     yield from undivided(case.plan.placement.spec("env"), error="no-model")
 
 
@@ -66,7 +66,7 @@ ENV = (Rule(code="parallel-sizes", facts=_divided_env),)
 
 
 def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
-    """Find engines whose ranks or accelerators cannot work together."""
+    """Find engines with several ranks, or with several accelerators that the engine cannot use together."""
     spec = case.plan.placement.spec("rollout")
     engine = case.config.text_rollout.engine
     sizes = {segment.accelerators_per_rank for segment in spec.segments}
@@ -90,7 +90,7 @@ def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
 
 
 def _accelerators_of_one_rank(case: PlannedJob) -> Iterator[Found]:
-    """Find ranks of a trained model or scorer with several accelerators."""
+    """Find components with several accelerators for each rank, although their model is trained or scores."""
     for spec in case.specs:
         most = _accelerators_per_rank(spec)
         if _has_a_model(spec) and most > 1:
@@ -108,14 +108,14 @@ def _accelerators_of_one_rank(case: PlannedJob) -> Iterator[Found]:
 def _cut(
     case: PlannedJob,
 ) -> Iterator[tuple[ComponentSpec, Mapping[str, object]]]:
-    """Yield the components whose model is cut by heads and columns, with the model."""
+    """Yield the placement and the config.json of each component whose layers are cut by heads and columns."""
     for spec in _divided(case):
         if spec.parallel.tensor_parallel_size > 1:
             yield spec, _model_of(case, spec.name)
 
 
 def _family_not_cut(case: PlannedJob) -> Iterator[Found]:
-    """Find models whose layers are not cut between ranks."""
+    """Find models of families whose layers cannot be cut between ranks."""
     for spec, model in _cut(case):
         family = model.get("model_type")
         if family is not None and family not in CUT_FAMILIES:
@@ -129,7 +129,7 @@ def _family_not_cut(case: PlannedJob) -> Iterator[Found]:
 
 
 def _biases(case: PlannedJob) -> Iterator[Found]:
-    """Find layers with biases, which each rank would add to the sum."""
+    """Find models with biases: each rank would add them to the sum over ranks."""
     for spec, model in _cut(case):
         family = model.get("model_type")
         keys = [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
@@ -142,7 +142,7 @@ def _biases(case: PlannedJob) -> Iterator[Found]:
 
 
 def _uneven_layers(case: PlannedJob) -> Iterator[Found]:
-    """Find heads or columns that do not divide over the ranks of a copy."""
+    """Find numbers of heads or columns that do not divide evenly over the ranks of a copy."""
     for spec, model in _cut(case):
         size = spec.parallel.tensor_parallel_size
         parts: dict[str, int] = {}
@@ -166,7 +166,10 @@ def _uneven_layers(case: PlannedJob) -> Iterator[Found]:
 
 
 def _even_sizes(spec: ComponentSpec, parts: Mapping[str, int]) -> str:
-    """Return lines with the nearest sizes, below and above, that divide the accelerators and all parts of a layer."""
+    """Return the nearest tensor-parallel sizes, smaller and larger, that divide the layers, as lines of config text.
+
+    `parts`: config key of the model -> number of heads, columns or tokens that has to be divided.
+    """
     total = len(spec.accelerators)
     size = spec.parallel.tensor_parallel_size
     below = 1
@@ -188,7 +191,7 @@ def _even_sizes(spec: ComponentSpec, parts: Mapping[str, int]) -> str:
 
 
 def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
-    """Find frozen models that are cut, and whose copies would each have weights on the host."""
+    """Find frozen models that are cut by heads and columns, and whose copies would each keep weights on the host."""
     for spec, _ in _cut(case):
         block = case.config.block_of(spec.name)
         if not isinstance(block, FrozenConfig) or spec.num_copies == 1:
@@ -206,9 +209,9 @@ def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
 
 
 def _uneven_exchange(case: PlannedJob) -> Iterator[Found]:
-    """Find heads that ranks cannot exchange for tokens.
+    """Find numbers of heads with which ranks cannot exchange heads for tokens (context parallelism).
 
-    Each rank needs the same number of query heads; key heads are copied if there are too few.
+    Each rank needs the same number of query heads. Key heads are copied if there are fewer than ranks.
     """
     for spec in _divided(case):
         model = _model_of(case, spec.name)
@@ -235,7 +238,10 @@ def _uneven_exchange(case: PlannedJob) -> Iterator[Found]:
 
 
 def _exchanged(queries: int, keys: int, ranks: int) -> bool:
-    """Return whether ranks can exchange tokens for heads."""
+    """Return whether `ranks` ranks can exchange heads for tokens.
+
+    `queries`, `keys`: heads that each tensor-parallel rank has.
+    """
     return queries % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)
 
 

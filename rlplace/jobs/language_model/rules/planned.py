@@ -22,7 +22,7 @@ from rlplace.placement.plan import Plan
 
 
 def plan_problems(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Report what would stop a run of the planned job on any machine."""
+    """Yield the problems that a run of the plan would have on any machine."""
     if not config.runs:
         yield from missing_problems(config)
         return

@@ -22,7 +22,7 @@ _SHARE_ACTOR = "reference.share_actor"
 
 
 def _written(case: PlacedJob) -> Sequence[str]:
-    """Return the components that the config places, also those whose placement is wrong."""
+    """Return the names of the components that the config places, even if their placement is wrong."""
     return placed_names(case.config.cluster.component_placement)
 
 
@@ -34,25 +34,25 @@ def _has_critic(case: PlacedJob) -> bool:
 
 
 def _has_head(case: PlacedJob) -> bool:
-    """Whether values come from a head on the actor."""
+    """Return whether values come from a value head on the actor."""
     return case.config.critic.on_actor
 
 
 def _critic_and_head(case: PlacedJob) -> Iterator[Found]:
-    """Find a critic beside a head on the actor."""
+    """Find a placed critic beside a value head on the actor."""
     if _has_critic(case) and _has_head(case):
         yield at_key("critic.on_actor", True, "critic-and-head")
 
 
 def _no_values(case: PlacedJob) -> Iterator[Found]:
-    """Find PPO without values."""
+    """Find the algorithm "ppo" without a critic and without a value head."""
     ppo = case.config.algorithm.name == "ppo"
     if ppo and not _has_critic(case) and not _has_head(case):
         yield at_key(_CRITIC, None)
 
 
 def _needless_values(case: PlacedJob) -> Iterator[Found]:
-    """Find values for an algorithm that needs none."""
+    """Find a critic or a value head with an algorithm that uses no values."""
     name = case.config.algorithm.name
     if name == "ppo":
         return
@@ -63,7 +63,7 @@ def _needless_values(case: PlacedJob) -> Iterator[Found]:
 
 
 def _warmup_of_head(case: PlacedJob) -> Iterator[Found]:
-    """Find a warm-up of a head, which learns with the actor."""
+    """Find `critic.warmup_iterations` for a value head, which learns together with the actor."""
     warmup = case.config.critic.warmup_iterations
     if warmup:
         yield at_key("critic.warmup_iterations", warmup, "warmup-of-head")
@@ -81,7 +81,7 @@ def _shares_actor(case: PlacedJob) -> bool:
 
 
 def _refreshed(case: PlacedJob) -> bool:
-    """Whether a reference of its own takes the actor's weights now and then."""
+    """Return whether a placed reference gets the actor's weights every few iterations."""
     return _has_reference(case) and case.config.reference.refresh_every > 0
 
 
@@ -90,32 +90,32 @@ def _has_kl(case: PlacedJob) -> bool:
 
 
 def _reference_and_shared(case: PlacedJob) -> Iterator[Found]:
-    """Find a reference beside one that is the actor."""
+    """Find a placed reference although `reference.share_actor` is set."""
     if _has_reference(case):
         yield at_key(_SHARE_ACTOR, True, "reference-and-shared")
 
 
 def _shared_without_factors(case: PlacedJob) -> Iterator[Found]:
-    """Find an actor without factors that is its own reference."""
+    """Find `reference.share_actor` with an actor that has no LoRA factors to leave out."""
     if case.config.actor.lora_rank is None:
         yield at_key(_SHARE_ACTOR, True, "shared-without-factors")
 
 
 def _refreshed_shared(case: PlacedJob) -> Iterator[Found]:
-    """Find a refresh of weights that never change."""
+    """Find `reference.refresh_every` for a reference that shares the actor's base weights, which never change."""
     every = case.config.reference.refresh_every
     if every:
         yield at_key("reference.refresh_every", every, "refreshed-shared")
 
 
 def _refreshed_shape(case: PlacedJob) -> Iterator[Found]:
-    """Find a reference that is to take weights of other shapes."""
+    """Find a reference that is refreshed, although its weights have other shapes than the actor's."""
     if _other_shape(case.config):
         yield at_key("reference.model", None, "refreshed-shape")
 
 
 def _other_shape(config: Config) -> bool:
-    """Return whether the reference has its own model with other weight shapes than the actor's.
+    """Return whether the reference has its own model, and its weights have other shapes than the actor's.
 
     False if one of the two models is not known.
     """
@@ -131,21 +131,21 @@ def _other_shape(config: Config) -> bool:
 
 
 def _no_reference(case: PlacedJob) -> Iterator[Found]:
-    """Find a KL without a reference."""
+    """Find a KL penalty without a reference."""
     has_kl = _has_kl(case)
     if has_kl and not _has_reference(case) and not _shares_actor(case):
         yield at_key("algorithm.kl_coef", case.config.algorithm.kl_coef)
 
 
 def _k1_in_loss(case: PlacedJob) -> Iterator[Found]:
-    """Find an estimator whose gradient is zero on average, in the loss."""
+    """Find the KL estimator k1 in the loss, where its gradient is zero on average."""
     algorithm = case.config.algorithm
     if algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
         yield at_key("algorithm.kl_estimator", "k1", "k1-in-loss")
 
 
 def _target_of_nothing(case: PlacedJob) -> Iterator[Found]:
-    """Find a target for a coefficient that stays 0."""
+    """Find `algorithm.kl_target` although the KL coefficient is 0 and stays 0."""
     algorithm = case.config.algorithm
     if algorithm.kl_target is not None and algorithm.kl_coef == 0:
         yield at_key("algorithm.kl_target", algorithm.kl_target, "target-of-nothing")
@@ -155,12 +155,12 @@ def _target_of_nothing(case: PlacedJob) -> Iterator[Found]:
 
 
 def _rewards(case: PlacedJob) -> list[str]:
-    """Return the rewards that the config places."""
+    """Return the names of the rewards that the config places."""
     return [c for c in _written(case) if role_of(c) == "reward"]
 
 
 def _unnamed_reward(case: PlacedJob) -> Iterator[Found]:
-    """Find a reward without a name beside blocks for each name."""
+    """Find a placed component "reward", although the config has a block for each named reward."""
     reward = case.config.reward
     if not isinstance(reward, RewardConfig) and "reward" in _written(case):
         names = ", ".join(reward)
@@ -168,7 +168,7 @@ def _unnamed_reward(case: PlacedJob) -> Iterator[Found]:
 
 
 def _unplaced_rewards(case: PlacedJob) -> Iterator[Found]:
-    """Find blocks of rewards that are not placed."""
+    """Find blocks of named rewards that the config does not place."""
     blocks = case.config.reward
     if isinstance(blocks, RewardConfig):
         return
@@ -188,7 +188,7 @@ def _unplaced_rewards(case: PlacedJob) -> Iterator[Found]:
 
 
 def _function_and_url(case: PlacedJob) -> Iterator[Found]:
-    """Find rewards that are a function and an endpoint."""
+    """Find rewards with both a function and the URL of an endpoint."""
     for component in _rewards(case):
         reward = case.config.reward_of(component)
         block = case.config.key_of(component)
@@ -197,7 +197,7 @@ def _function_and_url(case: PlacedJob) -> Iterator[Found]:
 
 
 def _needless_accelerators(case: PlacedJob) -> Iterator[Found]:
-    """Find functions and endpoints on accelerators."""
+    """Find rewards without a model (functions and endpoints) that are placed on accelerators."""
     placement = case.placement
     for component in placement.components:
         if role_of(component) != "reward" or not placement.accelerators(component):

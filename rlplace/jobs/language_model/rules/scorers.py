@@ -27,14 +27,14 @@ _READS_TOKENS = ("reference", "critic")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReader:
-    """A component that reads the tokens of the policy."""
+    """A component that reads the token ids of the policy: the reference or the critic."""
 
     config: Config
     component: str
 
 
 def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
-    """Report problems of the placed scorers."""
+    """Yield the problems of the placed scorers. A library that is missing for a check is a problem too."""
     try:
         yield from scorer_problems(config, components)
     # e.g. tokenizers, which are loaded to compare them
@@ -46,7 +46,7 @@ def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
 
 
 def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
-    """Report problems of the placed scorers. Raises ModuleNotFoundError if tokenizers cannot be compared."""
+    """Yield the problems of the placed scorers. Raises ModuleNotFoundError if tokenizers cannot be compared."""
     for component in components:
         if role_of(component) == "reward":
             block = config.reward_of(component)
@@ -59,8 +59,9 @@ def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Probl
 def _reward_problems(
     config: Config, block: RewardConfig, key: str
 ) -> Iterator[Problem]:
-    """Report a wrong reward function or address, a missing head, or a missing chat template for a model with other
-    tokens.
+    """Yield the problems of a reward: of its function, its address, or its model. `key`: its config key.
+
+    A model needs a reward head, and a chat template if its tokenizer is not that of the policy.
     """
     if block.function is not None:
         try:
@@ -92,7 +93,7 @@ def _reward_problems(
 
 
 def _other_tokenizer(case: TokenReader) -> Iterator[Found]:
-    """Find a tokenizer that differs from the policy's: token ids must mean the same in both."""
+    """Find a tokenizer that differs from the policy's tokenizer, so that token ids have other meanings."""
     block = case.config.block_of(case.component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), case.component
     policy = existing_folder(case.config.model)

@@ -14,21 +14,24 @@ from rlplace.models.heads import value_head_problem
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """The config block of a component that trains a model."""
+    """A component that trains a model, with its config block."""
 
     component: str
     block: TrainedConfig
 
 
 def problems(config: Config) -> Iterator[Problem]:
-    """Report what a run does not do with the actor, and with the critic if there is one."""
+    """Yield the problems of the actor's settings, and of the critic's if a critic is placed."""
     yield from broken(RULES, TrainedModel(component="actor", block=config.actor))
     if "critic" in config.placed:
         yield from critic_problems(config)
 
 
 def critic_problems(config: Config) -> Iterator[Problem]:
-    """Report what would stop a placed critic after its launch. `config` has the keys of the models' folders."""
+    """Yield the problems of a placed critic: its settings, its vocabulary, and its value head.
+
+    `config`: includes the keys of the models' config.json.
+    """
     yield from broken(RULES, TrainedModel(component="critic", block=config.critic))
     yield from broken(CRITIC, config)
     folder = existing_folder(config.critic.model)
@@ -40,7 +43,7 @@ def critic_problems(config: Config) -> Iterator[Problem]:
 
 
 def _rounded_away(case: TrainedModel) -> Iterator[Found]:
-    """Find 16-bit weights without copies in float32 that Adam would step."""
+    """Find bf16 weights without float32 copies, in which small steps of Adam are lost by rounding."""
     optimizer = case.block.optimizer
     kept = optimizer.kind == "adamw_master" or optimizer.on_host
     if case.block.weights != "bf16" or kept:
@@ -56,7 +59,7 @@ def _rounded_away(case: TrainedModel) -> Iterator[Found]:
 
 
 def _nothing_to_offload(case: TrainedModel) -> Iterator[Found]:
-    """Find an offload of activations to the host that has no activations."""
+    """Find `activation_offload` without `checkpointing`, so that there are no activations to offload."""
     if case.block.activation_offload and not case.block.checkpointing:
         yield Found(
             key=f"{case.component}.activation_offload",
@@ -67,7 +70,7 @@ def _nothing_to_offload(case: TrainedModel) -> Iterator[Found]:
 
 
 def _float16(case: TrainedModel) -> Iterator[Found]:
-    """Find float16, which needs losses that are scaled."""
+    """Find the dtype float16, which would need loss scaling."""
     dtypes = {"weights": case.block.weights, "compute": case.block.compute}
     for field, dtype in dtypes.items():
         if dtype not in ("fp32", "bf16"):
@@ -80,7 +83,7 @@ def _float16(case: TrainedModel) -> Iterator[Found]:
 
 
 def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
-    """Find a stage of ZeRO that keeps gradients whole."""
+    """Find a stage of ZeRO other than 2 and 3."""
     stage = case.block.zero_stage
     if stage not in (2, 3):
         yield Found(
@@ -91,7 +94,7 @@ def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
 
 
 def _fewer_tokens(config: Config) -> Iterator[Found]:
-    """Find a critic that knows fewer tokens than the actor."""
+    """Find a critic with a smaller vocabulary than the actor."""
     actor = (config.model or {}).get("vocab_size")
     critic = (config.critic.model or {}).get("vocab_size")
     if isinstance(actor, int) and isinstance(critic, int) and critic < actor:
@@ -100,7 +103,7 @@ def _fewer_tokens(config: Config) -> Iterator[Found]:
 
 
 def _no_factors(config: Config) -> Iterator[Found]:
-    """Find a sync of low-rank factors alone, of an actor that has none."""
+    """Find a sync of LoRA factors alone, with an actor that has no LoRA factors."""
     actor = config.actor
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         yield Found(key="actor.sync.mode", got="mode: lora")

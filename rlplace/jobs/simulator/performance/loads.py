@@ -12,7 +12,7 @@ from rlplace.placement.flow import block_edges
 
 
 class SimulatorStages(Stages):
-    """Stages of a simulator job."""
+    """Lower bounds of the work in each stage of a simulator job."""
 
     names = ("sync", "rollout", "learn")
     _config: Config
@@ -57,8 +57,9 @@ class SimulatorStages(Stages):
                 )
 
     def _rollout(self, mode: Mode, ranks: Mapping[str, int]) -> tuple[Loads, float]:
-        """Return the loads of env and rollout, and the seconds of one stage group's steps, in which both wait for each
-        other.
+        """Return the loads of env and rollout, and the seconds of the chain of work in which both wait for each other.
+
+        The chain is a stage group's steps: observations, decision, actions, simulator step.
         """
         config = self._config
         run = "env.run/"
@@ -155,7 +156,10 @@ class SimulatorStages(Stages):
 
 
 def shares_of(rows: int, sources: int, targets: int) -> Iterator[tuple[int, int, int]]:
-    """Yield source rank, target rank and number of rows of every transfer, as `scatter_rows` splits them."""
+    """Yield (source rank, target rank, number of rows) for each transfer of `rows` rows, split as in `scatter_rows`.
+
+    `sources`, `targets`: the numbers of ranks.
+    """
     blocks = [block_edges(rows, ranks) for ranks in (sources, targets)]
     at = [0, 0]
     for start, stop in itertools.pairwise(sorted({*blocks[0], *blocks[1]})):

@@ -48,7 +48,10 @@ _CHANNELS = (
 
 
 class SimulatorPerformance(PerformanceModel):
-    """PPO on simulators: env and rollout exchange data in every step; the actor learns from whole trajectories."""
+    """The performance model of PPO on simulators.
+
+    Env and rollout exchange data in every step; the actor learns from whole trajectories.
+    """
 
     pair = ("env", "rollout")
 
@@ -67,7 +70,10 @@ class SimulatorPerformance(PerformanceModel):
     def counts(
         self, config: Config, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
-        """Return the share of planned optimizer steps that were made before the KL limit stopped them."""
+        """Return the share of the planned optimizer steps that were done before the KL limit ended learning.
+
+        Empty if the config has no such limit. `parts`: cost name -> measured parts.
+        """
         algorithm = config.algorithm
         steps = [part.laps for part in parts.get("actor.learn/step", ())]
         if algorithm.target_kl is None or not steps:
@@ -127,7 +133,12 @@ class SimulatorPerformance(PerformanceModel):
         return {"rollout.pipeline_stage_num": mode.groups}
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return sizes whose number of ranks divides the rows."""
+        """Return component -> its possible sizes: numbers of ranks that divide the rows evenly, on one accelerator
+        each.
+
+        A component that the search may not change has its present size. Every component has no size if the mode is
+        impossible.
+        """
         config: Config = space.config
         rows = config.simulator_env.total_num_envs
         found: dict[str, tuple[Size, ...]] = {}
@@ -172,7 +183,7 @@ def _is(call: RankCall, component: str, method: str) -> bool:
 
 
 def _simulator(config: Config) -> str:
-    """Describe a simulator with all settings that affect the seconds of its steps."""
+    """Return a text that names a simulator and all settings that affect the seconds of its steps."""
     env = config.simulator_env
     words = [env.kind, env.id or "", *_given(env.kwargs)]
     for wrapper in env.wrappers:

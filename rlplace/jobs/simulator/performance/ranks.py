@@ -12,7 +12,7 @@ from rlplace.stopwatch import Stopwatch
 
 
 class SimulatorRank(Rank):
-    """Base of the three rank classes."""
+    """Base of the simulated ranks of env, rollout and actor."""
 
     job: Config
 
@@ -65,7 +65,7 @@ class EnvRank(SimulatorRank):
         return watch.metrics("env")
 
     def _decision(self, rows: int) -> Cost:
-        """Return the cost of a decision in this thread."""
+        """Return the cost of a decision for `rows` rows that is made in this rank's thread."""
         return self.costs.of(
             self.costs.known("rollout.generate", "policy", cold=False), rows
         )
@@ -131,7 +131,7 @@ class RolloutRank(SimulatorRank):
 
 
 class PolicyActorRank(SimulatorRank):
-    """Simulates `PolicyActor.learn`: ranks synchronize in every minibatch."""
+    """Simulates `PolicyActor.learn`. The ranks wait for each other in every minibatch."""
 
     def learn(self, iteration: int, version: int) -> Body:
         watch, inner = self.watch("wait", "learn"), self.watch()

@@ -36,7 +36,7 @@ _NEAR = 1.2
 
 
 class Cost(NamedTuple):
-    """The cost of one lap."""
+    """The seconds of one lap: on a processor or accelerator, and blocked seconds that need neither."""
 
     cpu_s: float
     blocked_s: float = 0.0
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
         return self._replace(cpu_s=self.cpu_s * count, blocked_s=self.blocked_s * count)
 
     def plus(self, *others: Cost) -> Cost:
-        """Return the sum of two costs that run one after the other."""
+        """Return the cost of this work and of all `others`, one after the other."""
         costs = (self, *others)
         return Cost(
             sum(cost.cpu_s for cost in costs), sum(cost.blocked_s for cost in costs)
@@ -61,7 +61,7 @@ NOTHING = Cost(0.0)
 
 
 class Costs:
-    """Costs from one profile. Records which costs were asked for."""
+    """Gives the costs of a profile for any size, and records which costs were asked for."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -83,7 +83,11 @@ class Costs:
         }
 
     def known(self, call: str, part: str, *, cold: bool) -> str:
-        """Return the name of a part's cost, cold or warm; the other kind if only that was measured."""
+        """Return the name of the cost of a call's part.
+
+        `cold`: whether other threads have used the processor before. If only the other kind was measured, return its
+        name.
+        """
         names = (f"{call}/{COLD}{part}", f"{call}/{part}")
         return next(
             (name for name in (names if cold else names[::-1]) if name in self._points),
@@ -91,7 +95,7 @@ class Costs:
         )
 
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
-        """Return the cost of laps; zero if it is not known."""
+        """Return the cost of `laps` laps of this size; zero if the cost is not in the profile."""
         key = (name, size)
         if (found := self._found.get(key)) is None:
             found = self._found[key] = self._of(name, size)
@@ -102,7 +106,10 @@ class Costs:
 
     @property
     def spread(self) -> float:
-        """Return the relative standard deviation over iterations of what was asked for, where it was measured."""
+        """The relative standard deviation over iterations of the costs that were asked for, as it was measured.
+
+        The mean is weighted by the seconds that were asked for.
+        """
         whole = sum(self.spent.values())
         if whole:
             return (
@@ -115,7 +122,7 @@ class Costs:
 
     @property
     def noisy(self) -> list[str]:
-        """Return the important costs that varied much during measurement, or that are far from their fitted line."""
+        """Lines of text about important costs that varied much during measurement or are far from their fitted line."""
         whole = sum(self.spent.values())
         found = [
             name for name, seconds in self.spent.items() if seconds > _SHARE * whole
@@ -128,7 +135,10 @@ class Costs:
         ]
 
     def _bent(self, name: str) -> float:
-        """Return the largest distance of a point from the fitted line; 0 for costs whose size is a number of ranks."""
+        """Return the largest relative distance of a point from the fitted line.
+
+        0 for costs whose size is a number of ranks.
+        """
         sized = [point for point in self._points.get(name, ()) if point.size > 0.0]
         if name.endswith(_JOINED):
             return 0.0
@@ -142,7 +152,10 @@ class Costs:
         return 0.0
 
     def sizes(self, name: str) -> list[float]:
-        """Return the sizes at which the cost's line bends, and their neighbours, since costs can jump there."""
+        """Return the sizes at which a cost was measured, and sizes just below and above each of them.
+
+        The cost is linear between them, and can jump at them.
+        """
         return [
             point.size * off
             for point in self._points.get(name, ())
@@ -175,7 +188,10 @@ class Costs:
 
 
 def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Merge points whose sizes are within a fifth of each other, weighted by laps."""
+    """Return the points in the order of their sizes.
+
+    Points within a fifth of each other are merged, weighted by laps.
+    """
     groups: list[list[Point]] = []
     for point in sorted(points, key=lambda p: p.size):
         if groups and point.size <= groups[-1][0].size * _NEAR:
@@ -188,7 +204,11 @@ def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
 def _at(
     points: Sequence[tuple[float, float, float]], size: float, fixed: float
 ) -> float:
-    """Return the value at `size`: interpolated between two points; outside of them, on the fitted line."""
+    """Return the value at `size`: between two points by interpolation, outside of all points on the fitted line.
+
+    `points`: (size, value, weight). `fixed`: for a single point, the share of its value that does not depend on the
+    size.
+    """
     if len(points) == 1:
         at, value, _ = points[0]
         if at and size:
@@ -204,7 +224,10 @@ def _at(
 
 
 def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return intercept and slope (both >= 0) of the line through (size, value, weight) with least relative squares."""
+    """Return intercept and slope, both at least 0, of the line with the least sum of squared relative errors.
+
+    `points`: (size, value, weight). The weight is not used.
+    """
     sums = [0.0] * 5
     for x, y, _ in points:
         weight = 1.0 / max(y, 1e-12) ** 2
@@ -222,7 +245,10 @@ def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 
 
 def fit_error(points: Sequence[Point]) -> float:
-    """Return the largest relative distance of a point from the fitted line; 0 for fewer than three points."""
+    """Return the largest relative distance of a point's processor seconds from the fitted line.
+
+    0 for fewer than 3 points.
+    """
     values = [(p.size, p.cpu_s, p.laps) for p in points]
     if len(values) < 3:
         return 0.0

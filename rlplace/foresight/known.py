@@ -27,10 +27,10 @@ _LOOKED_AT = 20  # number of newest runs that are searched
 def find_profile(
     config: Any, plan: Plan, case: MemoryCase, words: Sequence[str] = ()
 ) -> Profile | None:
-    """Return the profile that the key `profile` names, merged if it names several files; None if it names none.
+    """Return the profile that the config key `profile` names; None if the key is null. Several files are merged.
 
-    `words`: a command line of the job, used to suggest a measuring command. Raises ConfigError for a file that is no
-    profile, for `last` without a run, and for a profile of other simulators or models.
+    `words`: a command line of the job, from which errors propose a measuring command. Raises ConfigError for a file
+    that is no profile, for `last` without a run, and for a profile of other simulators or models.
     """
     if config.profile is None:
         return None
@@ -48,7 +48,11 @@ def find_profile(
 def last_profile(
     config: Any, plan: Plan, words: Sequence[str] = ()
 ) -> tuple[Path, Profile]:
-    """Return the newest profile of this job with its file. If no run has one, raise the error of the newest run."""
+    """Return the file of the newest profile of this job, and the profile.
+
+    `words`: a command line of the job, from which errors propose a measuring command. Raises ConfigError if no run has
+    a profile of this job.
+    """
     folder = Path(config.runner.output_dir)
     files = sorted(
         folder.glob(f"*/*/{FILE}"), key=lambda file: file.stat().st_mtime, reverse=True
@@ -77,7 +81,10 @@ def last_profile(
 
 
 def measuring(words: Sequence[str]) -> str:
-    """Return the command that measures this job; afterwards profile=last finds the result."""
+    """Return the command that measures this job. After it, `profile=last` finds the profile.
+
+    `words`: a command line of the job.
+    """
     kept = [
         word
         for word in words
@@ -87,7 +94,10 @@ def measuring(words: Sequence[str]) -> str:
 
 
 def _read(file: Path, config: Any, plan: Plan, words: Sequence[str]) -> Profile:
-    """Read a profile of this job. A profile from another machine is marked as such."""
+    """Return the profile of this job in a file. A profile of another machine is marked as such. Raises ConfigError.
+
+    `file`: the file, or the folder of a run.
+    """
     profile = read_profile(
         _text(file / FILE if file.is_dir() else file), file=str(file)
     )
@@ -114,7 +124,10 @@ def _text(file: Path) -> str:
 def _require_same(
     profile: Profile, file: Path, config: Any, plan: Plan, words: Sequence[str]
 ) -> None:
-    """Raise ConfigError if a component of the profile ran something else than in this job."""
+    """Raise ConfigError if a component of the profile ran another simulator or model than in this job.
+
+    `file`: the profile's file. `words`: a command line of the job.
+    """
     here = subjects(config, plan)
     others = {
         c: profile.subjects[c]
@@ -143,7 +156,9 @@ def _differing(profile: Profile) -> list[str]:
 
 
 def foreign(profile: Profile) -> list[str]:
-    """Return how the profile's machine and versions differ from the present ones, to be shown with a prediction."""
+    """Return notes, shown with a prediction, about how the profile's machine and library versions differ from the
+    present ones.
+    """
     notes: list[str] = []
     if profile.machine.get("processor") == AS_PUBLISHED:
         return [NOTHING_MEASURED]

@@ -14,7 +14,7 @@ from rlplace.placement.schedule import Move
 
 
 class Size(NamedTuple):
-    """Size of a component: its number of accelerators, and the number of each rank."""
+    """The number of accelerators of a component, and its number of ranks. `each`: accelerators of one rank."""
 
     accelerators: int
     ranks: int
@@ -25,14 +25,14 @@ class Size(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """Settings that hold for all components."""
+    """Settings of a plan that hold for all components."""
 
     groups: int  # stage groups
     shared: bool  # whether env and rollout share processes, rank by rank
 
 
 class Load(NamedTuple):
-    """Work of one component between two synchronizations of the loop."""
+    """The work of one component between two points at which the loop waits for all calls."""
 
     ranks: int
     calls: int  # messages to each rank
@@ -57,7 +57,7 @@ class Load(NamedTuple):
         )
 
     def on(self, ranks: int) -> float:
-        """Return a lower bound of the processor seconds of `ranks` of its ranks."""
+        """Return a lower bound of the processor seconds that any `ranks` of the component's ranks take together."""
         if ranks == self.ranks:
             return self.cpu_s
         return ranks * self.least_s
@@ -69,7 +69,7 @@ Loads = Mapping[str, Load]
 
 
 class Options(NamedTuple):
-    """Loads of a stage, for some of the sizes that its components may have."""
+    """Loads of a stage that are a lower bound for some of the sizes of its components."""
 
     loads: Loads
     chain_s: float  # seconds of work of components that wait for each other
@@ -77,7 +77,7 @@ class Options(NamedTuple):
 
 
 class Stages(abc.ABC):
-    """The loads of the stages of a job."""
+    """The loads of the stages of a job: lower bounds of their work."""
 
     names: tuple[str, ...]  # names of the stages, without sub-stages
     scoring: tuple[str, ...] = ()  # components that score, during rollout or in infer
@@ -91,9 +91,10 @@ class Stages(abc.ABC):
     def loads(
         self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
     ) -> tuple[Loads, float]:
-        """Return the work of each active component in a stage, and the seconds of components that wait for each other.
+        """Return component -> its work in a stage, and the seconds of a chain of work in which components wait for each
+        other.
 
-        Moves are not included.
+        `active`: the components at work. Moves are not included.
         """
 
     @abc.abstractmethod
@@ -104,14 +105,14 @@ class Stages(abc.ABC):
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Yield loads of a stage that together are a lower bound for every combination of the given sizes.
+        """Yield loads of a stage that together are a lower bound for each combination of the given sizes.
 
-        `mode`: settings that hold for all components. `sizes`: the sizes that each component may have. A job may yield
-        the loads of each combination, or fewer loads, each of them below those of several combinations.
+        `sizes`: component -> the sizes that it may have. A job may yield one option for each combination of sizes, or
+        fewer options, each of them a lower bound for several combinations.
         """
 
     def move(self, move: Move, size: Size, *, joins: bool) -> Load:
-        """Return the load of a move between residencies. `joins`: it shares a message with other calls."""
+        """Return the load of a move of a component. `joins`: whether the move shares a message with other calls."""
         work = [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks
         if not joins:
             return self._load(move.component, work)
@@ -120,7 +121,11 @@ class Stages(abc.ABC):
         )
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
-        """Return a cost; accelerator work does not count as processor work."""
+        """Return the least cost, cold or warm, of a lap of this size. Seconds of an accelerator count as blocked
+        seconds.
+
+        `name`: `<component>.<method>/<part>`.
+        """
         call, _, part = name.partition("/")
         names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
         found = [self._costs.of(each, size) for each in sorted(names)]
@@ -137,7 +142,7 @@ class Stages(abc.ABC):
         return self._of(f"{component}/ray_call")
 
     def _load(self, component: str, work: Sequence[Cost]) -> Load:
-        """Return the load of one call. `work`: cost of each rank."""
+        """Return the load of one call. `work`: the cost of each rank."""
         around = self._around(component)
         longest = max(cost.seconds for cost in work) + around.seconds
         cpu = [cost.cpu_s + around.cpu_s for cost in work]
@@ -151,7 +156,10 @@ class Stages(abc.ABC):
         return {"actor": push, "rollout": pull}, push.longest_s + pulled.seconds
 
     def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
-        """Return the least cost of any size between `low` and `high`; `each`: divided by the size."""
+        """Return the least cost of a lap of any size between `low` and `high`.
+
+        `each`: whether the cost is divided by the size.
+        """
         sizes = [
             low,
             high,
@@ -163,6 +171,6 @@ class Stages(abc.ABC):
 
 
 def least_of(costs: Sequence[Cost]) -> Cost:
-    """Return the elementwise minimum of these costs."""
+    """Return a cost with the least processor seconds and the least total seconds of these costs."""
     cpu_s = min(cost.cpu_s for cost in costs)
     return Cost(cpu_s, min(cost.seconds for cost in costs) - cpu_s)

@@ -32,7 +32,7 @@ _TAIL = 12  # last lines of a failed run's output to show
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A job under one placement."""
+    """A job under one placement. `name`: how it is called in messages."""
 
     name: str
     mapping: Mapping[str, Any]  # the whole config
@@ -40,7 +40,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of a short run."""
+    """What a short run has measured."""
 
     profile: Profile
     # Stage -> (predicted from the run's own profile, measured)
@@ -50,9 +50,10 @@ class Measured:
 def variants(
     mapping: Mapping[str, Any], accelerators: int, staying: Collection[str] = ()
 ) -> Iterator[Variant]:
-    """Yield the config as it is, then placements whose costs have other sizes; some may not be valid plans.
+    """Yield the config as it is, then under other placements, whose costs have other sizes.
 
-    `staying`: components of a custom job that keep their place, for they use no accelerators.
+    Some of them may not be valid plans. `mapping`: the config. `accelerators`: the most ranks of a component.
+    `staying`: components of a custom job that keep their place, since they use no accelerators.
     """
     yield Variant(name="as written", mapping=mapping)
     config = read_job(mapping)
@@ -79,21 +80,21 @@ def variants(
 
 
 def _one_by_one(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each component of a placement block with its place."""
+    """Yield each component of a placement block, and its place."""
     for names, place in block.items():
         for name in placed_names({names: place}):
             yield name, place
 
 
 def _first(count: int) -> str:
-    """Write the first accelerators as a placement."""
+    """Return a placement text of the first `count` accelerators."""
     if count == 1:
         return "0"
     return f"0-{count - 1}"
 
 
 def _most_ranks(worker: Any, count: int) -> int:
-    """Return the most ranks that a class of a custom job allows; `count` if it allows any number."""
+    """Return the most ranks that a worker class of a custom job allows; `count` if it allows any number or is None."""
     most: int | None = getattr(worker, "most_ranks", None)
     if most is None:
         return count
@@ -106,9 +107,10 @@ def placed(
     placement: Mapping[str, object],
     own: Collection[str] = (),
 ) -> Variant:
-    """Return the config with a placement in which all components that share accelerators are offloaded in turn.
+    """Return the config under another placement, with `enable_offload` for all components that can leave accelerators.
 
-    `own`: components whose blocks are created if the config has none.
+    `name`: name of the variant. `placement`: component -> its place. `own`: components of a custom job; a missing block
+    is created for them.
     """
     changed = copy.deepcopy(dict(mapping))
     changed["cluster"]["component_placement"] = dict(placement)
@@ -126,9 +128,10 @@ def placed(
 
 
 def _finding_modules() -> dict[str, str]:
-    """Return environment variables for a child process, with a PYTHONPATH by which it can import what this process can.
+    """Return the environment variables of a child process, with a PYTHONPATH that has all folders of this process's
+    imports.
 
-    This includes modules in the folder of a config.
+    Such folders include the folder of the config.
     """
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     found = [folder for folder in sys.path if not folder.startswith(sys.prefix)]
@@ -137,7 +140,7 @@ def _finding_modules() -> dict[str, str]:
 
 
 def run(variant: Variant, iterations: int) -> Measured:
-    """Train a few iterations in a process and folder of their own, and read the profile.
+    """Train a few iterations in a separate process and folder. Return the measured profile and seconds.
 
     Raises ConfigError with the last lines of output if the run fails.
     """

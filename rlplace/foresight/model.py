@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StageBound(abc.ABC):
-    """A bound for one stage that is found by simulating that stage for some sizes, not by summing loads."""
+    """A lower bound of the seconds of one stage, which is simulated for some sizes instead of summed from loads."""
 
     stage: str
     # The components at work in the stage, whose sizes the bound depends on.
@@ -39,18 +39,22 @@ class StageBound(abc.ABC):
     def known(
         self, sizes: Sequence[Size], acquired: Collection[frozenset[str]] | None = None
     ) -> float:
-        """Return the least simulated seconds, or 0 if nothing was simulated.
+        """Return the least simulated seconds of the stage, or 0 if nothing was simulated for these sizes.
 
-        `sizes`: of each of the components. `acquired`: which of them must onload before they work; None: unknown.
+        `sizes`: one size for each of `components`. `acquired`: the sets of components that may have to onload before
+        they work; None: any set is possible.
         """
 
     @abc.abstractmethod
     def sharpen(self, sizes: Sequence[Size]) -> bool:
-        """Simulate sizes that were not simulated yet; return whether there were any."""
+        """Simulate the stage for these sizes if that was not done yet. Return whether anything was simulated.
+
+        `sizes`: one size for each of `components`.
+        """
 
 
 class PerformanceModel(abc.ABC):
-    """A job's answers to the performance model. The defaults suit jobs without special behaviour."""
+    """What a job tells the performance model. The defaults suit jobs without special behaviour."""
 
     # Components that share processes, rank by rank, if `Mode.shared` is set.
     pair: tuple[str, ...] = ()
@@ -63,7 +67,10 @@ class PerformanceModel(abc.ABC):
 
     @abc.abstractmethod
     def subject(self, config: Any, component: str) -> str:
-        """Describe what a component runs, as far as its costs depend on it."""
+        """Return a text that names what a component runs, such as a simulator or a model.
+
+        Its costs may be used for any job with the same text.
+        """
 
     def laps(
         self,
@@ -72,16 +79,20 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Sequence[tuple[str, Part]] | None:
-        """Return (cost name, measured part) pairs of an iteration; None: one for each part of each call.
+        """Return the (cost name, measured part) pairs of an iteration; None: each part of each call has a cost of its
+        own.
 
-        `waits`: seconds that a rank of each component has waited at channels, if `asks_channels`.
+        `waits`: component -> mean seconds that a rank has waited at channels; empty unless `asks_channels`.
         """
         return None
 
     def counts(
         self, config: Any, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
-        """Return numbers of an iteration, other than seconds, that a prediction needs. `parts`: by cost name."""
+        """Return name -> number, for numbers of an iteration other than seconds that a prediction needs.
+
+        `parts`: cost name -> measured parts.
+        """
         return {}
 
     def stage_counts(
@@ -91,47 +102,62 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return further numbers of this kind, derived from the calls of an iteration."""
+        """Return further numbers as `counts` does, derived from the calls of an iteration.
+
+        `waits`: as in `laps`.
+        """
         return {}
 
     def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
-        """Return the parts of a call that belong to it, if another component works in its thread; None: all parts."""
+        """Return the names of the parts of a call that are its own, if another component works in its thread.
+
+        None: all parts are its own.
+        """
         return None
 
     def part_name(self, plan: Plan, call: RankCall, part: Part) -> str:
-        """Return the name of the cost of a call's part."""
+        """Return the name under which the cost of a call's part is kept."""
         return part.name
 
     def rest_size(self, plan: Plan, call: RankCall) -> float:
-        """Return the size of the work that a call does outside of its parts; 0: no size."""
+        """Return the size of the work that a call does outside of its parts; 0: the work has no size."""
         return 0.0
 
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
     def can_predict(self, config: Any) -> bool:
-        """Return whether the behaviour of the job's ranks is modelled."""
+        """Return whether a prediction of this job is possible: the behaviour of its ranks is modelled."""
         return True
 
     def costs(
         self, config: Any, profile: Profile, scaling: Scaling = Scaling.SHARED
     ) -> Costs:
-        """Return the costs of a profile. `scaling`: of numbers of ranks that were not measured."""
+        """Return the costs of a profile.
+
+        `scaling`: the assumption about costs of numbers of ranks that were not measured.
+        """
         return Costs(profile)
 
     @abc.abstractmethod
     def ranks(self, config: Any, plan: Plan) -> Mapping[str, type[Rank]]:
-        """Return the logical-clock rank class of each component."""
+        """Return component -> class of its simulated ranks."""
 
     @abc.abstractmethod
     def site(self, config: Any, plan: Plan, costs: Costs, cores: int) -> Site:
-        """Return the state that the ranks of a prediction share. `cores`: processors of each node."""
+        """Return a new object with the state that the simulated ranks of a prediction share.
+
+        `cores`: processors of each node.
+        """
 
     def kinds_of_iterations(self, config: Any) -> int:
-        """Return the period after which iterations repeat: 2 if even and odd iterations differ, and so on."""
+        """Return the number of iterations after which their pattern repeats, such as 2 if even and odd ones differ."""
         return 1
 
     def published_profile(self, config: Any, plan: Plan, case: MemoryCase) -> Profile:
-        """Return a profile from published accelerator rates. Raises ConfigError if that is impossible."""
+        """Return a profile whose costs follow from published rates of accelerators.
+
+        Raises ConfigError if that is impossible.
+        """
         raise config_error("nothing-published", "profile", error="job")
 
     # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
@@ -141,27 +167,27 @@ class PerformanceModel(abc.ABC):
         return Mode(0, False)
 
     def modes(self, space: Space) -> tuple[Mode, ...]:
-        """Return all possible modes; the present one comes first."""
+        """Return all modes that a search may choose; the present mode comes first."""
         return (space.now,)
 
     def mode_changes(self, mode: Mode, now: Mode) -> Mapping[str, Any]:
-        """Return the config keys, beside the placement, in which a mode differs from the present one."""
+        """Return config key -> value, for the keys outside of the placement that change from mode `now` to `mode`."""
         return {}
 
     @abc.abstractmethod
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return the possible sizes of each component; empty if the mode is impossible."""
+        """Return component -> the sizes that a search may choose in this mode; no sizes if the mode is impossible."""
 
     @abc.abstractmethod
     def stages(self, config: Any, plan: Plan, costs: Costs) -> Stages:
-        """Return the loads of the stages, from which bounds are summed."""
+        """Return the loads of the stages. A search sums them to lower bounds of seconds."""
 
     def stage_bound(self, space: Space, profile: Profile) -> StageBound | None:
-        """Return a bound from simulating one stage; None if the job has none."""
+        """Return a bound of one stage that is found by simulation; None if the job has no such bound."""
         return None
 
     def special_costs(self, mode: Mode) -> tuple[str, ...]:
-        """Return the costs that only plans of this mode need."""
+        """Return the names of the costs that only plans of this mode need."""
         return ()
 
     def unmeasured(
@@ -171,49 +197,61 @@ class PerformanceModel(abc.ABC):
         profile: Profile,
         ranks: Mapping[str, Iterable[int]],
     ) -> dict[str, Sequence[int]]:
-        """Return the components of which some number of ranks was not measured -> the numbers that were.
+        """Return component -> measured numbers of ranks, for components with another number that was not measured.
 
-        `ranks`: the numbers that a search may choose, by component.
+        `ranks`: component -> the numbers of ranks that a search may choose.
         """
         return {}
 
     def scored_in(self, stages: Collection[str]) -> str | None:
-        """Return the stage at whose end advantages are computed, given the stages without turns."""
+        """Return the stage at whose end advantages are computed; None if no stage computes them.
+
+        `stages`: names of all stages.
+        """
         return None
 
     def sending(self, config: Any) -> Collection[str]:
-        """Return the stages that send weights; components are offloaded only after such a stage has ended."""
+        """Return the stages that send weights.
+
+        A component leaves its accelerators only after such a stage has ended.
+        """
         return ("sync",)
 
     def beside(self, stage: str) -> tuple[str, ...]:
-        """Return components whose number of ranks affects a stage although they do not work in it."""
+        """Return the components that do not work in a stage, but whose number of ranks affects it."""
         return ()
 
     def ordered(
         self, config: Any, stage: str, ranks: Mapping[str, int], begun: bool
     ) -> bool:
-        """Return whether the work of a stage depends on the order in which rollout completed groups.
+        """Return whether the work of a stage depends on the order in which rollout completes groups.
 
-        `ranks`: number of ranks of each working component. `begun`: whether the actor has learned during rollout.
+        `ranks`: component at work -> its number of ranks. `begun`: whether the actor has begun to learn during rollout.
         """
         return False
 
     def values(self, config: Any) -> Mapping[str, Sequence[int]]:
-        """Return the config keys, beside the placement, that a search may vary, with their possible values."""
+        """Return config key -> its possible values, for keys outside of the placement that a search may vary."""
         return {}
 
     def learning_changes(self, varied: Mapping[str, Any]) -> Iterator[str]:
-        """Describe how other values of these keys change what is learned."""
+        """Yield a line of text for each of these keys whose new value changes what is learned.
+
+        `varied`: config key -> value.
+        """
         yield from ()
 
     def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
-        """Return the config with another value at this key path."""
+        """Return the config with `value` at the key path `path`."""
         return replaced(config, path, value)
 
     # ── what else is measured for a profile ──────────────────────────────────────────────────────────────────────────
 
     def more_variants(self, mapping: Mapping[str, Any]) -> Iterator[Variant]:
-        """Yield variants of the job whose costs have other sizes, beyond other numbers of ranks."""
+        """Yield further variants of the job to run for a profile, whose costs have other sizes.
+
+        `mapping`: the config.
+        """
         yield from ()
 
 
@@ -228,5 +266,5 @@ def model_of(config: Any) -> PerformanceModel:
 
 
 def sizes_of(components: Sequence[str], sizes: Sizes) -> tuple[Size, ...]:
-    """Return the sizes of the given components."""
+    """Return the size of each of the given components, in their order."""
     return tuple(sizes[component] for component in components)

@@ -68,7 +68,7 @@ _LIBRARIES = (
 
 
 class Observations:
-    """Collects iterations one by one and makes a profile of them."""
+    """Collects the calls of iterations, and makes a profile from them."""
 
     def __init__(
         self,
@@ -76,7 +76,9 @@ class Observations:
         plan: Plan,
         channels: Callable[[], Mapping[str, ChannelStats]] = dict,
     ) -> None:
-        """`channels`: returns for all channels how long ranks have waited at them since the start."""
+        """`channels`: returns name -> statistics of each channel, with the seconds that ranks have waited since the
+        start.
+        """
         self._config = config
         self._channels = channels
         # Component -> seconds that all ranks have waited since the start
@@ -96,7 +98,7 @@ class Observations:
         self._processes: dict[tuple[int, int], float] = {}
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
-        """Add a finished iteration with its metrics."""
+        """Add the calls of a finished iteration. `numbers`: its metrics."""
         self._seen += 1
         around = self._around_calls(iteration)
         waits = self._waits()
@@ -137,7 +139,9 @@ class Observations:
             self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
 
     def _waits(self) -> dict[str, float]:
-        """Return the seconds that a rank of each component has waited at channels since the last call."""
+        """Return component -> mean seconds that one of its ranks has waited at channels since the last call of this
+        method.
+        """
         if not self._model.asks_channels:
             return {}
         stats = self._channels()
@@ -156,13 +160,19 @@ class Observations:
         }
 
     def measured(self) -> dict[str, float]:
-        """Return the median over iterations of each metric of seconds; empty before there are enough iterations."""
+        """Return metric -> median over iterations, for each metric of seconds.
+
+        Empty until enough iterations were added.
+        """
         return {
             name: statistics.median(values) for name, values in self._seconds.items()
         }
 
     def _around_driver(self, iteration: IterationCalls) -> Part:
-        """Return the driver's processor time for sending calls and taking results, without methods of inline ranks."""
+        """Return the driver's processor time for sending calls and taking results.
+
+        Methods of inline ranks do not count.
+        """
         inside = (
             sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
         )
@@ -171,7 +181,7 @@ class Observations:
         )
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, list[Part]]:
-        """Return the workers' processor time outside of calls, for messages, by the components of each process."""
+        """Return component -> processor time that its processes have spent on messages, outside of calls."""
         found: dict[tuple[int, int], list[RankCall]] = defaultdict(list)
         for call in iteration.calls if not self._inline else ():
             found[call.slot.node, call.record.process].append(call)
@@ -198,7 +208,7 @@ class Observations:
         return around
 
     def _costs(self, call: RankCall) -> list[tuple[str, Part]]:
-        """Return the named parts of a call; what no part covers is the part `rest`."""
+        """Return the parts of a call with the names of their costs. Time outside of all parts is the part `rest`."""
         record = call.record
         prefix = f"{call.slot.component}.{call.name.replace(' ', '_')}"
         inner = len(record.spans) > 1
@@ -240,7 +250,7 @@ class Observations:
         return launcher == "inline"
 
     def _on(self, cost: str) -> str:
-        """Return whether a cost is of processors or of accelerators."""
+        """Return the device that the seconds of a cost belong to: PROCESSOR or ACCELERATOR."""
         call, _, part = cost.partition("/")
         emulated = self._plan.topology.nodes[0].kind == EMULATED
         there = part in _ACCELERATED or ".move_" in call
@@ -249,7 +259,7 @@ class Observations:
         return ACCELERATOR
 
     def profile(self) -> Profile:
-        """Return the measured profile; it has no costs before enough iterations."""
+        """Return the profile of the iterations so far. It has no costs until enough iterations were added."""
         costs: dict[str, list[Point]] = defaultdict(list)
         for (name, _), iterations in sorted(self._laps.items()):
             costs[name].append(_point(iterations))
@@ -272,17 +282,17 @@ class Observations:
 
 
 def _around(cpu_s: float, messages: int) -> Part:
-    """Return a part for messages, of which only the sum is known."""
+    """Return a part for messages. `cpu_s`: processor seconds of all messages together."""
     return Part("call", 0.0, messages, cpu_s, cpu_s, cpu_s / messages, 0.0)
 
 
 def _messages(calls: Sequence[RankCall]) -> int:
-    """Count the messages that carried the calls to their ranks."""
+    """Return the number of messages that carried these calls to their ranks, at least 1."""
     return max(1, sum(call.work for call in calls))
 
 
 def _on_accelerator(part: Part) -> Part:
-    """Return a part in wall-clock seconds: the accelerator worked while the thread waited for it."""
+    """Return a copy of a part with wall-clock seconds: the accelerator worked while the thread waited for it."""
     least_s = part.least_cpu_s + part.blocked_s
     # Ranks wait for each other in an exchange, so the least seconds count for all laps.
     seconds = least_s * part.laps if part.name == "exchange" else part.wall_s
@@ -290,9 +300,9 @@ def _on_accelerator(part: Part) -> Part:
 
 
 def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
-    """Return the draws in ascending order; if there are too many, their quantiles.
+    """Return the draws in ascending order. If there are more than _DRAWS, return _DRAWS quantiles of them.
 
-    The order of arrival would be biased: short answers arrive first.
+    Draws in the order of arrival would be biased, since short answers arrive first.
     """
     ordered = sorted(draws)
     if len(ordered) <= _DRAWS:
@@ -303,7 +313,7 @@ def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
 
 
 def _sum(parts: Sequence[Part]) -> Part:
-    """Return the sum of the parts of all ranks in one iteration."""
+    """Return one part for the parts of all ranks in an iteration. Laps and seconds are summed."""
     laps = sum(part.laps for part in parts)
     return Part(
         name=parts[0].name,
@@ -331,7 +341,7 @@ def _point(iterations: Collection[Part]) -> Point:
 
 
 def machine() -> dict[str, Any]:
-    """Return the properties of this machine that seconds depend on."""
+    """Return the properties of this machine on which seconds depend."""
     return {"host": platform.node(), "processor": _processor(), "cores": usable_cores()}
 
 
@@ -351,12 +361,12 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of installed libraries that do the work."""
+    """Return library -> version, for Python and the installed libraries on which seconds depend."""
     return {"python": platform.python_version(), **versions_of(_LIBRARIES)}
 
 
 def subjects(config: Any, plan: Plan) -> dict[str, str]:
-    """Describe what each component runs, as far as its costs depend on it."""
+    """Return component -> text that says what it runs, as far as its costs depend on it."""
     model = model_of(config)
     return {
         component: model.subject(config, component)

@@ -19,7 +19,7 @@ _MOST_RANKS = 512
 
 
 class Performance:
-    """Profiles of one planned job, predictions, and their comparison with measured seconds."""
+    """Profiles and predictions of one planned job, and their comparison with measured seconds."""
 
     def __init__(self, config: Any, plan: Plan, case: MemoryCase) -> None:
         self._config = config
@@ -27,21 +27,30 @@ class Performance:
         self._case = case
 
     def given_profile(self) -> Profile | None:
-        """Return the profile that the config names, if any; it replaces the run's own. Raises ConfigError."""
+        """Return the profile that the config names, which predictions use instead of the run's own; None if it names
+        none.
+
+        Raises ConfigError.
+        """
         return find_profile(self._config, self._plan, self._case)
 
     def observations(
         self, channels: Callable[[], Mapping[str, ChannelStats]] = dict
     ) -> Observations:
-        """Return the collector of a run's iterations. `channels`: reads the waiting times of the run's channels."""
+        """Return a new collector of a run's iterations.
+
+        `channels`: returns name -> statistics of each channel, with the seconds that ranks have waited.
+        """
         return Observations(self._config, self._plan, channels)
 
     def compared(
         self, profile: Profile, given: Profile | None, measured: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return predicted and measured seconds as summary.json holds them; None without a prediction.
+        """Return predicted and measured seconds as summary.json has them; None if the job cannot be predicted, or has
+        many ranks.
 
-        `profile`: measured by the run itself. `given`: named by the config.
+        `profile`: the profile that the run has measured. `given`: the profile that the config names; None: it names
+        none. `measured`: metric -> measured seconds.
         """
         placement = self._plan.placement
         ranks = sum(placement.world_size(c) for c in placement.components)

@@ -28,7 +28,7 @@ _ITERATIONS = 3  # the first differs, because everything starts offloaded
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The result of running iterations on a logical clock."""
+    """The predicted seconds of a plan, from iterations that ran on a logical clock."""
 
     numbers: Mapping[str, float]  # metrics in seconds, named as in a run
     active: Mapping[str, Sequence[str]]  # stage -> components that work in it
@@ -48,7 +48,7 @@ class Prediction:
 
 
 def can_predict(config: Any) -> bool:
-    """Return whether the behaviour of the job's ranks is modelled."""
+    """Return whether a prediction of this config's job is possible: the behaviour of its ranks is modelled."""
     return model_of(config).can_predict(config)
 
 
@@ -61,7 +61,10 @@ def open_loop(
     cores: int,
     iterations: int,
 ) -> tuple[Site, Loop]:
-    """Return a site with the simulated ranks of a plan, and the real loop over them. `cores`: of each node."""
+    """Return the shared state of a plan's simulated ranks, and the real loop that calls these ranks.
+
+    `cores`: number of processors of each node. `iterations`: after how many iterations the loop ends.
+    """
     model = model_of(config)
     site = model.site(config, plan, costs, cores)
     groups = make_groups(site, model.ranks(config, plan))
@@ -80,9 +83,8 @@ def predict(
 ) -> Prediction:
     """Predict the seconds of an iteration: run iterations of the plan on a logical clock, with the costs of `profile`.
 
-    `case`: the input of the memory ledger. `ranged`: whether to predict the least and the most seconds as well. They
-    differ from the seconds if the profile lacks costs of a number of ranks, so that their scaling with ranks is
-    assumed.
+    `case`: the plan's memory case. `ranged`: whether to predict the least and the most seconds as well. They differ
+    from the seconds if the profile lacks costs of a number of ranks, so that their scaling with ranks is assumed.
     """
     model = model_of(config)
     found = _predict(config, plan, case, model.costs(config, profile))

@@ -18,7 +18,10 @@ _ITERATIONS = 6  # in the first round
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A plan that was run, with the measured seconds of an iteration."""
+    """The result of a short run of a plan: predicted and measured seconds of an iteration.
+
+    `plan`: a text that describes it.
+    """
 
     plan: str
     iterations: int
@@ -32,9 +35,10 @@ def probe(
     profile: Profile,
     tell: Callable[[str], None],
 ) -> tuple[list[Probe], Profile]:
-    """Run the plans, then the faster half for twice as long, and so on; return the results and the extended profile.
+    """Run the plans, then the faster half of them for twice as many iterations, and so on.
 
-    `mapping`: the composed config. Raises ConfigError if a run fails.
+    Return the results, and `profile` merged with what the runs have measured. `mapping`: the composed config. `tell`:
+    called with a line of text before each run. Raises ConfigError if a run fails.
     """
     probes = list[Probe]()
     iterations = _ITERATIONS
@@ -63,7 +67,10 @@ def probe(
 
 
 def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the changes of a plan."""
+    """Return a copy of the config with some keys changed.
+
+    `changes`: config key -> new value; None: the key is removed.
+    """
     whole = copy.deepcopy(dict(mapping))
     for key, value in changes.items():
         # A component name may contain dots.
@@ -82,7 +89,7 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def describe(found: Found) -> str:
-    """Describe a plan on one line."""
+    """Return a line of text that describes a plan: where its components are, and which settings differ."""
     placement = found.plan.placement
     layout = found.layout
     parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]

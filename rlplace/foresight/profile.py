@@ -33,7 +33,7 @@ COLD = "cold_"  # prefix of parts whose laps came after another thread had used 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Cost of one lap with `size` units of work (rows, tokens, sequences, bytes; 0: no size)."""
+    """The cost of one lap with `size` units of work: rows, tokens, sequences or bytes; 0: the work has no size."""
 
     size: float
     laps: float  # number of measured laps
@@ -45,7 +45,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The points of one cost, by size."""
+    """All measured points of one cost, in the order of their sizes."""
 
     points: tuple[Point, ...]
     source: str = MEASURED
@@ -54,7 +54,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Costs of work, and the machine where they were measured. Immutable; `merged` returns a new profile."""
+    """The costs of work, and the machine on which they were measured."""
 
     machine: Mapping[str, Any]  # processor, cores, accelerator
     versions: Mapping[str, str]
@@ -67,7 +67,10 @@ class Profile:
     samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def merged(self, other: Profile) -> Profile:
-        """Return the union of two profiles; points of equal size are averaged by laps. `other` is newer."""
+        """Return a profile with the costs of both profiles. `other` is the newer one.
+
+        Points of nearly equal size are averaged by laps. A curve of another source or device replaces the older curve.
+        """
         costs = dict(self.costs)
         for name, curve in other.costs.items():
             mine = costs.get(name)
@@ -86,7 +89,7 @@ class Profile:
         )
 
     def elsewhere(self) -> Profile:
-        """Return the profile marked as measured on another machine."""
+        """Return a copy of the profile whose measured costs are marked as measured on another machine."""
         costs = {
             name: dataclasses.replace(curve, source=ELSEWHERE)
             if curve.source == MEASURED
@@ -96,7 +99,7 @@ class Profile:
         return dataclasses.replace(self, costs=costs)
 
     def record(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the profile as plain values for a JSON file."""
         return {
             VERSION_KEY: VERSION,
             "machine": dict(self.machine),
@@ -135,7 +138,7 @@ def _merged(old: Curve, new: Curve) -> Curve:
 
 
 def mean(a: Point, b: Point) -> Point:
-    """Return the mean of two points, weighted by laps."""
+    """Return the mean of two points, weighted by their laps."""
     laps = a.laps + b.laps
     share = a.laps / laps
 
@@ -153,7 +156,10 @@ def mean(a: Point, b: Point) -> Point:
 
 
 def read_profile(text: str, *, file: str) -> Profile:
-    """Read what `Profile.record` wrote. Raises ConfigError that names the first wrong entry."""
+    """Return the profile that `text` has, as JSON of `Profile.record`. Raises ConfigError about the first wrong entry.
+
+    `file`: name of the file, for errors.
+    """
     try:
         record = json.loads(text)
     except ValueError as error:

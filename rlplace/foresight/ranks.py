@@ -50,7 +50,7 @@ _UNBOUNDED = 1 << 60
 
 
 class LogicalClock(Clock):
-    """The clock of a simulated world; it advances while the driver waits."""
+    """The clock of a simulated world. It advances while the driver waits for calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -70,7 +70,10 @@ class LogicalClock(Clock):
         return self._run(set(calls), 1, timeout_s)
 
     def _run(self, calls: set[Call], enough: int, timeout_s: float) -> bool:
-        """Advance until `enough` of the calls have ended."""
+        """Advance the clock until `enough` of the calls have ended.
+
+        Return whether they did within `timeout_s` seconds.
+        """
         ended = list[Future[Any]]()
         for call in calls:
             call.add_done_callback(ended.append)
@@ -80,10 +83,10 @@ class LogicalClock(Clock):
 
 
 class Site:
-    """State that the ranks of a prediction share. Owns the world and everything in it."""
+    """The state that all simulated ranks of a prediction share: clock, processors, channels and barriers."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
-        """`cores`: processors of each node."""
+        """`costs`: the costs of a profile. `cores`: number of processors of each node."""
         self.config = config
         self.plan = plan
         self.costs = costs
@@ -106,7 +109,7 @@ class Site:
             self.world.spawn(self._drive(queue))
 
     def device(self, accelerator: int) -> Cores:
-        """Return a rank's accelerator, which does one thing at a time; the first stands for all of them."""
+        """Return the device of an accelerator, which does one thing at a time."""
         return self._devices.setdefault(accelerator, Cores(self.world, 1))
 
     def barrier(self, component: str) -> Barrier:
@@ -114,19 +117,22 @@ class Site:
         return self._barriers.setdefault(component, Barrier(self.world, ranks))
 
     def push(self, channel: str, version: int) -> tuple[list[int], Event]:
-        """Return the ranks that have pushed a version so far, and the event that all have."""
+        """Return the ranks that have pushed a version so far, and the event that all ranks have pushed it.
+
+        `channel`: name of the weights that are pushed.
+        """
         return self._pushed.setdefault((channel, version), ([], Event(self.world)))
 
     def lent(self, rank: int) -> Channel:
-        """Return the channel through which a rank that computed for another one reports the seconds."""
+        """Return the channel through which rank `rank` of env reports the seconds that it has computed for rollout."""
         return self._lent.setdefault(rank, Channel(self.world, 1))
 
     def ask(self, act: Callable[[], None]) -> None:
-        """Let the driver send a message, after its earlier work."""
+        """Have the driver call `act`, which sends a message, after the messages that it has to send before."""
         self._hand(self._asked, act)
 
     def answer(self, act: Callable[[], None]) -> None:
-        """Let the driver take a result, after its earlier work."""
+        """Have the driver call `act`, which takes a result, after the results that it has to take before."""
         self._hand(self._answers, act)
 
     def _hand(self, queue: Channel, act: Callable[[], None]) -> None:
@@ -143,7 +149,7 @@ class Site:
 
 
 class Rank:
-    """One simulated rank. A subclass has the methods of its worker as generators."""
+    """A simulated rank. A subclass has each method of its worker as a generator, which spends the predicted seconds."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         self.site = site
@@ -200,7 +206,7 @@ class Rank:
             self.site.answer(functools.partial(settle, outcomes))
 
     def spend(self, cost: Cost) -> Body:
-        """Compute for the seconds of a cost, then wait for its blocked seconds."""
+        """Work for the seconds of a cost on the rank's processor or accelerator, then sleep for its blocked seconds."""
         if cost.on_accelerator and self.slot.accelerators:
             yield Work(
                 self.site.device(self.slot.accelerators[0]), self.slot.owner, cost.cpu_s
@@ -211,13 +217,16 @@ class Rank:
             yield Sleep(cost.blocked_s)
 
     def lap(self, method: str, part: str, size: float = 0.0) -> Body:
-        """Spend a lap of a method's part; it costs more if others used the processor before it."""
+        """Spend the seconds of one lap of a method's part.
+
+        The cold cost applies if other processes used the processor before.
+        """
         cold = self._off or self.world.now > self._ended
         name = self.costs.known(f"{self.component}.{method}", part, cold=cold)
         yield from self.lasting(self.costs.of(name, size))
 
     def lasting(self, cost: Cost) -> Body:
-        """Spend a cost, including its waiting time."""
+        """Spend the seconds of a cost, and note whether other processes used the processor meanwhile."""
         waited = self.world.now > self._ended
         began = self.world.now
         yield from self.spend(cost)
@@ -225,7 +234,10 @@ class Rank:
         self._off = waited or self._ended - began > cost.seconds + OFF_S
 
     def watch(self, *parts: str) -> Stopwatch:
-        """Start a stopwatch on the logical clock; its spans go into the record of the call."""
+        """Return a new stopwatch on the logical clock.
+
+        Its spans become part of the record of the call. `parts`: their names.
+        """
         watch = Stopwatch(*parts, read=lambda: (self.world.now, self.world.now))
         self._watches.append(watch)
         return watch
@@ -269,7 +281,7 @@ class _Handle(WorkerHandle):
         return answer
 
     def cancel(self) -> None:
-        """Do nothing: simulated ranks only run while the driver waits."""
+        """Do nothing, since simulated ranks run only while the driver waits."""
 
     def proceed(self) -> Future[None]:
         done: Future[None] = Future()
@@ -277,11 +289,14 @@ class _Handle(WorkerHandle):
         return done
 
     def end(self) -> None:
-        """Do nothing, like `cancel`."""
+        """Do nothing, since simulated ranks run only while the driver waits."""
 
 
 def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, WorkerGroup]:
-    """Make the worker groups of a plan. `kinds`: component -> rank class."""
+    """Return component -> worker group of simulated ranks, on the slots of the plan.
+
+    `kinds`: component -> class of its ranks.
+    """
     groups = {}
     for component, kind in kinds.items():
         slots = tuple(site.plan.placement.slots(component))

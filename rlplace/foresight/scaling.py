@@ -24,7 +24,7 @@ _SAME = 0.06  # sizes of a profile have two digits
 
 
 class Scaling(enum.Enum):
-    """Which end of the interval the costs of numbers of ranks that no run has measured are taken from."""
+    """How the costs of a call are assumed to depend on the number of ranks, for numbers that no run has measured."""
 
     SHARED = "shared"  # neither: the prediction
     LEAST = "least"
@@ -32,7 +32,7 @@ class Scaling(enum.Enum):
 
 
 class RankCosts(Costs):
-    """Costs of a custom job. Records the calls whose scaling with ranks is assumed."""
+    """The costs of a custom job. Notes the calls whose scaling with the number of ranks is assumed, in `scaled`."""
 
     def __init__(
         self,
@@ -40,7 +40,10 @@ class RankCosts(Costs):
         exchanging: Collection[str] = (),
         scaling: Scaling = Scaling.SHARED,
     ) -> None:
-        """`exchanging`: components whose ranks join a process group."""
+        """`exchanging`: components whose ranks join a process group.
+
+        `scaling`: the assumption for numbers without a measurement.
+        """
         super().__init__(profile)
         self._exchanging = exchanging
         self._scaling = scaling
@@ -67,7 +70,11 @@ class RankCosts(Costs):
     def _ends(
         self, name: str, measured: Sequence[int], ranks: int, shared: Cost
     ) -> list[Cost]:
-        """Return what a call may cost with a number of ranks: by each assumption, or as with the numbers beside it."""
+        """Return the possible costs of a call with a number of ranks that was not measured.
+
+        `measured`: the numbers that were. `shared`: the cost if ranks share the work. Between two measured numbers,
+        these are `shared` and the costs of the two numbers; outside of them, one cost for each assumption.
+        """
         fewer = [each for each in measured if each < ranks]
         more = [each for each in measured if each > ranks]
         if fewer and more:
@@ -92,7 +99,7 @@ def _seconds(cost: Cost) -> float:
 
 
 def measured_ranks(profile: Profile, name: str) -> tuple[int, ...]:
-    """Return the numbers of ranks with which a call was measured."""
+    """Return the numbers of ranks with which a call was measured. `name`: name of the cost."""
     curve = profile.costs.get(name)
     if curve is None:
         return ()
@@ -101,12 +108,12 @@ def measured_ranks(profile: Profile, name: str) -> tuple[int, ...]:
 
 
 def is_measured(measured: Collection[int], ranks: int) -> bool:
-    """Return whether a number of ranks was measured, as far as the two digits of a size tell."""
+    """Return whether a number of ranks was measured, up to the rounding of sizes to two digits."""
     return any(math.isclose(ranks, each, rel_tol=_SAME) for each in measured)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Write numbers of ranks: `1, 2 and 4`."""
+    """Return numbers of ranks as text, such as "1, 2 and 4"."""
     texts = [str(each) for each in ranks]
     if len(texts) == 1:
         return texts[0]

@@ -30,9 +30,11 @@ def varied(
     accelerators: Collection[int],
     tell: Callable[[str], None],
 ) -> list[Space]:
-    """Return the space of the job as it is, then those with all other combinations of these keys' values.
+    """Return the search space of the config, then a space for each other combination of values of some config keys.
 
-    Raises ConfigError for keys that this job cannot vary, and the errors of `Space`.
+    `keys`: the config keys that are varied. `fixed`: components that keep their place. `accelerators`: accelerators
+    that the plans may use. `tell`: called with a line of text for each combination that has no plan. Raises ConfigError
+    for keys that this job cannot vary, and the errors of `Space`.
     """
     model = model_of(config)
     known = model.values(config)
@@ -96,7 +98,11 @@ def _value(config: Any, key: str) -> int:
 
 
 def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
-    """Return the config with a plan: its own, or if that is invalid, one with generation on separate accelerators."""
+    """Return a config that has a valid plan, and the plan.
+
+    The config is the given one if it has a valid plan; else it has another placement, with generation on accelerators
+    of its own.
+    """
     topology = space.plan.topology
     pair = space.model.generating
     try:
@@ -124,5 +130,5 @@ def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
 
 
 def changed_learning(best: Found) -> Iterator[str]:
-    """Describe where a plan learns differently from the config."""
+    """Yield a line of text for each setting with which the plan learns in another way than the config."""
     return best.space.model.learning_changes(best.space.varied)

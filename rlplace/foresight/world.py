@@ -29,7 +29,7 @@ _MOST_TURNS = 64  # most turns of one piece of work; long work gets longer turns
 
 
 class Work(NamedTuple):
-    """`seconds` of one processor of `cores`, for a thread of `process`."""
+    """A wish of a process: `seconds` of one processor of `cores`. Of each `process`, one thread computes at a time."""
 
     cores: Cores
     process: Hashable
@@ -37,13 +37,13 @@ class Work(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Wait for so many seconds, independent of other processes."""
+    """A wish of a process: to go on after `seconds`, whatever other processes do."""
 
     seconds: float
 
 
 class Event:
-    """Happens once. Processes that wait for it resume then; at once if it has happened."""
+    """Something that happens once. Processes wait for it; afterwards, a process that waits goes on at once."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -64,7 +64,10 @@ class Event:
 
 
 class World:
-    """Owns the clock and the pending actions. Deterministic: simultaneous actions run in the order of their request."""
+    """Owns the logical clock and the pending actions.
+
+    Actions at the same time run in the order in which they were requested.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,21 +77,22 @@ class World:
         self._ready: deque[Process] = deque()
 
     def spawn(self, process: Process) -> None:
-        """Start a process."""
+        """Start a new process, after all processes that are ready."""
         self._ready.append(process)
 
     def resume(self, process: Process) -> None:
-        """Let a process continue, after those that were resumed before."""
+        """Let a process go on, after all processes that are ready."""
         self._ready.append(process)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """Call `act` when the clock reaches `when`."""
+        """Call `act` when the clock reaches `when`, in seconds."""
         heapq.heappush(self._due, (when, next(self._order), act))
 
     def run(self, over: Callable[[], bool], until: float = float("inf")) -> bool:
-        """Run until `over()` returns True; it is checked after each action. Return False if no action is left.
+        """Run actions until `over()` returns True, which is asked after each action. Return whether it did.
 
-        Also returns False if the next action is later than `until`; the clock then stands at `until`.
+        Return False if no action is left, or if the next action is later than `until`, in seconds; in the second case
+        the clock stands at `until`.
         """
         while True:
             while self._ready:
@@ -121,7 +125,7 @@ class World:
 
 
 class _Thread:
-    """A thread that computes or waits for a processor."""
+    """A thread that computes, or waits for a processor. `process`: its process."""
 
     __slots__ = (
         "began",
@@ -153,12 +157,15 @@ class _Thread:
 class Cores:
     """The processors of a node, or a device that serves several threads: first come, first served, in turns.
 
-    A thread keeps its processor until its work is done, or for one turn if others wait. Of each process, one thread
-    computes at a time, as with Python's interpreter lock.
+    A thread keeps its processor until its work is done, or for one turn if other threads wait. Of each process, one
+    thread computes at a time, as with Python's interpreter lock.
     """
 
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
-        """`wanted`: busy share of the processors when more processes want one than there are."""
+        """`count`: number of processors.
+
+        `wanted`: their busy share when more processes want a processor than there are.
+        """
         self._world = world
         self._free = count
         self._rate = wanted if count > 1 else 1.0
@@ -168,7 +175,7 @@ class Cores:
         self.busy_s = 0.0
 
     def add(self, thread: Process, process: Hashable, seconds: float) -> None:
-        """Compute `seconds` for a thread, then let it go on."""
+        """Compute for `seconds`, then let the thread go on. `process`: the process of the thread."""
         if seconds < _LEAST_S:
             self._world.resume(thread)
             return
@@ -202,7 +209,7 @@ class Cores:
         self._free += 1
 
     def _begin(self) -> None:
-        """Give free processors to waiting threads; if threads still wait, limit the running ones to one turn."""
+        """Give free processors to waiting threads. If threads still wait, end the turns of running threads in time."""
         while self._free and (
             chosen := next(
                 (t for t in self._waiting if t.process not in self._running), None
@@ -224,7 +231,7 @@ class Cores:
                     self._world.at(ends, partial(self._end, thread, thread.turn))
 
     def _end(self, thread: _Thread, turn: int) -> None:
-        """End a turn: the work is done, or others wait."""
+        """End the turn with this number: the thread's work is done, or other threads wait for its processor."""
         if thread.turn != turn or self._running.get(thread.process) is not thread:
             return
         done_s = (self._world.now - thread.since) * thread.rate
@@ -250,7 +257,7 @@ class Cores:
 
 
 class Barrier:
-    """A reusable point where `parties` processes wait for each other."""
+    """A point at which `parties` processes wait for each other. It can be used again and again."""
 
     def __init__(self, world: World, parties: int) -> None:
         self._world = world
@@ -259,7 +266,7 @@ class Barrier:
         self._all = Event(world)
 
     def meet(self) -> Generator[Event, None, None]:
-        """Wait until all parties have arrived."""
+        """Wait until all parties are at the barrier."""
         self._here += 1
         if self._here == self._parties:
             every = self._all
@@ -271,7 +278,10 @@ class Barrier:
 
 
 class Channel:
-    """A bounded queue with keys. Items of a key are taken in the order in which they were put."""
+    """A queue with keys that holds at most `capacity` items.
+
+    Items of a key are taken in the order in which they were put.
+    """
 
     def __init__(self, world: World, capacity: int) -> None:
         self._world = world
@@ -283,7 +293,7 @@ class Channel:
         self._held = self.most = 0
 
     def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
-        """Wait for room, then put."""
+        """Wait until there is room, then put the item."""
         while self.full:
             self._putters.append(room := Event(self._world))
             yield room
@@ -294,7 +304,7 @@ class Channel:
             takers.popleft().set()
 
     def get(self, key: str = "") -> Generator[Event, None, Any]:
-        """Wait for an item, and take it."""
+        """Wait until there is an item with this key, take it, and return it."""
         items = self._items.setdefault(key, deque())
         while not items:
             self._takers.setdefault(key, deque()).append(there := Event(self._world))
@@ -302,7 +312,7 @@ class Channel:
         return self._take(items)
 
     def get_nowait(self, key: str = "") -> Any:
-        """Take an item; None where there is none."""
+        """Take an item with this key and return it; return None if there is none."""
         items = self._items.get(key)
         if items:
             return self._take(items)

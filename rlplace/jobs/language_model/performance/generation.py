@@ -41,7 +41,7 @@ _INDEXES = (1, 2)  # iterations that a prediction counts
 
 
 class _Sink(Channel):
-    """Accepts all items and records when the first arrived."""
+    """A channel that accepts all items and notes the time at which the first item arrived."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, 1)
@@ -53,7 +53,10 @@ class _Sink(Channel):
 
 
 class Generation(StageBound):
-    """Lower bounds of the rollout stages of one space under a profile. Simulated results are cached."""
+    """Lower bounds of the seconds of the rollout stage, for numbers of env and rollout ranks of one search space.
+
+    Each bound is simulated with the costs of a profile, once. `holds`: whether the bounds are valid for this job.
+    """
 
     stage = "rollout"
     components = PAIR
@@ -70,7 +73,10 @@ class Generation(StageBound):
         self.holds = self._holds()
 
     def _holds(self) -> bool:
-        """Return whether no other component can delay env and engines or start between them."""
+        """Return whether no other component can delay env and engines.
+
+        Then a simulation of env and engines alone is a lower bound.
+        """
         config = self._space.config
         plan = self._plan
         names = plan.placement.components
@@ -126,7 +132,7 @@ class Generation(StageBound):
         return bool(missing)
 
     def _acquired(self) -> list[frozenset[str]]:
-        """Return the possible sets of env and rollout that must move before they work."""
+        """Return all sets of components, of env and rollout, that may have to onload before they work."""
         may = [
             c
             for c in PAIR
@@ -152,10 +158,10 @@ class Generation(StageBound):
         return self._alone(config, plan, moved)
 
     def _alone(self, config: Config, plan: Plan, moved: frozenset[str]) -> float:
-        """Return the mean seconds of a rollout stage that is simulated with only env and rollout at work.
+        """Return the mean seconds of a rollout stage that is simulated with env and rollout alone.
 
-        `moved`: components that move onto their accelerators in the stage. Returns 0.0, a bound that always holds, if a
-        group of samples could be finished before all ranks have received their calls.
+        `moved`: the components that onload in the stage. Returns 0.0, which is always a lower bound, if a group of
+        samples could be finished before all ranks have received their calls.
         """
         ranks = {c: plan.placement.world_size(c) for c in PAIR}
         site = TextSite(config, plan, Costs(self._profile), 1 + sum(ranks.values()))
@@ -187,7 +193,11 @@ class Generation(StageBound):
         return 0.0
 
     def _asked_within(self, seconds: float, ranks: dict[str, int]) -> bool:
-        """Return whether all ranks get their call before any rank can answer; scorers wait for a whole group."""
+        """Return whether all ranks of env, rollout and early scorers have received their calls within `seconds`.
+
+        `seconds`: from the start of the stage to the first finished group. `ranks`: numbers of env and rollout ranks.
+        False if a scorer may have more ranks than there are prompts.
+        """
         early = {*self._plan.needs.early} & {*self._plan.placement.components}
         sizes = self._space.sizes(self._space.now)
         most = {c: max(size.ranks for size in sizes[c]) for c in early}

@@ -35,7 +35,7 @@ _LONGEST_PAUSE_S = 0.02
 
 @functools.lru_cache(maxsize=64)
 def pack(sizes: SampleSizes, ranks: int, budget: int) -> Packing:
-    """Pack samples for all ranks; results are cached for other plans."""
+    """Return the micro-batches of all ranks for these samples, of at most `budget` tokens each. Results are cached."""
     return packing.pack(sizes, ranks, budget)
 
 
@@ -61,9 +61,10 @@ def _pack_steps(
 def sizes_of(
     groups: Iterable[tuple[int, Sequence[int]]], *, again: float | None
 ) -> SampleSizes:
-    """Return the token counts of the groups' samples, where each sample begins with the group's prompt.
+    """Return the token counts of all samples of some groups.
 
-    `again`: as in `workers.training.samples.sizes_of`.
+    `groups`: for each group, the tokens of its prompt and the tokens of each sample, which include the prompt. `again`:
+    as in `workers.training.samples.sizes_of`; None: groups do not share their prompt.
     """
     whole = [
         (number, prompt, each)
@@ -77,7 +78,7 @@ def sizes_of(
 
 
 def looks() -> Iterator[float]:
-    """Yield the pauses of a rank that polls for rank 0's value."""
+    """Yield the pauses, in seconds, of a rank that polls for a value of rank 0. They double up to a largest pause."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
@@ -85,12 +86,15 @@ def looks() -> Iterator[float]:
 
 
 class JoinedRank(TextRank):
-    """Base of ranks that use collectives."""
+    """Base of simulated ranks that wait for each other in collective operations."""
 
     _scattered = 0  # number of values that rank 0 has scattered
 
     def scatter(self, value: object = None) -> Body:
-        """Return rank 0's value, once all ranks have it."""
+        """Return the value that rank 0 gives, once all ranks have it.
+
+        `value`: what rank 0 gives; ignored on other ranks.
+        """
         given = self.site.given(self.component, self._scattered)
         self._scattered += 1
         if self.slot.rank == 0:
@@ -109,7 +113,7 @@ class JoinedRank(TextRank):
         return given.value
 
     def sizes_of(self, groups: Sequence[Group]) -> SampleSizes:
-        """Return the token counts of the groups' samples, in the order of the groups."""
+        """Return the token counts of the groups' samples, in the order of the groups' numbers."""
         ordered = sorted(groups)
         return sizes_of(
             ((g.prompt, g.tokens) for g in ordered),
@@ -129,7 +133,11 @@ class JoinedRank(TextRank):
         yield from self.exchange(method, watch)
 
     def forward(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
-        """Run one forward pass; several ranks exchange weights in it."""
+        """Spend the seconds of one forward pass, in which the ranks wait for each other.
+
+        `watch`: records the seconds as `part`. `size`: tokens of the micro-batch. `methods`: the worker's methods whose
+        measured cost may be used, the best first.
+        """
         parts = (
             (f"sharded_{part}", part) if self.ranks > 1 else (part, f"sharded_{part}")
         )
@@ -147,7 +155,7 @@ class JoinedRank(TextRank):
 
 
 class TrainedRank(JoinedRank):
-    """Base of ranks that learn."""
+    """Base of simulated ranks of components that learn."""
 
     @property
     def budget(self) -> int:
@@ -156,11 +164,11 @@ class TrainedRank(JoinedRank):
         return block.token_budget
 
     def pack(self, sizes: SampleSizes) -> Packing:
-        """Pack all samples for a forward pass."""
+        """Return the micro-batches of all ranks for one forward pass over all samples."""
         return pack(sizes, self.ranks // self.together, self.budget)
 
     def steps(self, sizes: SampleSizes, iteration: int) -> tuple[Packing, ...]:
-        """Pack the samples of each optimizer step of an iteration."""
+        """Return the micro-batches of all ranks for each optimizer step of an iteration."""
         algorithm = self.job.algorithm
         seed = f"{self.job.runner.seed} {iteration}"
         return _pack_steps(
@@ -193,7 +201,7 @@ class TrainedRank(JoinedRank):
 
 
 class LmActorRank(TrainedRank):
-    """Simulates `LmActor`."""
+    """Simulates the worker `LmActor`."""
 
     _groups: list[Group] | None = None  # groups of the iteration, on rank 0
     # Rank 0: sizes of all samples whose advantages are computed
@@ -287,7 +295,10 @@ class LmActorRank(TrainedRank):
         return dict[str, Metrics]()
 
     def _take(self, part: int | None) -> Body:
-        """Take all groups of the iteration, or the next `part` of them."""
+        """Take groups from their channel and return them. `part`: number of groups; None: all groups of the iteration.
+
+        If the groups of the iteration are taken already, return them.
+        """
         if self._groups is None:
             self._groups = []
             for _ in range(part or self.site.job.prompts):
@@ -295,7 +306,10 @@ class LmActorRank(TrainedRank):
         return self._groups
 
     def _gather(self, part: int | None) -> Body:
-        """Take groups and their scores, put the returns, and return the sizes of all samples."""
+        """Take groups and their scores, put the returns for the critic, and return the token counts of all samples.
+
+        `part`: number of groups; None: all groups of the iteration.
+        """
         sizes = self.sizes_of((yield from self._take(part)))
         for scorer in self.site.job.scorers:
             scored = 0
@@ -308,7 +322,7 @@ class LmActorRank(TrainedRank):
 
 
 class CriticRank(TrainedRank):
-    """Simulates `Critic`."""
+    """Simulates the worker `Critic`."""
 
     _inferred = SampleSizes(())  # sizes of all samples
 
@@ -341,7 +355,7 @@ class CriticRank(TrainedRank):
 
 
 class ScorerRank(JoinedRank):
-    """Simulates `Scorer`: a reference or a reward (a model, a function or an endpoint)."""
+    """Simulates the worker of a reference or of a reward, which is a model, a function or an endpoint."""
 
     def infer(self, iteration: int, version: int) -> Body:
         watch = self.watch("infer", "wait")
@@ -396,7 +410,7 @@ class ScorerRank(JoinedRank):
         return dict[str, Metrics]()
 
     def _take(self, due: int) -> Body:
-        """Return all groups that have arrived, waiting for at least one."""
+        """Wait for a group, then take and return all groups that have arrived, at most `due` of them."""
         channel = self.site.channels[samples_for(self.component)]
         taken: list[Group] = [(yield from channel.get())]
         while len(taken) < due and (group := channel.get_nowait()) is not None:

@@ -41,7 +41,7 @@ _INDEXES = (
 
 
 class _Drawn(NamedTuple):
-    """Token counts; each field is the least over the counted iterations."""
+    """Token counts of an iteration. Each field is the least value over the counted iterations."""
 
     answers: int  # generated tokens of all answers
     tokens: int  # tokens of all samples, including prompts
@@ -51,7 +51,7 @@ class _Drawn(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """Seconds of the micro-batches of a pass over all samples."""
+    """Seconds of all micro-batches of one pass over all samples."""
 
     ranks: int
     longest_s: float  # of the most loaded rank
@@ -67,14 +67,17 @@ class _Passes(NamedTuple):
 
 
 class TextStages(Stages):
-    """Stages of a language-model job. If generation runs ahead, only learning is bounded."""
+    """Lower bounds of the work in each stage of a language-model job.
+
+    If generation runs ahead of learning, rollout has no bound.
+    """
 
     _config: Config
 
     def __init__(
         self, config: Config, costs: Costs, together: Mapping[str, int]
     ) -> None:
-        """`together`: for each component, the number of ranks that compute the same samples."""
+        """`together`: component -> number of its ranks that compute the same samples."""
         super().__init__(config, costs)
         self._together, self._again = together, read_again(config)
         ahead = config.algorithm.max_staleness > 0
@@ -130,7 +133,7 @@ class TextStages(Stages):
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Yield one option: for each component, the least load of any of its sizes."""
+        """Yield a single option: for each component, the least load that any of its sizes has."""
         components = self.depends(stage)
         found: dict[str, Load] = {}
         for component in components:
@@ -186,11 +189,17 @@ class TextStages(Stages):
         return self._shared(component, work, ranks)
 
     def _shared(self, component: str, work: Cost, ranks: int) -> Load:
-        """Return a load that is evenly shared on average; single ranks may have no work."""
+        """Return the load of ranks that share work evenly in the mean.
+
+        A single rank may have no work. `work`: cost of the mean.
+        """
         return self._load(component, [work] * ranks)._replace(least_s=0.0)
 
     def _joined(self, component: str, passes: _Passes, rest: Cost) -> Load:
-        """Return the load of ranks that wait for each other in every micro-batch. `rest`: other cost of each rank."""
+        """Return the load of ranks that wait for each other in each micro-batch.
+
+        `passes`: the micro-batches. `rest`: the further cost of each rank.
+        """
         one = self._load(component, [rest] * passes.ranks)
         longest_s = one.longest_s + passes.longest_s
         cpu_s = one.cpu_s + passes.cpu_s
@@ -198,7 +207,10 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  it lives as long as a search
     def _wholes(self, again: float | None) -> Sequence[SampleSizes]:
-        """Return the sizes of all samples of each iteration; empty for episodes of several turns."""
+        """Return the token counts of all samples of each counted iteration; empty for episodes of several turns.
+
+        `again`: as in `learners.sizes_of`.
+        """
         several = self._config.text_env.max_turns > 1
         if several:
             return ()
@@ -215,7 +227,7 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _lengths(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Return (prompt tokens, tokens of the first answer) of each sample of each iteration, group by group."""
+        """Return, for each counted iteration, the tokens of each sample's prompt and first answer, group by group."""
         lengths = Lengths(self._config, self._costs)
         each = self._algorithm.samples_per_prompt
         return [
@@ -254,7 +266,7 @@ class TextStages(Stages):
 
     @functools.cached_property
     def _read(self) -> Cost:
-        """Return the cost of processing all prompts, each by itself."""
+        """Return the cost of processing all prompts of an iteration, one by one."""
         prompts = (
             prompt
             for prompt, _ in self._lengths[0][:: self._algorithm.samples_per_prompt]
@@ -283,9 +295,10 @@ class TextStages(Stages):
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  it lives as long as a search
     def _tail(self, envs: int, engines: int) -> float:
-        """Return the seconds of an env rank if answers arrive as early as engines can finish them.
+        """Return the seconds of the slowest env rank if answers arrive as early as engines can finish them.
 
-        An answer needs its prompt to be processed and one decoding step for each token.
+        `envs`, `engines`: the numbers of ranks. An answer takes the processing of its prompt and one decoding step for
+        each token. 0 if prompts of a round or later turns depend on timing.
         """
         if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0
@@ -324,7 +337,7 @@ class TextStages(Stages):
         return asked_s + statistics.fmean(found) + over_s
 
     def _at_once(self, ranks: int) -> int:
-        """Return the largest number of answers that an engine can have in flight."""
+        """Return the largest number of answers that each of `ranks` engines can have in flight."""
         # A group's samples are taken together.
         taken = -(-self._samples // ranks) - 1 + self._algorithm.samples_per_prompt
         return min(taken, self._config.text_rollout.step_sequences)
@@ -332,7 +345,7 @@ class TextStages(Stages):
     def _decode(self, at_once: int) -> Cost:
         """Return the least cost of a decoding step, with any number of answers from 1 to `at_once` in flight.
 
-        With vLLM, a step that processes prompts also decodes, so the cost of such a step counts as well.
+        With vLLM, a step that processes prompts decodes too, so the cost of such a step may be the least.
         """
         decode = self._least("rollout.generate/decode", 1, at_once)
         if self._config.text_rollout.engine != "vllm":
@@ -349,7 +362,10 @@ class TextStages(Stages):
         )
 
     def _generate(self, ranks: int) -> Cost:
-        """Return the work of an engine with an even share; at least one engine has that much."""
+        """Return the work of an engine with an even share of the answers.
+
+        At least one of `ranks` engines has that much work.
+        """
         generate = "rollout.generate/"
         block = self._config.text_rollout
         at_once = self._at_once(ranks)
@@ -379,10 +395,11 @@ class TextStages(Stages):
         steps: int = 1,
         whole: bool = True,
     ) -> _Passes:
-        """Return the cost of a pass of all ranks over all samples, in `steps` optimizer steps.
+        """Return the seconds of one pass of all ranks over all samples.
 
-        `whole`: all samples are packed at once. Otherwise each step has at least one micro-batch of at most `most`
-        tokens, and the cost of micro-batches is bounded by a line.
+        `cost`: name of the cost of a micro-batch. `budget`: most tokens of a micro-batch. `steps`: number of optimizer
+        steps in the pass. `whole`: whether all samples are packed at once; otherwise each step has at least one
+        micro-batch, and a line below the costs of all sizes is used.
         """
         component = cost.rpartition("/")[0].rpartition(".")[0]
         again = self._again.get(component)
@@ -421,7 +438,11 @@ class TextStages(Stages):
     def _packed(
         self, cost: str, packing: Packing, sizes: SampleSizes
     ) -> tuple[float, float]:
-        """Return the seconds of micro-batches in which ranks wait for each other, and their processor seconds."""
+        """Return the seconds of micro-batches in which the ranks wait for each other, and the processor seconds of all
+        ranks.
+
+        `cost`: name of the cost of a micro-batch.
+        """
         longest_s = 0.0
         cpu_s = 0.0
         for together in zip(*packing.ranks, strict=True):
@@ -488,7 +509,7 @@ class TextStages(Stages):
         return self._joined(component, passes.times(algorithm.epochs), rest)
 
     def _forward(self, component: str, part: str, ranks: int, *methods: str) -> str:
-        """Return the name of a forward pass's cost, as `JoinedRank.forward` does."""
+        """Return the name of the cost of a forward pass. It is chosen as in `JoinedRank.forward`."""
         parts = (f"sharded_{part}", part) if ranks > 1 else (part, f"sharded_{part}")
         names = [f"{component}.{method}/{name}" for name in parts for method in methods]
         return next(

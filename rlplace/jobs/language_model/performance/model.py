@@ -48,7 +48,10 @@ _RANKS: Mapping[str, type[Rank]] = {
 
 
 class LanguageModelPerformance(PerformanceModel):
-    """GRPO, PPO and relatives: engines generate, scorers score whole groups, learners pack samples by tokens."""
+    """The performance model of GRPO, PPO and related algorithms on language models.
+
+    Engines generate, scorers score whole groups, and learners pack samples by tokens.
+    """
 
     generating = PAIR
 
@@ -115,7 +118,10 @@ class LanguageModelPerformance(PerformanceModel):
         return stage == "learn" and (begun or steps)
 
     def values(self, config: Config) -> Mapping[str, Sequence[int]]:
-        """Return token budgets that can hold the longest sample, and staleness bounds."""
+        """Return config key -> values that a search may choose, for token budgets and `max_staleness`.
+
+        Each token budget holds the longest sample.
+        """
         found: dict[str, Sequence[int]] = {}
         for component in config.placed:
             block = config.block_of(component)
@@ -140,7 +146,7 @@ class LanguageModelPerformance(PerformanceModel):
 
 
 def _budgets(config: Config, now: int) -> list[int]:
-    """Return the token budgets that a search tries."""
+    """Return the token budgets that a search tries. `now`: the present budget."""
     larger = [now * times for times in _TIMES]
     smaller = [now // times for times in _TIMES if now % times == 0]
     enough = [n for n in (*larger, *smaller) if n >= config.algorithm.longest]
@@ -148,7 +154,10 @@ def _budgets(config: Config, now: int) -> list[int]:
 
 
 def _sizes(space: Space, component: str) -> tuple[Size, ...]:
-    """Return sizes that divide a node or the nodes; engines may have several accelerators each."""
+    """Return the sizes of a component that a search tries: numbers of accelerators that divide a node or all nodes.
+
+    A vLLM engine may have several accelerators. A component that the search may not change has its present size.
+    """
     now = space.size_now(component)
     if component not in space.free:
         return (now,)
@@ -182,9 +191,9 @@ def _sizes(space: Space, component: str) -> tuple[Size, ...]:
 
 
 def _shares_out(config: Config, component: str) -> bool:
-    """Return whether a component scores groups, and each of its ranks scores its own groups without the other ranks.
+    """Return whether each rank of a component scores groups of its own, without the other ranks.
 
-    This is so for a reference or reward whose model is not sharded, and for rewards without a model.
+    True for a reference or reward whose model is not sharded, and for a reward without a model.
     """
     if role_of(component) not in ("reference", "reward"):
         return False

@@ -48,7 +48,7 @@ _BF16 = 2  # bytes per number
 
 
 class Rates(NamedTuple):
-    """Published rates of one accelerator, per second."""
+    """Published rates of one accelerator: operations and bytes per second."""
 
     operations: float
     memory_bytes: float
@@ -58,7 +58,7 @@ class Rates(NamedTuple):
 
 @functools.cache
 def published() -> Mapping[str, Sequence[float]]:
-    """Return the rows of published.toml: dense bf16 TFLOP/s and memory GB/s of each product."""
+    """Return product name, without spaces -> its row in published.toml: dense bf16 TFLOP/s, memory GB/s."""
     rows = tomllib.loads(
         Path(__file__).with_name("published.toml").read_text(encoding="utf-8")
     )
@@ -66,7 +66,10 @@ def published() -> Mapping[str, Sequence[float]]:
 
 
 def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
-    """Return the profile of a job with language models on accelerators whose product is known. Raises ConfigError."""
+    """Return a profile of a language-model job whose costs follow from published rates of its accelerators.
+
+    Raises ConfigError for accelerators without published rates.
+    """
     rates = _rates(plan.topology.nodes)
     costs = dict[str, Curve]()
     ledger = case.ledger()
@@ -92,7 +95,7 @@ def published_profile(config: Config, plan: Plan, case: MemoryCase) -> Profile:
 
 
 def _rates(nodes: Sequence[Node]) -> Rates:
-    """Return the lowest rates of all nodes."""
+    """Return the lowest of each rate over all nodes. Raises ConfigError for accelerators without published rates."""
     products = {run.product for node in nodes for run in node.alike}
     unknown = [
         product for product in products if known_name(product) not in published()
@@ -124,7 +127,7 @@ def _rates(nodes: Sequence[Node]) -> Rates:
 def _costs(
     config: Config, plan: Plan, component: str, rates: Rates
 ) -> Iterator[tuple[str, Sequence[tuple[float, float]], str]]:
-    """Yield (part, points of size and seconds, device) for each cost of a component."""
+    """Yield the costs of a component: name of the part, points (size, seconds), and the device that does the work."""
     role = role_of(component)
     ranks = plan.placement.world_size(component)
     if role == "env":
@@ -227,7 +230,7 @@ def _costs(
 def _moves(
     ledger: MemoryLedger, component: str, rates: Rates
 ) -> Iterator[tuple[str, Curve]]:
-    """Yield the costs of moving a component's bytes on and off an accelerator."""
+    """Yield the name and the curve of each cost of moving a component on or off its accelerators."""
     held = {residency: ledger.bytes(component, residency) for residency in Residency}
     for residency in Residency:
         moved = max(abs(held[residency] - other) for other in held.values())

@@ -44,7 +44,10 @@ _IN_TURN_S = 0.005  # rewards that take longer are computed by other processes
 
 
 class Request(NamedTuple):
-    """A request for all samples of a group in the first turn, and for one sample in later turns."""
+    """A request of an env rank: for all samples of a group in the first turn, for one sample in a later turn.
+
+    `first`: number of the first sample. `samples`: number of samples. `turn`: from 0.
+    """
 
     asked: int  # the iteration that asked it
     # the iteration that owns the prompt; differs from `asked` for a postponed prompt or one asked ahead
@@ -64,14 +67,14 @@ class Answer(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A sample with its reward."""
+    """A sample whose reward is computed."""
 
     request: Request
     tokens: int  # including the prompt
 
 
 class Group(NamedTuple):
-    """A completed group: the tokens of each sample, including the prompt."""
+    """A complete group. `prompt`: tokens of its prompt. `tokens`: tokens of each sample, including the prompt."""
 
     # the iteration that owns the prompt, and the group's number there
     number: tuple[int, int]
@@ -80,9 +83,11 @@ class Group(NamedTuple):
 
 
 class Lengths:
-    """Lengths of prompts, answers and conversations, and seconds of rewards; the same in every placement.
+    """Lengths of prompts, answers and conversations in tokens, and seconds of rewards. They do not depend on the
+    placement.
 
-    Each iteration uses the quantiles of the measured values, in an order that depends on its number only.
+    Each iteration uses the quantiles of the measured values, in a random order that depends on the iteration's number
+    only.
     """
 
     def __init__(self, config: Config, costs: Costs) -> None:
@@ -102,7 +107,7 @@ class Lengths:
         return min(drawn[group % len(drawn)], self._longest - 1)
 
     def turns(self, iteration: int, group: int, sample: int) -> int:
-        """Return the number of answers of an episode."""
+        """Return the number of answers in the episode of a sample."""
         if self._turns > 1:
             return min(
                 self._turns,
@@ -111,13 +116,13 @@ class Lengths:
         return 1
 
     def reply(self, iteration: int, group: int, sample: int, turn: int) -> int:
-        """Return the tokens of the environment's reply to an answer."""
+        """Return the number of tokens of the environment's reply to an answer. `turn`: the turn of the answer."""
         return self._of(
             "env.reply_tokens", self._longest_prompt, iteration, group, sample, turn
         )
 
     def reward_s(self, iteration: int, group: int, sample: int) -> float:
-        """Return the seconds from an episode's end to its reward."""
+        """Return the seconds from the end of a sample's episode to its reward; 0 if none were measured."""
         drawn = self._quantiles(
             "env.reward_s", self._prompts * self._each, iteration, 0
         )
@@ -174,7 +179,7 @@ class Lengths:
 
 
 class TextSite(Site):
-    """State that the simulated ranks of a language-model job share."""
+    """State that all simulated ranks of a language-model job share."""
 
     def __init__(self, config: Config, plan: Plan, costs: Costs, cores: int) -> None:
         super().__init__(config, plan, costs, cores)
@@ -193,12 +198,12 @@ class TextSite(Site):
         self._given: dict[tuple[str, int], _Given] = {}
 
     def given(self, component: str, number: int) -> _Given:
-        """Return the `number`th value that rank 0 of a component gives to all its ranks."""
+        """Return the holder of the `number`th value that rank 0 of a component gives to all its ranks."""
         return self._given.setdefault((component, number), _Given(self))
 
 
 class _Given:
-    """A value that rank 0 has for all ranks. The others poll for it, as in `Ranks.wait_for_rank_0`."""
+    """Holds a value that rank 0 gives to all ranks, which poll for it as in `Ranks.wait_for_rank_0`."""
 
     def __init__(self, site: Site) -> None:
         self.there = Event(site.world)
@@ -206,7 +211,7 @@ class _Given:
 
 
 class TextRank(Rank):
-    """Base of all ranks of this job."""
+    """Base of all simulated ranks of a language-model job."""
 
     job: Config
     site: TextSite
@@ -221,7 +226,7 @@ class TextRank(Rank):
 
     @property
     def together(self) -> int:
-        """Return the number of ranks that compute the same samples."""
+        """The number of ranks that compute the same samples."""
         return self.plan.placement.spec(self.component).parallel.ranks
 
     @property
@@ -229,7 +234,10 @@ class TextRank(Rank):
         return self.site.barrier(self.component)
 
     def cost(self, size: float, *names: str, laps: float = 1.0) -> Cost:
-        """Return the cost of laps, using the first of the `<method>/<part>` names that was measured."""
+        """Return the cost of `laps` laps of this size.
+
+        `names`: costs as `<method>/<part>`; the first one that was measured is used.
+        """
         known = (
             name
             for name in names
@@ -240,7 +248,10 @@ class TextRank(Rank):
         )
 
     def part(self, watch: Stopwatch, part: str, size: float, *methods: str) -> Body:
-        """Spend a lap and count it on the stopwatch."""
+        """Spend the seconds of one lap, and record them on the stopwatch as `part`.
+
+        `methods`: methods that may have a measured cost of the part, the best first.
+        """
         yield from self.spend(
             self.cost(size, *(f"{method}/{part}" for method in methods))
         )
@@ -248,7 +259,7 @@ class TextRank(Rank):
 
 
 class TextEnvRank(TextRank):
-    """Simulates `TextEnvWorker`. A prompt has the same lengths whenever it is asked."""
+    """Simulates the worker `TextEnvWorker`. The lengths of a prompt are the same each time that it is asked."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
@@ -285,9 +296,12 @@ class TextEnvRank(TextRank):
         readers: Sequence[str],
         more: int = 0,
     ) -> Body:
-        """Request answers while there is room, take answers as they come, put completed groups; as `Pass.through` does.
+        """Request answers while there is room, take answers as they come, and put complete groups, as `Pass.through`
+        does.
 
-        `groups`: the iteration that owns each group's prompt. `more`: number of groups that are not waited for.
+        `groups`: for each group, the iteration that owns its prompt and its number in that iteration. `samples`:
+        samples of each group. `readers`: channels that get complete groups. `more`: number of groups that are not
+        waited for.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         lengths = self.site.lengths
@@ -350,13 +364,13 @@ class TextEnvRank(TextRank):
         return self._metrics(watch)
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Return the next answer or graded sample; _END if another env rank has all its answers."""
+        """Return the next item for this rank: an answer, a graded sample, or _END of another env rank."""
         answer = yield from self.site.channels[COMPLETIONS].get(str(self.slot.rank))
         yield from self.part(watch, "wait", 0, "run")
         return answer
 
     def _following(self, answer: Answer) -> Request | None:
-        """Return the request for the next turn; None if the episode is over."""
+        """Return the request for the turn that follows an answer; None if the episode is over."""
         asked = answer.request
         sample = answer.sample
         lengths = self.site.lengths
@@ -375,7 +389,10 @@ class TextEnvRank(TextRank):
         )
 
     def _submit(self, answer: Answer) -> Graded | None:
-        """Return the graded sample; None if another process grades it and delivers it later."""
+        """Return the graded sample.
+
+        None if its reward takes long, so that another process computes and delivers it later.
+        """
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)
         seconds = self.site.lengths.reward_s(
@@ -391,7 +408,10 @@ class TextEnvRank(TextRank):
         yield from self.site.channels[COMPLETIONS].put(graded, str(self.slot.rank))
 
     def _end(self, watch: Stopwatch, ended: int) -> Body:
-        """Report the end to env rank 0; that rank waits for all and informs the engines."""
+        """Tell env rank 0 that this rank has all its answers. Rank 0 waits for all env ranks, then tells the engines.
+
+        `ended`: number of env ranks that rank 0 knows to have ended.
+        """
         yield from self.spend(self.cost(0, "run/rest"))
         if self.slot.rank:
             yield from self.site.channels[COMPLETIONS].put(_END, "0")
@@ -412,7 +432,7 @@ class TextEnvRank(TextRank):
 
 
 class TextRolloutRank(TextRank):
-    """Simulates `TextRolloutWorker` with its engine."""
+    """Simulates the worker `TextRolloutWorker` and its engine."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)
@@ -456,7 +476,7 @@ class TextRolloutRank(TextRank):
         }
 
     def _answer_all(self, watch: Stopwatch) -> Body:
-        """Answer until the iteration ends; return the number of tokens."""
+        """Answer requests until the iteration ends. Return the number of generated tokens."""
         tokens = 0
         asking = True
         while asking or self.in_flight:
@@ -484,9 +504,9 @@ class TextRolloutRank(TextRank):
         return tokens
 
     def _take(self, watch: Stopwatch) -> Body:
-        """Start requests while there is room; wait for one if none is in flight.
+        """Take requests while there is room. If no answer is in flight, wait for a request.
 
-        Return False at the end of the iteration.
+        Return whether further requests may come in this iteration.
         """
         requests = self.site.channels[REQUESTS]
         while self._room:
@@ -510,20 +530,23 @@ class TextRolloutRank(TextRank):
         return True
 
     def _count(self, request: Request) -> None:
-        """Update how many requests may still come while answers are in flight."""
+        """Count a request as taken, so that the site knows how many requests may still come."""
         self.site.untaken -= request.turn == 0
         turns = self.site.lengths.turns(request.iteration, request.group, request.first)
         self.site.open -= request.turn > 0 and request.turn + 1 == turns
 
     def _update(self, watch: Stopwatch) -> Body:
-        """Load weights that were pushed during generation."""
+        """Load weights that the actor has pushed during generation."""
         while self._held >= 0 and self.site.push(WEIGHTS, self._held + 1)[1].happened:
             self._held += 1
             yield from self.spend(self.cost(0, "generate/update", "pull_weights/rest"))
             watch.lap("update")
 
     def _begin(self, watch: Stopwatch) -> Body:
-        """Make a step that processes prompts. vLLM decodes in the same step, and splits many prompts over several."""
+        """Simulate a step that processes the prompts of waiting requests.
+
+        With vLLM, the step decodes too, and many prompts are split over several steps.
+        """
         room = self.job.text_rollout.step_sequences - len(self._active)
         read = 0
         mixed = self.job.text_rollout.engine == "vllm"
@@ -552,7 +575,11 @@ class TextRolloutRank(TextRank):
             watch.lap("prefill", read)
 
     def _decode(self, watch: Stopwatch, asking: bool) -> Body:
-        """Decode up to the next end of an answer, or fewer steps if a request may come for which there is room."""
+        """Simulate decoding steps up to the next end of an answer, or fewer steps if there is room for a request that
+        may come.
+
+        `asking`: whether further requests may come in this iteration.
+        """
         steps = self._active[0][0] - self._steps
         if asking and self._room and self.site.untaken:
             steps = 1

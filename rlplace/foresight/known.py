@@ -156,9 +156,7 @@ def _differing(profile: Profile) -> list[str]:
 
 
 def foreign(profile: Profile) -> list[str]:
-    """Return notes, shown with a prediction, about how the profile's machine and library versions differ from the
-    present ones.
-    """
+    """Return notes about a profile from another machine or other library versions, to be shown with a prediction."""
     notes: list[str] = []
     if profile.machine.get("processor") == AS_PUBLISHED:
         return [NOTHING_MEASURED]

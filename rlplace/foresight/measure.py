@@ -107,7 +107,8 @@ def placed(
     placement: Mapping[str, object],
     own: Collection[str] = (),
 ) -> Variant:
-    """Return the config under another placement, with `enable_offload` for all components that can leave accelerators.
+    """Return the config under another placement, with `enable_offload` for all components except rewards without a
+    model.
 
     `name`: name of the variant. `placement`: component -> its place. `own`: components of a custom job; a missing block
     is created for them.

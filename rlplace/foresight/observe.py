@@ -76,8 +76,9 @@ class Observations:
         plan: Plan,
         channels: Callable[[], Mapping[str, ChannelStats]] = dict,
     ) -> None:
-        """`channels`: returns name -> statistics of each channel, with the seconds that ranks have waited since the
-        start.
+        """`channels`: returns name -> statistics of each channel.
+
+        They say how many seconds ranks have waited since the start.
         """
         self._config = config
         self._channels = channels
@@ -139,9 +140,7 @@ class Observations:
             self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
 
     def _waits(self) -> dict[str, float]:
-        """Return component -> mean seconds that one of its ranks has waited at channels since the last call of this
-        method.
-        """
+        """Return component -> mean seconds that each of its ranks has waited at channels since the last call."""
         if not self._model.asks_channels:
             return {}
         stats = self._channels()

@@ -27,7 +27,7 @@ _NEAR = 1e-9  # relative tolerance of sums of the same numbers in another order
 
 
 class StageKey(NamedTuple):
-    """Everything that the seconds of a stage depend on, for a given profile."""
+    """Everything on which the seconds of a stage depend, for a given profile."""
 
     stage: str
     scored: bool  # whether advantages are computed at its end
@@ -43,7 +43,7 @@ class StageKey(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a schedule says about one stage."""
+    """What the schedule of a plan says about one stage."""
 
     stage: str
     scored: bool
@@ -55,7 +55,7 @@ class _Part(NamedTuple):
 
 
 class Alike:
-    """Computes the keys of stages, for plans of one space."""
+    """Computes the keys of stages for plans of one space. Stages with equal keys take equally long."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self._space = space
@@ -71,7 +71,10 @@ class Alike:
         self._parts: dict[int, tuple[Schedule, list[_Part]]] = {}
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return a key for each stage; one key for the whole iteration if generation continues through all stages."""
+        """Return a key for each stage of a plan.
+
+        If generation runs ahead of learning, return one key for the whole iteration.
+        """
         if schedule.needs.ahead:
             return (self._whole(layout, schedule),)
         spread = {
@@ -109,7 +112,7 @@ class Alike:
         return tuple(found)
 
     def _parts_of(self, schedule: Schedule) -> list[_Part]:
-        """Return what a schedule says about each stage."""
+        """Return what a schedule says about each of its stages."""
         if id(schedule) not in self._parts:
             bases = {base_stage(stage): stage for stage in schedule.stages}
             base = self._space.model.scored_in(bases)
@@ -139,9 +142,9 @@ class Alike:
         return self._parts[id(schedule)][1]
 
     def _ordered(self, part: _Part, spread: Mapping[str, _Nodes]) -> bool:
-        """Return whether work depends on the order in which groups were completed.
+        """Return whether the work of a stage depends on the order in which rollout completes groups.
 
-        This holds if scorers share groups out among ranks, or if learning is split into steps.
+        `spread`: component -> (node, number of its ranks on the node) pairs.
         """
         ranks = {c: sum(ranks for _, ranks in spread[c]) for c in part.active}
         space = self._space
@@ -182,7 +185,10 @@ def _named(moves: Sequence[Move]) -> _Moves:
 
 
 def seconds_of(prediction: Prediction, keys: Sequence[object]) -> dict[object, float]:
-    """Return the seconds of each stage of a prediction, by key."""
+    """Return key -> predicted seconds of the stage.
+
+    `keys`: the keys of the stages, or one key for the whole iteration.
+    """
     if len(keys) == 1:
         return {keys[0]: prediction.seconds}
     # The first iteration differs: everything starts offloaded.

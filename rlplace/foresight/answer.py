@@ -32,7 +32,7 @@ _STEPS = 6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The factor by which a cost would have to change for a runner-up to become the best plan."""
+    """The factors of a cost with which a runner-up becomes the best plan."""
 
     cost: str
     share: float  # share of the best plan's processor seconds
@@ -42,7 +42,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The answer of a search, with everything that is reported about it."""
+    """The answer of a search, with everything else that is shown about it."""
 
     name: str  # of the config
     search: Search
@@ -65,7 +65,7 @@ class Result:
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:
-    """Return the plans that no other plan dominates in seconds, accelerators and free memory (the Pareto front)."""
+    """Return the Pareto front: the plans that no other plan beats in seconds, accelerators and free memory together."""
 
     def beats(one: Found, other: Found) -> bool:
         mine, its = ((f.seconds, f.used, -(f.margin_bytes or 0)) for f in (one, other))
@@ -83,10 +83,11 @@ def turns(
     objective: Callable[[Found, float], float],
     over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Turn]:
-    """For each of the most expensive costs, bisect the factor at which one of `others` becomes as good as the best
+    """Yield, for each of the most expensive costs, the factors with which one of `others` becomes as good as the best
     plan.
 
-    `over` tells whether time has run out; the remaining costs are skipped then.
+    The factors are found by bisection. `objective`: takes a plan and its seconds, and returns its value. `over`:
+    returns whether time has run out; the remaining costs are skipped then.
     """
     spent = best.prediction.costs.spent
     whole = sum(spent.values()) or 1.0
@@ -114,7 +115,10 @@ def turns(
 
 
 def _flip(lead: Callable[[float], float], far: float) -> float | None:
-    """Return the factor between 1 and `far` at which the lead is lost; None if it is never lost."""
+    """Return the factor between 1 and `far` at which the best plan loses its lead; None if it keeps the lead.
+
+    `lead`: takes a factor, and returns by how much the best plan is better.
+    """
     if lead(far) >= 0.0:
         return None
     near = 1.0
@@ -147,7 +151,7 @@ def _again(found: Found, profile: Profile) -> Prediction:
 
 
 def _unlike(found: Found, best: Found) -> str:
-    """Write how a plan differs from the best plan."""
+    """Return a text about how a plan differs from the best plan."""
     same = describe(best).split("; ")
     return (
         "; ".join(part for part in describe(found).split("; ") if part not in same)
@@ -156,7 +160,7 @@ def _unlike(found: Found, best: Found) -> str:
 
 
 def why_slower(best: Found, other: Found) -> str:
-    """Return which stage of `other` takes longer than in the best plan, and what limits that stage."""
+    """Return a text that names the stage in which `other` is slower than the best plan, and what limits the stage."""
     ours = predicted_seconds(best.prediction)
     theirs = predicted_seconds(other.prediction)
     longer = {
@@ -171,7 +175,7 @@ def why_slower(best: Found, other: Found) -> str:
 
 
 def render_text(result: Result) -> str:
-    """Render a result as a page of text."""
+    """Return a result as a page of text."""
     answer = result.answer
     best = result.best
     lines = [
@@ -254,7 +258,10 @@ def render_text(result: Result) -> str:
 
 
 def _assumed(result: Result) -> list[str]:
-    """Write the range of the best plan's seconds, and what is assumed of them; empty if nothing is."""
+    """Return lines of text about the range of the best plan's seconds, and about what is assumed.
+
+    Empty if nothing is.
+    """
     if result.ranged is None:
         return []
     shown = show_interval(result.ranged)
@@ -329,7 +336,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def render_json(result: Result) -> dict[str, Any]:
-    """Return a result as plain values."""
+    """Return a result as plain values for JSON."""
     answer = result.answer
     best = result.best
 
@@ -382,10 +389,9 @@ _LOOK = (
 
 
 def render_svg(result: Result) -> str:
-    """Draw the seconds of each stage as bars: best plan, runners-up, the config's plan.
+    """Return an SVG document with the seconds of each stage as bars: the best plan, runners-up, the config's plan.
 
-    The config's plan is drawn where it is slower than the best. Returns a self-contained
-    SVG document.
+    The config's plan is drawn only if it is slower than the best plan.
     """
     # The plans to draw, by the names above their bars
     shown: dict[str, Found] = {}
@@ -431,7 +437,10 @@ def render_svg(result: Result) -> str:
 
 
 def _draw_plan(name: str, found: Found, y: int, scale: float) -> Iterator[str]:
-    """Draw one plan: name and description, a bar of its stages, its seconds."""
+    """Yield the SVG elements of a plan: name and description, a bar of its stages, its seconds.
+
+    `y`: pixels from the top. `scale`: pixels for each second.
+    """
     heading = escape(f"{name}: {describe(found)}")
     yield element("text", heading, x=_LEFT, y=y)
     seconds = predicted_seconds(found.prediction)

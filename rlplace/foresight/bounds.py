@@ -33,10 +33,10 @@ from rlplace.placement.schedule import Move, Schedule, base_stage
 
 
 class Bounds:
-    """Lower bounds on the seconds of iterations, for one profile."""
+    """Lower bounds of the seconds of an iteration, for the plans of one search space and one profile."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
-        """`plan`: any plan of the space."""
+        """`plan`: any plan of the search space. `costs`: the costs of the profile."""
         model = model_of(config)
         self.stages: Stages = model.stages(config, plan, costs)
         self._sending = model.sending(config)
@@ -57,9 +57,10 @@ class Bounds:
         options: Mapping[str, Sequence[Size]],
         known: Mapping[str, float] | None = None,
     ) -> float:
-        """Return a bound for all plans whose components have one of the given sizes, for any places.
+        """Return a lower bound, in seconds, for all plans whose components have one of the given sizes, in any place.
 
-        `known`: better bounds for some stages, if available.
+        `options`: component -> its possible sizes. `known`: stage -> a better bound of its seconds; None: no better
+        bounds.
         """
         stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(
             known or {}
@@ -72,7 +73,10 @@ class Bounds:
         mode: Mode,
         options: Mapping[str, Sequence[Size]],
     ) -> float:
-        """Return the seconds that scoring adds; each scorer works either during rollout or in infer."""
+        """Return a lower bound of the seconds that scorers add. Each of them works either during rollout or in infer.
+
+        `stages`: stage -> bound of its seconds. `options`: component -> its possible sizes.
+        """
         # Seconds of scorers that can only work in infer
         late_s = 0.0
         free: list[tuple[float, float]] = []
@@ -116,7 +120,7 @@ class Bounds:
     def _alone(
         self, stage: str, component: str, mode: Mode, sizes: Sequence[Size]
     ) -> float:
-        """Return a bound for a stage in which one component works, with one of these sizes."""
+        """Return a lower bound of the seconds of a stage in which only `component` works, with one of these sizes."""
         key = (stage, component, mode, tuple(sizes))
         if key not in self._found:
             found = []
@@ -133,7 +137,10 @@ class Bounds:
     def of_stage(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> float:
-        """Return a bound for a stage, over all plans whose components have one of these sizes."""
+        """Return a lower bound of the seconds of a stage, for all plans whose components have one of these sizes.
+
+        `sizes`: component -> its possible sizes.
+        """
         key = (stage, mode, *(tuple(sizes[c]) for c in self.stages.depends(stage)))
         if key not in self._found:
             self._found[key] = min(
@@ -159,7 +166,10 @@ class Bounds:
     def of_stages(
         self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
     ) -> list[float]:
-        """Return a bound for each stage of a plan, including its moves. `spread`: number of ranks by node."""
+        """Return a lower bound of the seconds of each stage of a plan, moves included.
+
+        `sizes`: component -> its size. `spread`: component -> node -> number of its ranks.
+        """
         found = list[float]()
         # Calls that are sent before the loop waits go in one message.
         joins = not schedule.needs.ahead
@@ -222,9 +232,10 @@ class Bounds:
         )
 
     def _interval(self, loads: Loads, chain_s: float, node_s: float) -> float:
-        """Bound the seconds from sending these calls to their last answer.
+        """Return a lower bound of the seconds from the sending of these calls to their last answer.
 
-        `chain_s`: work of components that wait for each other. `node_s`: seconds computed on each node meanwhile.
+        `chain_s`: seconds of work of components that wait for each other. `node_s`: processor seconds of the busiest
+        node.
         """
         if not loads:
             return 0.0
@@ -245,10 +256,11 @@ class Bounds:
 def intervals(
     schedule: Schedule, sending: Collection[str]
 ) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
-    """Yield the stages, each with the moves that the loop awaits first and the moves sent together with its work.
+    """Yield each stage, with the moves that the loop awaits before it, and the moves that are sent together with its
+    work.
 
-    Mirrors `Loop`. Components that leave after a stage are offloaded behind their work, except in the last stage and in
-    the stages of `sending`, where their weights may still be read.
+    The order of moves is that of `Loop`. Components that leave after a stage are offloaded directly behind their work,
+    except in the last stage, and in the stages of `sending`, after which other ranks may still read their weights.
     """
     stages = schedule.stages
     for at, stage in enumerate(stages):

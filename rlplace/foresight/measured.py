@@ -50,7 +50,7 @@ _LEAST = 0.01  # share of the longest work; below it, turn-taking cannot be dete
 
 
 class MeasuredModel(PerformanceModel):
-    """The default model: only the seconds of each component's calls are known."""
+    """The default performance model, which knows only the measured seconds of each component's calls."""
 
     asks_channels = True
 
@@ -65,7 +65,11 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> list[tuple[str, Lap]]:
-        """Return one lap for each call of each component: its slowest rank, without waiting for processors."""
+        """Return one lap for each method of each component: the seconds of its slowest rank, without waiting for
+        processors.
+
+        `waits`: component -> mean seconds that a rank has waited at channels.
+        """
         found: list[tuple[str, Lap]] = []
         inline = config.cluster.launcher == "inline"
         constant = _constant(config)
@@ -101,7 +105,11 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return for each stage how far talking components take turns: 0 if they overlap fully, 1 if they alternate."""
+        """Return, for each stage, how far its components that exchange items work in turns.
+
+        0: they work at the same time; 1: only one of them works at a time. `waits`: component -> mean seconds that a
+        rank has waited at channels.
+        """
         waiting = _waiting_share(iteration, waits)
         found: dict[str, float] = {}
         for stage, talking in _talking(config, plan.needs).items():
@@ -155,7 +163,11 @@ class MeasuredModel(PerformanceModel):
         return MeasuredSite(config, plan, costs, cores)
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return the sizes that divide a node or the nodes, with one rank on each accelerator."""
+        """Return component -> its possible sizes: numbers of ranks that divide a node or all nodes, on one accelerator
+        each.
+
+        A component that the search may not change has its present size.
+        """
         node = max(node.accelerators for node in space.nodes)
         nodes = len(space.nodes)
         even = [
@@ -183,7 +195,7 @@ class MeasuredModel(PerformanceModel):
         return [stage.name for stage in job_of(config).stages if stage.transfers]
 
     def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
-        """Return the config with another value, in a component's block or in the engine's keys."""
+        """Return the config with `value` at the key path `path`, in a component's block or in the engine's keys."""
         own: OpenConfig = config
         field = "components" if path[0] in own.components else "engine"
         return replaced(own, (field, *path), value)
@@ -193,7 +205,7 @@ class MeasuredModel(PerformanceModel):
 
 
 class MeasuredSite(Site):
-    """Also knows how long components wait for the components that they talk to."""
+    """The state that all simulated ranks share, with the seconds that components wait for their turn."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         super().__init__(config, plan, costs, cores)
@@ -214,12 +226,12 @@ class MeasuredSite(Site):
 
 
 class MeasuredRank(Rank):
-    """Spends the measured seconds of each call; sends and receives weights like any rank."""
+    """A simulated rank that spends the measured seconds of each call."""
 
     site: MeasuredSite
 
     def spent(self, method: str, *, constant: bool) -> Body:
-        """Spend the seconds of one call of a method."""
+        """Spend the seconds of one call. `constant`: whether they are the same for any number of ranks."""
         ranks = self.plan.placement.world_size(self.component)
         size = 0.0 if constant else 1.0 / ranks
         watch = self.watch(method)
@@ -231,7 +243,7 @@ class MeasuredRank(Rank):
         return dict[str, Metrics]()
 
     def take_metrics(self) -> Body:
-        """Return no metrics: a prediction has seconds only."""
+        """Return no metrics, since a prediction has seconds only."""
         yield from ()
         return dict[str, Metrics]()
 
@@ -259,7 +271,10 @@ class MeasuredRank(Rank):
 def _rank_with(
     component: str, methods: Sequence[str], constant: set[tuple[str, str]]
 ) -> type[Rank]:
-    """Return a subclass of MeasuredRank that has these methods."""
+    """Return a subclass of MeasuredRank that has these methods.
+
+    `constant`: (component, method) pairs whose seconds are the same for any number of ranks.
+    """
     bodies = {
         method: _body(method, constant=(component, method) in constant)
         for method in methods
@@ -278,7 +293,7 @@ def _body(method: str, *, constant: bool) -> Callable[..., Body]:
 
 
 class MeasuredStages(Stages):
-    """The loads of a custom job's declared stages."""
+    """Lower bounds of the work in each declared stage of a custom job."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
         super().__init__(config, costs)
@@ -308,17 +323,20 @@ class MeasuredStages(Stages):
         return found, chain_s
 
     def steps(self, stage: str) -> Sequence[Step]:
-        """Return the calls of a stage."""
+        """Return the steps of a stage."""
         return self._steps.get(stage, ())
 
     def work_s(self, stage: str, component: str, ranks: int) -> float:
-        """Return the seconds that a rank of a component works in a stage."""
+        """Return the seconds that each rank of a component works in a stage, if the component has `ranks` ranks."""
         calls = [call for step in self.steps(stage) for call in step.calls]
         own = [call for call in calls if call.component == component]
         return sum(self._cost_of(c, ranks).seconds for c in own if _works(c.method))
 
     def turns_s(self, stage: str, talking: Sequence[str], sizes: Sizes) -> float:
-        """Return how long the component with the most work waits for the components that it talks to."""
+        """Return the seconds that the component with the most work in a stage waits for other components.
+
+        `talking`: the components that exchange items in the stage. `sizes`: component -> its size.
+        """
         work_s = [self.work_s(stage, c, sizes[c].ranks) for c in talking]
         share = self._costs.count(_turns(stage), 0.0)
         return share * (sum(work_s) - max(work_s))
@@ -377,7 +395,7 @@ def _calls(config: Any, needs: Needs) -> Iterator[Call]:
 
 
 def _constant(config: Any) -> set[tuple[str, str]]:
-    """Return the calls, as (component, method), whose seconds do not depend on the number of ranks."""
+    """Return the (component, method) pairs whose seconds are the same for any number of ranks."""
     parts = [p for s in job_of(config).stages for p in s.parts if isinstance(p, Part)]
     return {
         (part.component, method)
@@ -388,7 +406,7 @@ def _constant(config: Any) -> set[tuple[str, str]]:
 
 
 def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
-    """Return for each stage the working components that share a channel with another working component."""
+    """Return stage -> components at work in it that share a channel with another component at work in it."""
     found: dict[str, list[str]] = {}
     for stage, steps in _steps(config, needs).items():
         calls = [call for step in steps for call in step.calls if _works(call.method)]
@@ -404,12 +422,12 @@ def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
 
 
 def _works(method: str) -> bool:
-    """Return whether a call is the job's own work: not a move, a weight transfer or a call of the loop."""
+    """Return whether a call is work of the job itself: no move, no weight transfer, no call of the loop alone."""
     return method not in (*_WEIGHTS, TAKE) and not method.startswith("move ")
 
 
 def _turns(stage: str) -> str:
-    """Return the name of the number that says how far components of a stage take turns."""
+    """Return the name under which a profile has how far components of a stage work in turns."""
     return f"{stage.replace(' ', '_')}/in_turns"
 
 
@@ -420,14 +438,21 @@ def _sources(config: Any, target: str) -> list[str]:
 
 
 def _moved_bytes(config: Any, component: str, to: str) -> float:
-    """Return the declared bytes that a move changes on each accelerator of a rank; 0 if undeclared."""
+    """Return the declared bytes of a component on each accelerator, of its weights or of its full state; 0 if
+    undeclared.
+
+    `to`: the residency after the move, as a word.
+    """
     declared = config.components[component].memory
     least = declared.weights if to == Residency.WEIGHTS.word else declared.full
     return float(least or 0)
 
 
 def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost:
-    """Return the cost of a move: as measured, or scaled by bytes if these differ from those measured."""
+    """Return the measured cost of a move.
+
+    If the declared bytes differ from the measured ones, the cost is scaled by bytes.
+    """
     name = _cost(component, f"move_{to.word}")
     size = _moved_bytes(config, component, to.word)
     cost = costs.of(name, size)
@@ -441,7 +466,7 @@ def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost
 
 
 def _cost(component: str, call: str) -> str:
-    """Return the name of a call's cost. Moves have the same names in all jobs."""
+    """Return the name of a call's cost in a profile. Moves have the same names in all jobs."""
     part = "rest" if call.startswith("move_") else SECONDS
     return f"{component}.{call}/{part}"
 
@@ -450,7 +475,7 @@ def _cost(component: str, call: str) -> str:
 
 
 def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
-    """Return groups of calls that ran at the same time: those of one stage, and each stage's moves."""
+    """Return groups of calls that ran at the same time: the work of a stage, its moves, its pushes, its pulls."""
     groups: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
     for call in calls:
         if call.name == TAKE:
@@ -465,7 +490,7 @@ def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
 def _by_method(
     calls: Sequence[RankCall],
 ) -> dict[tuple[str, str], list[RankCall]]:
-    """Return the calls of all ranks by component and method."""
+    """Return (component, method) -> the calls of all ranks."""
     found: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
     for call in calls:
         found[call.slot.component, call.name].append(call)
@@ -475,7 +500,10 @@ def _by_method(
 def _waiting_share(
     iteration: IterationCalls, waits: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the share of call time that each component spent waiting at channels."""
+    """Return component -> the share of its seconds in calls that a rank has waited at channels.
+
+    `waits`: component -> mean seconds that a rank has waited at channels.
+    """
     found: dict[str, float] = {}
     for component, waited_s in waits.items():
         seconds: dict[Any, float] = defaultdict(float)
@@ -489,7 +517,7 @@ def _waiting_share(
 
 
 def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
-    """Return the seconds of a component's slowest rank in a stage: the sum of its calls."""
+    """Return the seconds that the slowest rank of a component works in a stage, summed over its calls."""
     seconds: dict[int, float] = defaultdict(float)
     for call in iteration.calls:
         if base_stage(call.stage) != stage or not _works(call.name):
@@ -500,7 +528,7 @@ def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
 
 
 def _last_push(iteration: IterationCalls) -> float:
-    """Return when the last push of weights of an iteration ended; 0 if there was none."""
+    """Return the time at which the last push of weights in an iteration ended; 0 if there was none."""
     ends = [
         call.record.began_s + call.record.seconds
         for call in iteration.calls
@@ -510,7 +538,7 @@ def _last_push(iteration: IterationCalls) -> float:
 
 
 def _own_seconds(call: RankCall, pushed_s: float) -> float:
-    """Return the seconds of a call. A pull counts only from the end of the last push."""
+    """Return the seconds of a call. The seconds of a pull count from the end of the last push, `pushed_s`."""
     record = call.record
     if call.name != PULL:
         return record.seconds
@@ -519,14 +547,20 @@ def _own_seconds(call: RankCall, pushed_s: float) -> float:
 
 
 def _cpu_seconds(call: RankCall, inline: bool) -> float:
-    """Return the processor seconds of a call; if it has a process of its own, those of all its threads."""
+    """Return the processor seconds of a call. In a process of its own, all threads of the process count.
+
+    `inline`: whether ranks are threads of one process.
+    """
     record = call.record
     beside_s = 0.0 if inline or call.slot.process else record.beside_cpu_s
     return min(record.seconds, record.cpu_s + beside_s)
 
 
 def _crowded(calls: Sequence[RankCall], inline: bool) -> float:
-    """Return the seconds that the busiest node's processors need, if it has more ranks than processors; else 0."""
+    """Return the seconds that the busiest node needs for these calls if it has more ranks than processors; else 0.
+
+    `inline`: whether ranks are threads of one process.
+    """
     most_s = 0.0
     nodes: dict[int, list[RankCall]] = defaultdict(list)
     for call in calls:

@@ -42,7 +42,7 @@ _SAME = 1e-9  # relative tolerance of sums in another order
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A valid plan with its predicted iteration."""
+    """A valid plan that a search has found, with its prediction."""
 
     space: Space
     layout: Layout
@@ -59,7 +59,10 @@ class Found:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The config keys that differ, with their values; None: the key is removed."""
+        """Config key -> value, for all keys in which the plan differs from the written config.
+
+        None: the key is removed.
+        """
         return self.space.changes(self.layout)
 
 
@@ -90,7 +93,7 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """Return the share by which the best value could still be improved at most; 0 if it is proven."""
+        """The largest share by which a plan could still be better than the best plan; 0 if the best plan is proven."""
         best = self.best
         if best is None or self.proven:
             return 0.0
@@ -98,7 +101,11 @@ class Answer:
 
 
 def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
-    """Merge the answers of several spaces; the first is that of the unchanged config."""
+    """Return the answers of several search spaces as one answer. The first space has to be that of the unchanged
+    config.
+
+    `keep`: the most plans in `found`.
+    """
     found = sorted((one for answer in answers for one in answer.all_found), key=_rank)
     first = {_rounded(one.value): one for one in reversed(found)}
     failed = [answer for answer in answers if answer.nearest is not None]
@@ -148,7 +155,7 @@ _DEPTH: Mapping[type, int] = {
 
 
 class Search:
-    """Searches a space. Predictions are cached, so a second search of a part costs little."""
+    """Searches one space under one profile. Predictions are cached, so a second search repeats none of them."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self.space = space
@@ -172,14 +179,16 @@ class Search:
         rivals: Sequence[Found] = (),
         over: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """Return the `keep` best plans. `most`: largest number of accelerators; `over`: tells whether time has run out.
+        """Search the space and return the answer.
 
-        `rivals`: plans of other spaces; plans that cannot beat the best of them are left out.
+        `objective`: what is minimised, one of OBJECTIVES. `most`: the largest number of accelerators of a plan; None:
+        that of the space. `keep`: how many plans the answer has. `rivals`: plans of other spaces; plans that are not
+        better than the best of them are left out. `over`: returns whether time has run out.
         """
         return _Run(self, objective, most or self.space.most, keep, rivals, over).go()
 
     def unmeasured(self) -> dict[str, Sequence[int]]:
-        """Return the components that may get other numbers of ranks than were measured -> those that were."""
+        """Return component -> measured numbers of ranks, for components that may get another number of ranks."""
         asked: dict[str, set[int]] = {}
         for mode in self.space.modes:
             for component, sizes in self.space.sizes(mode).items():
@@ -188,7 +197,10 @@ class Search:
         return model.unmeasured(self.space.config, self.space.plan, self.profile, asked)
 
     def ranged(self, found: Found) -> Prediction | None:
-        """Predict a plan with the ends of what is assumed of scaling; None if nothing is."""
+        """Return the prediction of a plan with its least and most seconds, by what is assumed of scaling with ranks.
+
+        None if nothing is assumed.
+        """
         config = found.space.config_of(found.layout)
         prediction = predict(config, found.plan, found.case, self.profile, ranged=True)
         if prediction.least_s is None:
@@ -198,7 +210,7 @@ class Search:
     def least(
         self, layout: Layout, schedule: Schedule, keys: Sequence[object]
     ) -> tuple[float, ...]:
-        """Return a lower bound for each stage key."""
+        """Return a lower bound of the seconds of each stage of a plan. `keys`: the keys of its stages."""
         if not all(key in self._least for key in keys):
             found = self.bounds.of_stages(
                 schedule, layout.mode, layout.sizes, self.space.spread(layout)
@@ -222,24 +234,34 @@ class Search:
         return tuple(stages)
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return the stage keys of a plan; plans with equal keys take equally long."""
+        """Return the keys of a plan's stages. Plans with equal keys take equally long."""
         return self._alike.keys(layout, schedule)
 
     def at_least(self, keys: Sequence[object], least: Sequence[float]) -> float:
-        """Return the sum over stages of the predicted seconds, or of the bound if a stage was not predicted."""
+        """Return a lower bound of an iteration: the sum over stages of predicted seconds, or of bounds where none are
+        predicted.
+
+        `keys`, `least`: key and lower bound of each stage.
+        """
         return sum(
             self._known.get(key, bound) for key, bound in zip(keys, least, strict=True)
         )
 
     def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
-        """Return a lower bound for all plans with one of these sizes."""
+        """Return a lower bound, in seconds, for all plans whose components have one of the given sizes.
+
+        `options`: component -> its possible sizes.
+        """
         known: dict[str, float] = {}
         if self._bound is not None:
             known[self._bound.stage] = self._least_sizes(self._bound, mode, options)[0]
         return self.bounds.of_sizes(mode, options, known)
 
     def sharpen(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> bool:
-        """Improve the bound of these sizes by simulation; return whether anything was left to simulate."""
+        """Improve the bound of these sizes by simulation. Return whether there was anything left to simulate.
+
+        `options`: component -> its possible sizes.
+        """
         if self._bound is None:
             return False
         _, sizes = self._least_sizes(self._bound, mode, options)
@@ -248,7 +270,10 @@ class Search:
     def _least_sizes(
         self, bound: StageBound, mode: Mode, options: Mapping[str, Sequence[Size]]
     ) -> tuple[float, tuple[Size, ...]]:
-        """Return the least seconds of the simulated stage, and the sizes that have them."""
+        """Return the least bound of the simulated stage over all combinations of sizes, and the sizes that have it.
+
+        `options`: component -> its possible sizes.
+        """
 
         def least(sizes: tuple[Size, ...]) -> float:
             one = {c: (size,) for c, size in zip(bound.components, sizes, strict=True)}
@@ -258,7 +283,7 @@ class Search:
         return min((least(sizes), sizes) for sizes in itertools.product(*each))
 
     def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
-        """Return the special costs that a plan needs and the profile lacks."""
+        """Return the names of the costs of moves and of this mode that a plan needs and the profile lacks."""
         moves = [
             m
             for entry in schedule.entries.values()
@@ -273,7 +298,7 @@ class Search:
     def predict(
         self, config: Any, plan: Plan, case: MemoryCase, layout: Layout
     ) -> Prediction:
-        """Predict a plan, once for all plans that take equally long."""
+        """Return the prediction of a plan. Plans that take equally long are predicted once."""
         keys = self.keys(layout, plan.schedule)
         if keys not in self.predicted:
             found = predict(config, plan, case, self.profile)
@@ -283,7 +308,7 @@ class Search:
 
 
 class _Run:
-    """One search: its open branches and the best plans so far."""
+    """One run of a search: its open branches, and the best plans so far."""
 
     def __init__(
         self,
@@ -361,7 +386,7 @@ class _Run:
         )
 
     def _expand(self, node: _Node, bound: float) -> None:
-        """Open a branch, or put it back if its bound has improved."""
+        """Open a branch. If its bound is higher by now, put the branch back with the new bound instead."""
         known = self._bound(node, bound)
         if known > bound * (1 + _SAME):
             self._push(known, node)
@@ -375,7 +400,7 @@ class _Run:
                 self._decide(node)
 
     def _bound(self, node: _Node, bound: float) -> float:
-        """Return the best known lower bound of a branch."""
+        """Return the highest known lower bound of a branch. `bound`: its bound so far."""
         if isinstance(node, _Leaf):
             return max(
                 bound,
@@ -402,7 +427,10 @@ class _Run:
                 return known
 
     def _dive(self, node: _Node, bound: float) -> None:
-        """Follow the least bound down to a plan: an early good plan prunes more branches."""
+        """Open a branch, then always the one of its new branches with the least bound, until a plan is found.
+
+        A good plan that is found early lets more branches be left out.
+        """
         others = self.heap
         at = (bound, 0, 0, node)
         while True:
@@ -423,7 +451,10 @@ class _Run:
         )
 
     def _limit(self, number: int) -> float:
-        """Return the value of the best plan with this number in the ranking; infinite if there are fewer plans."""
+        """Return the value of the plan with this rank, from 1, among the best plans.
+
+        Infinite if there are fewer plans.
+        """
         own = {id(found.prediction): found.value for found in self.found.values()}
         values = sorted((self.rivals | own).values())
         if len(values) >= number:
@@ -439,7 +470,10 @@ class _Run:
         return seconds
 
     def _size(self, node: _Sizes) -> None:
-        """Choose the size of one more component, the one with the most options."""
+        """Open one branch for each size of the component with the most possible sizes.
+
+        If all sizes are known, begin to place.
+        """
         open_ = [c for c, sizes in node.left.items() if len(sizes) > 1]
         if not open_:
             sizes = {c: only for c, (only,) in node.left.items()}
@@ -465,7 +499,10 @@ class _Run:
             )
 
     def _place(self, node: _Places, bound: float) -> None:
-        """Place one more component, the largest unplaced one; after the last, choose which components stay resident."""
+        """Open one branch for each place of the largest component without a place.
+
+        If all components have a place, open the plans with these places.
+        """
         left = [c for c in self.space.free if c not in node.starts]
         if not left:
             used = self.space.used(node.cells)
@@ -499,9 +536,10 @@ class _Run:
                 )
 
     def _leaves(self, node: _Places, used: int, bound: float) -> None:
-        """Open the plans with these places: components that share accelerators stay resident or are offloaded.
+        """Open a plan for each choice of components that stay resident, among those that share accelerators.
 
-        Offloading adds moves and can change stages, so neither variant bounds the other.
+        Offloading adds moves and can change stages, so no choice is a bound of another one. `used`: number of
+        accelerators.
         """
         sharing = self.space.sharing(node.cells)
         seen = set[object]()
@@ -539,7 +577,7 @@ class _Run:
             self._push(bound, leaf)
 
     def _decide(self, node: _Leaf) -> None:
-        """Check a plan, unless an equally good one is known."""
+        """Check a plan, unless a known plan takes equally long on as few accelerators."""
         if node.used >= self.fewest.get(node.keys, math.inf):
             return
         layout = node.layout
@@ -555,7 +593,10 @@ class _Run:
         self._check(dataclasses.replace(layout, stays=needed))
 
     def _check(self, layout: Layout) -> Found | None:
-        """Make a plan from a layout, and predict it if it is valid."""
+        """Make the plan of a layout, check it, predict it, and return it.
+
+        None if it is not valid or cannot be predicted.
+        """
         self.counts["planned"] += 1
         config = self.space.config_of(layout)
         try:
@@ -605,7 +646,7 @@ class _Run:
 
 
 def _rank(found: Found) -> tuple[float, int, int, int]:
-    """Return the sort key: value, then fewer accelerators, fewer changed keys, more free memory."""
+    """Return the sort key of a plan: its value, then fewer accelerators, fewer changed keys, more free memory."""
     return (
         _rounded(found.value),
         found.used,

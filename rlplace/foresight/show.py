@@ -38,10 +38,10 @@ def foreseen(
     words: Sequence[str] = (),
     tell: Callable[[str], None] = lambda text: None,
 ) -> Prediction:
-    """Predict a plan from the profile that its config names, or from the last one, whose file is told.
+    """Return the prediction of a plan from the profile that its config names, else from the last profile of the job.
 
-    words: a command line of the job, for the fix of an error. tell: prints a line. Raises
-    ConfigError where no profile is of this job.
+    `words`: a command line of the job, for the fix of an error. `tell`: called with a line of text that names the last
+    profile's file. Raises ConfigError if there is no profile of this job.
     """
     if not can_predict(config):
         problems = []
@@ -61,9 +61,10 @@ def foreseen(
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:
-    """Return the range of seconds that holds nine of ten iterations, assuming the profile's variation.
+    """Return the least and the most seconds of an iteration: nine of ten iterations are between them.
 
-    It is as wide as what may be assumed of scaling with ranks, where that was not measured; it may have no end.
+    The range follows from the variation in the profile. If scaling with ranks is assumed, the range covers all
+    assumptions, and the most seconds may be infinite.
     """
     off = NINE_OF_TEN * prediction.costs.spread
     least_s = most_s = prediction.seconds
@@ -74,7 +75,10 @@ def interval(prediction: Prediction) -> tuple[float, float]:
 
 
 def show_interval(prediction: Prediction) -> str:
-    """Write the range of seconds of an iteration, and what it depends on; "" if there is none."""
+    """Return a text with the range of seconds of an iteration, and with what the range depends on.
+
+    "" without a range.
+    """
     low, high = interval(prediction)
     if high <= low:
         return ""
@@ -87,7 +91,10 @@ def show_interval(prediction: Prediction) -> str:
 def stage_seconds(
     numbers: Mapping[str, float], stages: Iterable[str] = STAGES
 ) -> dict[str, float]:
-    """Return the seconds of an iteration and of its stages."""
+    """Return "iteration" and each stage -> its seconds.
+
+    `numbers`: metric -> value. Stages without a metric are left out.
+    """
     found = {}
     for stage in ("iteration", *stages):
         metric = f"time/{stage.replace(' ', '_')}_s"
@@ -97,24 +104,27 @@ def stage_seconds(
 
 
 def stages_of(prediction: Prediction) -> tuple[str, ...]:
-    """Return the stages in display order: the usual ones first, then those of a custom job."""
+    """Return the stages in the order in which they are shown: the usual stages, then those of a custom job."""
     own = [base_stage(stage) for stage in prediction.active]
     return tuple(dict.fromkeys([*STAGES, *own]))
 
 
 def predicted_seconds(prediction: Prediction) -> dict[str, float]:
-    """Return the predicted seconds of an iteration and of its stages."""
+    """Return "iteration" and each stage -> its predicted seconds."""
     return stage_seconds(prediction.numbers, stages_of(prediction))
 
 
 def limit(prediction: Prediction) -> str:
-    """Write the bottleneck of an iteration on one line."""
+    """Return a line of text that names the bottleneck of an iteration."""
     longest = bottleneck(prediction.numbers, prediction.active)
     return f"bottleneck {longest}{crowded(prediction)}"
 
 
 def crowded(prediction: Prediction) -> str:
-    """Return the end of a sentence that names the node with busy processors; "" if there is none."""
+    """Return the end of a sentence that names the node whose processors are busiest.
+
+    "" if no node's processors are busy.
+    """
     node, share = max(prediction.processors.items(), key=lambda pair: pair[1])
     if share < _BUSY:
         return ""
@@ -125,7 +135,7 @@ def crowded(prediction: Prediction) -> str:
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Name the costs of the prediction that were not measured on this machine with these versions."""
+    """Return lines of text about costs of the prediction that were not measured here, with these versions and sizes."""
     costs = prediction.costs
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:
@@ -149,7 +159,10 @@ def notes(prediction: Prediction) -> list[str]:
 
 
 def scaling_notes(prediction: Prediction) -> list[str]:
-    """Name the calls whose scaling with the number of ranks is assumed; empty if there is none."""
+    """Return a line of text that names the calls whose scaling with the number of ranks is assumed.
+
+    Empty if there are none.
+    """
     calls = []
     for call, (known, asked) in prediction.costs.scaled.items():
         calls.append(f"{call} (measured with {listed(known)}, here {asked})")
@@ -162,7 +175,7 @@ def scaling_notes(prediction: Prediction) -> list[str]:
 
 
 def render_prediction(prediction: Prediction) -> str:
-    """Render predicted stage times as a chapter of a plan."""
+    """Return the predicted seconds of an iteration and its stages as text, as a chapter of a plan."""
     seconds = predicted_seconds(prediction)
     whole = f"an iteration takes {seconds.pop('iteration'):.3g} s"
     shown = show_interval(prediction)
@@ -174,7 +187,7 @@ def render_prediction(prediction: Prediction) -> str:
 
 
 def draw_prediction(prediction: Prediction, plan: Plan, name: str) -> str:
-    """Draw an iteration as an SVG document: accelerators down, seconds across, as the report of a run does."""
+    """Return an SVG document of an iteration: accelerators from top to bottom, seconds from left to right."""
     placement = plan.placement
     accelerators = sorted(placement.used)
     title = f"{name}, predicted"
@@ -184,7 +197,7 @@ def draw_prediction(prediction: Prediction, plan: Plan, name: str) -> str:
 
 
 def prediction_parts(prediction: Prediction, plan: Plan, name: str) -> list[str]:
-    """Write the seconds of an iteration and their picture as parts of an HTML page."""
+    """Return parts of an HTML page: a heading, the picture of an iteration, and its seconds as text."""
     title, _, text = render_prediction(prediction).partition("\n")
     picture = draw_prediction(prediction, plan, name)
     return [
@@ -195,7 +208,7 @@ def prediction_parts(prediction: Prediction, plan: Plan, name: str) -> list[str]
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
-    """Return the prediction as plain values."""
+    """Return a prediction as plain values for JSON."""
     low, high = interval(prediction)
     # Begin and end of each stage, in seconds from the start of the iteration
     last = prediction.iterations[-1]
@@ -218,7 +231,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
 def compare_seconds(
     prediction: Prediction, measured: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Return predicted and measured seconds of the iteration and its stages."""
+    """Return "iteration" and each stage -> its predicted and measured seconds. `measured`: metric -> seconds."""
     there = stage_seconds(measured, stages_of(prediction))
     compared = {}
     for stage, seconds in predicted_seconds(prediction).items():

@@ -34,7 +34,7 @@ Cells = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One plan of a space."""
+    """One plan of a search space: the sizes and places of all components."""
 
     mode: Mode
     sizes: Sizes  # of every component
@@ -44,7 +44,7 @@ class Layout:
 
 
 class _Shared(NamedTuple):
-    """The pairs of components that share accelerators."""
+    """Says which components share accelerators. `pairs`: each pair in both orders."""
 
     components: tuple[str, ...]
     pairs: frozenset[tuple[str, str]]
@@ -57,7 +57,7 @@ class _Shared(NamedTuple):
 
 
 class Space:
-    """All plans of a job in which the free components may move."""
+    """All plans of a job that a search may choose. They differ in the places and sizes of the free components."""
 
     def __init__(
         self,
@@ -69,10 +69,12 @@ class Space:
         varied: Mapping[str, Any] | None = None,
         written: Any = None,
     ) -> None:
-        """`fixed`: components that stay where they are. `accelerators`: allowed numbers of accelerators; empty: any.
+        """`fixed`: components that keep their place. `accelerators`: allowed numbers of accelerators; empty: any
+        number.
 
-        `varied`: keys, besides the placement, in which the config differs from the `written` one. Raises ConfigError
-        for unknown components and for more accelerators than the cluster has.
+        `varied`: key -> value, for keys outside of the placement in which `config` differs from the config `written` by
+        the user; None: no keys. Raises ConfigError for unknown components and for more accelerators than the cluster
+        has.
         """
         placement = plan.placement
         for name in fixed:
@@ -117,16 +119,16 @@ class Space:
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
-        """Return all possible modes; the present one comes first."""
+        """All modes that a plan of the space may have; the present mode comes first."""
         return self.model.modes(self)
 
     def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return the possible sizes of each component; a fixed component has one."""
+        """Return component -> the sizes that it may have in this mode. A fixed component has one size."""
         return self.model.sizes(self, mode)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Return the possible lengths of intervals: up to a node, and whole nodes."""
+        """The possible numbers of accelerators of an interval: up to a whole node, and those of several whole nodes."""
         each = max(node.accelerators for node in self.nodes)
         alike = sum(node.accelerators == each for node in self.nodes)
         found = [*range(1, each + 1), *(each * n for n in range(2, alike + 1))]
@@ -140,7 +142,7 @@ class Space:
 
     @cached_property
     def empty(self) -> Cells:
-        """Return the accelerators with only the fixed components on them."""
+        """All accelerators, with only the fixed components on them."""
         fixed = {
             number: sum(
                 bit
@@ -156,8 +158,10 @@ class Space:
     def places(
         self, cells: Cells, component: str, length: int
     ) -> Iterator[tuple[int, Cells]]:
-        """Yield the first accelerator of each distinct interval, with the accelerators after placing the component
-        there.
+        """Yield each place that a component may get, as its first accelerator and the cells with the component on them.
+
+        Of places that differ only in the numbers of equal accelerators, the first is yielded. `cells`: the components
+        on each accelerator before. `length`: number of accelerators of the component.
         """
         bit = self._bits[component]
         seen = set[object]()
@@ -185,7 +189,7 @@ class Space:
             yield start, tuple(after)
 
     def again(self, cells: Cells, component: str, other: str) -> Cells:
-        """Return the accelerators with `component` added where `other` is."""
+        """Return a copy of the cells, with `component` added to each accelerator that has `other`."""
         bit = self._bits[component]
         there = self._bits[other]
         return tuple(
@@ -193,7 +197,10 @@ class Space:
         )
 
     def _intervals(self, length: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
-        """Return the intervals of a length: first accelerator, and (node, begin, end) of each part."""
+        """Return all intervals of `length` accelerators: the first accelerator, and (node, begin, end) of each part.
+
+        `begin` and `end` are counted within the node.
+        """
         each = max(node.accelerators for node in self.nodes)
         found: list[tuple[int, list[tuple[int, int, int]]]] = []
         if length > each:
@@ -216,7 +223,10 @@ class Space:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """Return a class number for each node; equal nodes have the same. The driver's node differs from the others."""
+        """A class number for each node.
+
+        Equal nodes have the same number, but the driver's node has a number of its own.
+        """
         kinds: dict[object, int] = {}
         return tuple(
             kinds.setdefault(
@@ -226,7 +236,7 @@ class Space:
         )
 
     def spread(self, layout: Layout) -> Spread:
-        """Return the number of ranks of each component on each node."""
+        """Return component -> node -> number of its ranks on the node."""
         key = (*layout.starts.items(), *layout.sizes.items())
         if self._spread[0] != key:
             self._spread = key, self._spread_of(layout)
@@ -250,7 +260,7 @@ class Space:
         return found
 
     def sharing(self, cells: Cells) -> tuple[str, ...]:
-        """Return the free components that share accelerators, which may stay resident or be offloaded."""
+        """Return the free components that share accelerators. Each of them may stay resident or be offloaded."""
         present = {here for row in cells for here in row}
         return tuple(
             c
@@ -259,7 +269,11 @@ class Space:
         )
 
     def schedule(self, cells: Cells, stays: Collection[str]) -> Schedule:
-        """Return the schedule (residency and moves) of a plan with these accelerators."""
+        """Return the schedule of a plan: residencies and moves.
+
+        `cells`: the components on each accelerator. `stays`: the free components that share accelerators and stay
+        resident.
+        """
         pairs = frozenset(
             (a, b)
             for here in {here for row in cells for here in row}
@@ -286,7 +300,10 @@ class Space:
         return sum(1 for row in cells for here in row if here)
 
     def current(self) -> Layout:
-        """Return the config's own layout; of a component on several intervals, only the first counts."""
+        """Return the layout of the config itself.
+
+        For a component on several intervals, only the first interval counts.
+        """
         placement = self.plan.placement
         starts = {c: placement.accelerators(c).pieces[0].start for c in self.free}
         sizes = {c: self.size_now(c) for c in placement.components}
@@ -295,7 +312,10 @@ class Space:
         return Layout(mode=self.now, sizes=sizes, starts=starts, stays=tuple(stays))
 
     def changes(self, layout: Layout) -> dict[str, Any]:
-        """Return the config keys that differ, with their values; None: the key is removed."""
+        """Return config key -> value, for all keys in which a layout differs from the written config.
+
+        None: the key is removed.
+        """
         lines = self._lines(layout)
         written = self._written.cluster.component_placement
         changed: dict[str, Any] = self.varied | {
@@ -329,7 +349,7 @@ class Space:
         ]
 
     def _held(self, layout: Layout) -> dict[str, Ranges]:
-        """Return the accelerators of each component."""
+        """Return component -> its accelerators in a layout."""
         on = {
             c: self.plan.placement.accelerators(c)
             for c in self.plan.placement.components
@@ -342,7 +362,11 @@ class Space:
     def at_once(
         self, layout: Layout, groups: Iterable[Collection[str]]
     ) -> tuple[tuple[str, str, int], ...]:
-        """Return the pairs within `groups` that share accelerators, with the distance of their first accelerators."""
+        """Return pairs of components of one group that share accelerators, with the distance of their first
+        accelerators.
+
+        `groups`: components that work, or move, at the same time.
+        """
         on = self._held(layout)
         pairs = {
             pair
@@ -356,7 +380,10 @@ class Space:
         )
 
     def _lines(self, layout: Layout) -> dict[str, Any]:
-        """Return the placement lines of all components. Fixed components keep their line if it still means the same."""
+        """Return component -> its placement as in a config.
+
+        A fixed component keeps its line if the line still means the same.
+        """
         written = self.config.cluster.component_placement
         plain = self.plan.placement.canonical()
         # Lines with explicit numbers do not depend on other components.
@@ -389,7 +416,7 @@ class Space:
         return lines
 
     def config_of(self, layout: Layout) -> Any:
-        """Return the config with the changes of a layout."""
+        """Return the config of the space, changed to a layout."""
         config = self.model.replaced(
             self.config, PLACEMENT.split("."), self._lines(layout)
         )
@@ -401,9 +428,9 @@ class Space:
 
 
 def _movable(placement: HybridComponentPlacement, component: str) -> bool:
-    """Return whether a component may move.
+    """Return whether a search may move a component.
 
-    It may use any node, with one accelerator per rank unless it is an engine.
+    The component may use all nodes, and each rank has one accelerator, or in rollout an equal number of accelerators.
     """
     spec = placement.spec(component)
     each = {segment.accelerators_per_rank for segment in spec.segments}

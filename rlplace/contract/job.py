@@ -203,10 +203,7 @@ class Job:
         return self.components
 
     def arguments(self, config: Any, plan: Plan, case: MemoryCase) -> Mapping[str, Any]:
-        """Return component -> the value of the argument `config` of its workers' constructor.
-
-        `case`: the plan's memory case.
-        """
+        """Return component -> the value that its workers get as `config`. `case`: the plan's memory case."""
         open_config: OpenConfig = config
         return {name: open_config.settings.get(name, {}) for name in self.components}
 
@@ -265,7 +262,7 @@ class Job:
     ) -> list[str]:
         """Return lines of text about the metrics of one iteration; a run prints each different line once.
 
-        `numbers`: metric -> value. `notes`: metric -> lines of text that workers gave in place of a number.
+        `numbers`: metric -> value. `notes`: metric -> lines of text about it from the workers.
         """
         found: list[str] = []
         for name, lines in notes.items():

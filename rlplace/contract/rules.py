@@ -109,10 +109,7 @@ _COMPONENTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constructed:
-    """A worker class and the keys that its constructor gets.
-
-    `name`: the component. `keys`: the keys of its config block.
-    """
+    """A worker class, and the keys of its component's config block. `name`: the component."""
 
     name: str
     kind: type[Worker]

@@ -149,7 +149,7 @@ class Loop:
 
     @property
     def held(self) -> dict[str, Residency]:
-        """Component -> the residency that each of its ranks has reached at least."""
+        """Component -> residency that every rank has reached at least."""
         return dict(self._held)
 
     def evaluate(self, index: int) -> dict[str, float]:

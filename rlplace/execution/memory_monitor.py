@@ -171,9 +171,10 @@ class MemoryMonitor:
         return _Beyond(found, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
-        """Return the predicted bytes of a resident's engine process while the engine sleeps; 0 without an engine.
+        """Return the predicted bytes that a resident's engine keeps while it sleeps; 0 for a component without such an
+        engine.
 
-        The measured bytes of the engine include them.
+        The engine's measured bytes include them.
         """
         footprints = self._ledger.footprints[resident.component]
         return max(

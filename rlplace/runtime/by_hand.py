@@ -138,9 +138,9 @@ class JobOnCluster:
     ) -> WorkerGroup:
         """Launch the workers of a component on the slots that the plan gives it, and return their group.
 
-        `name`: name of the group in errors; None: `group_name` of its block, or the component's name. `strategy`: has
-        to give the slots of the plan; None: it is not compared. `worker`: a class derived from the planned one; None:
-        the planned class.
+        `name`: name of the group in errors; None: `group_name` of its block, or the component's name. `strategy`: a
+        strategy that has to give the slots of the plan; None: the slots of the plan are used without a comparison.
+        `worker`: a class derived from the planned worker class; None: the planned class.
         """
         from rlplace.runtime.run import own_channels
 

@@ -298,7 +298,7 @@ class TextStages(Stages):
         """Return the seconds of the slowest env rank if answers arrive as early as engines can finish them.
 
         `envs`, `engines`: the numbers of ranks. An answer takes the processing of its prompt and one decoding step for
-        each token. 0 if prompts of a round or later turns depend on timing.
+        each token. 0 for episodes of several turns and for short rounds, in which the work depends on timing.
         """
         if self._config.text_env.max_turns > 1 or self._algorithm.short_rounds:
             return 0.0

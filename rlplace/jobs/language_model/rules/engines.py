@@ -134,7 +134,7 @@ def _other_cache_dtype(config: Config) -> Iterator[Found]:
 
 
 def _workspace_of_ours(config: Config) -> Iterator[Found]:
-    """Find `rollout.workspace_memory` for an engine of rlplace, whose workspace the plan knows."""
+    """Find `rollout.workspace_memory` for an engine that comes with rlplace, whose workspace the plan knows."""
     rollout = config.text_rollout
     if rollout.workspace_memory is not None:
         yield Found(

@@ -66,7 +66,7 @@ ENV = (Rule(code="parallel-sizes", facts=_divided_env),)
 
 
 def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
-    """Find engines with several ranks, or with several accelerators that the engine cannot use together."""
+    """Find engines whose ranks or accelerators cannot work together."""
     spec = case.plan.placement.spec("rollout")
     engine = case.config.text_rollout.engine
     sizes = {segment.accelerators_per_rank for segment in spec.segments}

@@ -16,10 +16,9 @@ FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
 
 
 def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return (component, method) -> the arguments with which a stage calls that method, for every method that stages
-    call.
+    """Return (component, method) -> arguments, for every method that a stage of the job calls.
 
-    An argument is named by what it holds: `ITERATION` or `VERSION`.
+    An argument is named by what the call gets for it: `ITERATION` or `VERSION`.
     """
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for stage in job.stages:
@@ -75,9 +74,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _filled(function: Any) -> tuple[str, ...]:
-    """Return what the leading parameters of a method get, `ITERATION` or `VERSION` each.
+    """Return what the leading parameters of a method get from a stage, `ITERATION` or `VERSION` each.
 
-    The result ends before the first parameter that a stage cannot fill in, or that is keyword-only.
+    `function`: the method. The result ends before the first parameter that a stage cannot fill in, or that is
+    keyword-only.
     """
     found = []
     for parameter in _parameters(function):
@@ -88,7 +88,7 @@ def _filled(function: Any) -> tuple[str, ...]:
 
 
 def unfilled(function: Any) -> list[str]:
-    """Return the names of a method's required parameters that a stage cannot fill in."""
+    """Return the names of the required parameters of a method that a stage cannot fill in. `function`: the method."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     filled = len(_filled(function))
     return [

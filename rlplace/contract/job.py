@@ -126,10 +126,9 @@ class Job:
     def plan(
         self, config: Any, topology: Topology, sources: Mapping[str, Source]
     ) -> Plan:
-        """Return the plan of a run: placement, residency by stage, channels and weight deliveries. Raises
-        PlacementError.
+        """Return the plan of a run: placement, residency by stage, channels and weight deliveries.
 
-        `topology`: the machines. `sources`: key -> file and line of its value, for errors.
+        Raises PlacementError. `topology`: the machines. `sources`: key -> file and line of its value, for errors.
         """
         plan = plan_components(
             config.cluster,
@@ -302,8 +301,7 @@ class Job:
         return ()
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
-        """Return a text about the state that starts anew although a checkpoint was loaded; "" if there is nothing to
-        say.
+        """Return a text about state that starts anew although a checkpoint was loaded; "" if there is no such state.
 
         `numbers`: metrics of loading. `kept`: components whose state was loaded.
         """

@@ -58,8 +58,7 @@ def memory_case(
 
 
 def check_placed(components: Mapping[str, Any], placed: Placed) -> Iterator[Problem]:
-    """Yield the problems of a placement whose components have no roles: wrong names, and more ranks than a class
-    allows.
+    """Yield the problems of a placement of custom components: wrong names, and more ranks than a class allows.
 
     `components`: name -> worker class.
     """

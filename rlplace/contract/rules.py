@@ -435,7 +435,10 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
 
 
 def _with_ranks(spec: ComponentSpec, ranks: int) -> str:
-    """Return a placement text for `ranks` ranks: the component's first accelerators, else processes of one node."""
+    """Return a placement text for `ranks` ranks: the component's first accelerators, else processes of one node.
+
+    `spec`: the present placement of the component.
+    """
     numbers = [*spec.accelerators][:ranks]
     if numbers:
         return str(Ranges.of(range(n, n + 1) for n in numbers))

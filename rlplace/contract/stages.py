@@ -117,11 +117,11 @@ class Part:
     scales: tuple[tuple[str, str], ...] = ()
 
     def calls(self, *methods: str, scales: str = RANKS) -> Part:
-        """Return a copy of the part with more methods, which each rank of the component runs one after the other in the
-        stage.
+        """Return a copy of the part with more methods.
 
-        `scales`: how the predicted seconds of a call depend on the number of ranks. "ranks": the ranks share the work,
-        so twice as many ranks need half the time. "constant": the time is the same for any number of ranks.
+        Each rank of the component runs them one after the other in the stage. `scales`: how the predicted seconds of a
+        call depend on the number of ranks. "ranks": the ranks share the work, so twice as many ranks need half the
+        time. "constant": the time is the same for any number of ranks.
         """
         declared = tuple((method, scales) for method in methods)
         return dataclasses.replace(

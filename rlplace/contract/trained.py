@@ -19,12 +19,11 @@ from rlplace.trained import POLICY, Trained
 def find_trained(
     named: str | Path, key: str = "RUN", *, verified: bool = True
 ) -> Trained:
-    """Return the trained policy at a path: of the newest checkpoint of a run, of one checkpoint, or of an export
-    folder.
+    """Return the trained policy at a path: the folder of a run, of a checkpoint, or of an export.
 
-    `key`: the command-line argument that errors are about. `verified`: whether to check that the files of a checkpoint
-    are unchanged since they were written. Raises ConfigError if there is no policy at the path, a file is damaged, or
-    the config cannot be read.
+    Of a run, the policy of the newest checkpoint is returned. `key`: the command-line argument that errors are about.
+    `verified`: whether to check that the files of a checkpoint are unchanged since they were written. Raises
+    ConfigError if there is no policy at the path, a file is damaged, or the config cannot be read.
     """
     path = Path(os.path.abspath(Path(named).expanduser()))
     exported = _exported_policy(path, key)
@@ -46,7 +45,8 @@ def find_trained(
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
     """Return the policy of a run (its newest checkpoint), of a checkpoint, or of an export folder of `rlplace.export`.
 
-    `seed`: seed of sampled actions. `key`: the argument that a ConfigError is about. Raises ConfigError.
+    `path`: the folder of one of these. `seed`: seed of sampled actions. `key`: the argument that errors are about.
+    Raises ConfigError.
     """
     trained = find_trained(path, key)
     return job_of(trained.config).load_policy(trained, seed=seed, key=key)

@@ -126,8 +126,7 @@ class History:
         self._lost.append(fault)
 
     def ready(self, trained_s: float) -> list[Fault]:
-        """Note that all workers are ready, and return the faults that ended the workers before them, now with their
-        seconds.
+        """Note that all workers are ready. Return the faults that ended the workers before them, with their seconds.
 
         The first call starts the clock. `trained_s`: training seconds up to the checkpoint that was loaded.
         """
@@ -156,10 +155,9 @@ class Attempt:
         ],
         earlier: Sequence[Fault],
     ) -> None:
-        """`recover`: called with `earlier`, the error and the lost seconds; returns the fault, or None to raise the
-        error.
+        """`recover`: called with `earlier`, the error and the lost seconds.
 
-        `earlier`: the faults of earlier attempts at this work.
+        It returns the fault, or None to raise the error. `earlier`: the faults of earlier attempts at this work.
         """
         self.fault: Fault | None = None
         self.metrics = fault_metrics(earlier)
@@ -203,13 +201,12 @@ class Recovery:
         joined: Collection[str] = (),
         without_state: Callable[[Collection[str]], Collection[str]] = lambda lost: (),
     ) -> None:
-        """`tell`: called with a line of text for each fault. `patience_s`: seconds for calls of training components to
-        end.
+        """`tell`: called with a line of text for each fault.
 
-        `replaceable`: components whose ranks have no state. `kept`: components of `replaceable` whose ranks are
-        replaced only by returning to a checkpoint. `joined`: components of `replaceable` that restart together.
-        `without_state`: takes the components with lost ranks and returns the components whose state is in no
-        checkpoint.
+        `patience_s`: seconds for calls of training components to end. `replaceable`: components whose ranks have no
+        state. `kept`: components of `replaceable` whose ranks are replaced only by returning to a checkpoint. `joined`:
+        components of `replaceable` that restart together. `without_state`: takes the components with lost ranks and
+        returns the components whose state is in no checkpoint.
         """
         assert history.ready_s is not None, "it counts from there on"
         self.faults = history.faults
@@ -255,12 +252,12 @@ class Recovery:
         make_room: Callable[[Lost], None] = lambda lost: None,
         back: bool = False,
     ) -> Fault:
-        """Replace the workers that were lost with `error`, and return the fault. Raises `error` if no recovery is
-        possible.
+        """Replace the workers that were lost with `error`, and return the fault.
 
-        `iteration`, `stage`: where the error happened. `redone_s`: seconds of work that are done again. `make_room`:
-        takes the ranks that restart and offloads other components from their accelerators. `back`: whether the run
-        returns to its newest checkpoint in any case; after such a return the caller has to call `went_back`.
+        Raises `error` if no recovery is possible. `iteration`, `stage`: where the error happened. `redone_s`: seconds
+        of work that are done again. `make_room`: takes the ranks that restart and offloads other components from their
+        accelerators. `back`: whether the run returns to its newest checkpoint in any case; after such a return the
+        caller has to call `went_back`.
         """
         began = first_failure_s(self._groups.values())
         came = time.monotonic()
@@ -323,8 +320,10 @@ class Recovery:
         """Restart lost ranks, and ranks that are lost during the restart.
 
         Return the restarted ranks as (component, rank), the new slots of moved ranks, and whether the run has to return
-        to a checkpoint. After _TRIES failures at one place, its ranks move to other accelerators. Raises the last error
-        if another try is not allowed, or if there are no other accelerators.
+        to a checkpoint. After _TRIES failures at one place, its ranks move to other accelerators. `error`: the failure
+        that began the recovery. `back`: whether the run returns to a checkpoint in any case. `make_room`: takes the
+        ranks that restart and offloads other components from their accelerators. Raises the last error if another try
+        is not allowed, or if there are no other accelerators.
         """
         found = set[tuple[str, int]]()
         moved = dict[str, Slot]()

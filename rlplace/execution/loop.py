@@ -71,9 +71,10 @@ class Loop:
         first: int = 0,
         clock: Clock = CLOCK,
     ) -> None:
-        """`groups`: component -> its workers.
+        """`groups`: component -> its workers. `memory`: gets the measured bytes of each move.
 
-        `work`: the calls of an iteration. `first`: number of the first iteration.
+        `work`: the calls of an iteration. `first`: number of the first iteration. `clock`: the time; a prediction gives
+        a logical clock.
         """
         self.clock = clock
         # Each iteration increases the version by one.
@@ -196,10 +197,9 @@ class Loop:
     def _numbers(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the steps of each stage and return metrics, seconds and faults. After a fault, start again with the first
-        stage.
+        """Run the steps of each stage and return metrics, seconds and faults.
 
-        `works`: stage -> its steps.
+        After a fault, start again with the first stage. `works`: stage -> its steps.
         """
         self._updating = False
         numbers: dict[str, float] = {}
@@ -237,7 +237,8 @@ class Loop:
     ) -> Fault | None:
         """Replace the workers that were lost with `error`, and return the fault; None if the loop has no `recovery`.
 
-        `faults`: the faults of earlier attempts. `redone_s`: seconds of work that are done again.
+        `back`: whether the run returns to a checkpoint in any case. `faults`: the faults of earlier attempts.
+        `redone_s`: seconds of work that are done again. Raises StateLost if the run has to return to a checkpoint.
         """
         if self.recovery is None:
             return None
@@ -260,7 +261,7 @@ class Loop:
         return fault
 
     def _begin_again(self, index: int) -> None:
-        """Reset all ranks to the start of the first stage of iteration `index`, restarted ranks too."""
+        """Reset all ranks, restarted ranks too, to the start of the first stage of iteration `index`."""
         self.usage.begin_again()
         self._arriving = ()
         self._leaving = ()
@@ -290,10 +291,9 @@ class Loop:
                 )
 
     def _make_room(self, index: int, lost: Lost) -> None:
-        """Offload components from the accelerators of the restarting ranks `lost`, reset to the start of iteration
-        `index`.
+        """Offload other components from the accelerators of the ranks `lost`, which restart in iteration `index`.
 
-        Only components are offloaded that are off in some stage of the schedule.
+        Only components are offloaded that are off in some stage of the schedule. Their ranks are reset first.
         """
         needed = set[int]().union(
             *(
@@ -317,10 +317,9 @@ class Loop:
             self._wait([ranks.move(Residency.OFF) for ranks in leaving])
 
     def go_back(self, version: int, load: Callable[[], None]) -> None:
-        """Set all ranks back to their state after iteration `version`, restarted ranks too. `load` makes them load that
-        state.
+        """Set all ranks back to their state after iteration `version`, restarted ranks too.
 
-        Raises StateLost if the caller has to call `go_back` again.
+        `load` makes them load that state. Raises StateLost if the caller has to call `go_back` again.
         """
         self.version = version
         self._updating = False
@@ -379,11 +378,11 @@ class Loop:
     def read_state(
         self, folder: Path, components: Iterable[str], anew: Iterable[str] = ()
     ) -> dict[str, float]:
-        """Have workers load the state that `write_state` saved, before the first iteration. Return the metrics of
-        loading.
+        """Have workers load the state that `write_state` saved, before the first iteration.
 
-        `components`: those that load. `anew`: components without saved state; their random numbers start as those of
-        this iteration. Raises StateLost if a rank is lost during loading.
+        Return the metrics of loading. `folder`: has the state of each component in `folder`/<component>. `components`:
+        the components that load. `anew`: components without saved state; their random numbers start as in this
+        iteration. Raises StateLost if a rank is lost during loading.
         """
 
         loaded: dict[str, float] = {}
@@ -398,7 +397,10 @@ class Loop:
     def _load_together(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]
     ) -> dict[str, float]:
-        """Have all components load their state at the same time. Return the metrics of loading."""
+        """Have all components load their state at the same time. Return the metrics of loading.
+
+        `anew`: components without saved state, which are reset.
+        """
         with self._in(self._schedule.stages[0]):
             asked = [self._groups[c].read_state(str(folder / c)) for c in components]
             asked += [self._groups[c].begin_again(self.version) for c in anew]
@@ -408,10 +410,10 @@ class Loop:
     def _load_in_turns(
         self, folder: Path, components: Iterable[str], anew: Iterable[str]
     ) -> dict[str, float]:
-        """Have one component after the other load its state, while all other components are off. Return the metrics of
-        loading.
+        """Have one component after the other load its state, while all other components are off.
 
-        A custom worker needs all of its memory to load, which may be more than the first stage leaves free for it.
+        Return the metrics of loading. `anew`: components without saved state, which are reset. A custom worker needs
+        all of its memory to load, which may be more than the first stage leaves free for it.
         """
         reports: list[Metrics] = []
         with self._in(self._schedule.stages[0]):
@@ -441,7 +443,10 @@ class Loop:
     def _run_stages(
         self, works: Mapping[str, Sequence[Step]], index: int
     ) -> dict[str, float]:
-        """Run the steps of each stage in order. Return metrics and seconds. `works`: stage -> its steps."""
+        """Run the steps of each stage in order. Return metrics and seconds.
+
+        `works`: stage -> its steps. `index`: number of the iteration.
+        """
         reports: list[Metrics] = []
         self._in_calls_s = 0.0
         numbers: dict[str, float] = {"time/moves_s": 0.0}
@@ -492,8 +497,7 @@ class Loop:
         return numbers
 
     def _enter(self, stage: str) -> None:
-        """Execute the moves on entry to a stage: wait for all releases, check that there is room, then start the
-        acquires.
+        """Execute the moves on entry to a stage: wait for all releases, check the room, then start the acquires.
 
         Each rank gets its acquire in one message with its next work, before the work.
         """
@@ -563,9 +567,9 @@ class Loop:
         return counted
 
     def _collected(self, pending: Sequence[Pending], step: Step) -> list[Metrics]:
-        """Wait for calls whose results may be of any type.
+        """Wait for the calls of a step, whose results may be of any type.
 
-        Return the metrics that each rank has collected in these calls.
+        Return the metrics that each rank has collected. `pending`: the pending results of the calls.
         """
         components = dict.fromkeys(call.component for call in step.calls)
         # Metrics are requested in the same message, behind the work.
@@ -593,9 +597,10 @@ class Loop:
         return [rank for group in self._worked(pending) for rank in group]
 
     def _worked(self, pending: Sequence[Pending]) -> list[list[Metrics]]:
-        """Wait for calls that compute, record the busy time of their accelerators.
+        """Wait for calls that compute.
 
-        Return the results by call and rank.
+        Return their results, by call and rank. The busy time of accelerators is recorded. `pending`: the pending
+        results of the calls.
         """
         results = self._wait(pending)
         for call, ranks in zip(pending, results, strict=True):

@@ -70,10 +70,10 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`case`: the prediction. `verify`: "warn": each excess over the proof is reported once; "stop": it ends the
-        run.
+        """`case`: the prediction.
 
-        `tell`: called with each excess that is reported.
+        `verify`: "warn": each excess over the proof is reported once; "stop": it ends the run. `tell`: called with each
+        excess that is reported.
         """
         self._case = case
         self._placement = case.placement
@@ -171,8 +171,7 @@ class MemoryMonitor:
         return _Beyond(found, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
-        """Return the predicted bytes that a resident's engine keeps while it sleeps; 0 for a component without such an
-        engine.
+        """Return the predicted bytes that a resident's engine keeps while it sleeps; 0 without such an engine.
 
         The engine's measured bytes include them.
         """
@@ -332,8 +331,7 @@ class MemoryMonitor:
         *,
         entering: bool,
     ) -> str | None:
-        """Return changed settings with which the plan fits although more was measured than predicted; None if there are
-        none.
+        """Return changed settings with which the plan fits in spite of what was measured; None if there are none.
 
         `component`: the component that lacks memory, with its residency `after`. `lacking`: the missing bytes.
         `entering`: whether memory is missing on entry to the stage, or in it.

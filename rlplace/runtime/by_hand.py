@@ -353,7 +353,10 @@ class JobComponent:
 
     @classmethod
     def check(cls, component: str, spec: JobSpec) -> None:
-        """Raise WorkerMisuse if this public name does not fit the workers that the config gives the component."""
+        """Raise WorkerMisuse if this public name does not fit the workers that the config gives the component.
+
+        `spec`: the job.
+        """
         if component not in spec.workers or cls.fits(component, spec):
             return
         worker = spec.workers[component].__name__
@@ -374,7 +377,10 @@ class JobComponent:
 
     @classmethod
     def fits(cls, component: str, spec: JobSpec) -> bool:
-        """Return whether this public name fits the component: its role, its worker class and its engine."""
+        """Return whether this public name fits the component: its role, its worker class and its engine.
+
+        `spec`: the job.
+        """
         if role_of(component) != cls.role:
             return False
         names = [kind.__name__ for kind in spec.workers[component].__mro__]
@@ -458,7 +464,10 @@ PUBLIC: tuple[type[JobComponent], ...] = (
 
 
 def public_names(component: str, spec: JobSpec) -> str:
-    """Return the first public name that fits a component; the component's own name if there is none."""
+    """Return the first public name that fits a component; if there is none, the component's own name.
+
+    `spec`: the job.
+    """
     return next(
         (each.__name__ for each in PUBLIC if each.fits(component, spec)), component
     )

@@ -73,7 +73,7 @@ def go_on(
 
 
 def _resuming(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job with `resume` set to the run's own folder."""
+    """Return the job with `resume` set to the folder of the run that has lost nodes."""
     folder = str(lost.folder.absolute())
     config = dataclasses.replace(job.config, resume=folder)
     return dataclasses.replace(
@@ -122,10 +122,9 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
 
 
 def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
-    """Return the job prepared from the config `mapping`, which has another cluster block, and check that it can be
-    launched.
+    """Return the job prepared from another config, and check that it can be launched. Raises ProblemsError.
 
-    Raises ProblemsError.
+    `mapping`: the config, which differs from that of `job` in its cluster block.
     """
     sources = {
         key: source

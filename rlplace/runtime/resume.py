@@ -280,7 +280,10 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
-    """Return whether the change of a key from `old` to `new` leaves all numbers of the run unchanged."""
+    """Return whether the change of a key from `old` to `new` leaves all numbers of the run unchanged.
+
+    `rules`: patterns of keys, by the effect of their changes.
+    """
     moved = _is(key, rules.safe_if_set) and None not in (old, new)
     return ".kwargs." not in key and (moved or _is(key, rules.safe))
 
@@ -288,7 +291,7 @@ def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
 def _shapes(rules: _Rules, key: str, old: object, new: object) -> bool:
     """Return whether the saved state cannot be loaded after the change of a key from `old` to `new`.
 
-    Another path of a model (`*.model.path`) is allowed.
+    `rules`: patterns of keys, by the effect of their changes. Another path of a model (`*.model.path`) is allowed.
     """
     averaged = _is(key, rules.shapes_if_unset) and None in (old, new)
     return averaged or (_is(key, rules.shapes) and not key.endswith(".model.path"))
@@ -432,7 +435,7 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
 
 
 def _cut_anew(old: Plan, new: Plan, divided: Mapping[str, str]) -> list[str]:
-    """Return lines of text about components whose number of ranks differs between the plans.
+    """Return lines of text about components whose number of ranks differs between the plans `old` and `new`.
 
     `divided`: component -> a phrase that says what its ranks divide.
     """

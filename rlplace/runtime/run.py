@@ -441,7 +441,7 @@ def _watched(
 ) -> Iterator[None]:
     """Report stalled channels and detect workers that do not answer, during the block.
 
-    Workers that are threads of this process are not asked for an answer.
+    `groups`: component -> its workers. Workers that are threads of this process are not asked for an answer.
     """
     stall_s = job.config.runner.watchdog_s
     heartbeat_s = job.config.faults.heartbeat_s
@@ -526,9 +526,10 @@ def _node_lost(
 def _loaded(
     loop: Loop, saving: Saving, resumed: Checkpoint
 ) -> Mapping[str, int] | None:
-    """Have the workers load a checkpoint.
+    """Have the workers load the checkpoint `resumed`.
 
-    Return None if the first try succeeds, else the sizes of the metric files at the time of the checkpoint, in bytes.
+    Return None if the first try succeeds, else the sizes of the metric files at the time of the newest checkpoint, in
+    bytes.
     """
     try:
         print(
@@ -557,7 +558,7 @@ def recovery_of(
     saving: Saving,
     history: History,
 ) -> Recovery | None:
-    """Return the Recovery that replaces lost workers; None if the first failure ends the run."""
+    """Return the object that replaces lost workers; None if the first failure ends the run."""
     config = job.config
     plan = job.plan
     if not (config.faults.restarts and cluster.restarts_workers):
@@ -588,9 +589,9 @@ def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
 
 
 def _policy(policies: Mapping[str, Path] | None) -> str | None:
-    """Return the path of the trained policy: the actor's model, else the first saved model.
+    """Return the path of the trained policy: the actor's model, else the first saved model; None without a saved model.
 
-    None if no model is saved.
+    `policies`: component -> path of its saved model; None: nothing is saved.
     """
     if not policies:
         return None
@@ -767,7 +768,7 @@ def make_folder(parent: Path) -> Path:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file completely or not at all. Raises OutputError."""
+    """Replace the content of a file by `text`, completely or not at all. Raises OutputError."""
     try:
         checkpoints.write_whole(file, text)
     except OSError as error:

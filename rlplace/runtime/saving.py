@@ -152,10 +152,10 @@ class Saving:
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
 
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:
-        """Take the run back to its newest checkpoint or its start. Return the sizes of its metric files at that time,
-        in bytes.
+        """Take the run back to its newest checkpoint or its start. Return the sizes of its metric files then, in bytes.
 
-        Raises StateLost if the caller has to call the method again.
+        `recovery`: completes the faults that made the return necessary. Raises StateLost if the caller has to call the
+        method again.
         """
         state = self._start
         saved = self._newest
@@ -241,10 +241,9 @@ class Saving:
         )
 
     def _finish(self, lost: Collection[str] = ()) -> None:
-        """Wait for the checkpoint that is being written. Wait only briefly if a rank that writes to it was replaced or
-        is lost.
+        """Wait for the checkpoint that is being written.
 
-        `lost`: components with lost ranks.
+        Wait only briefly if a rank that writes to it was replaced or is lost. `lost`: components with lost ranks.
         """
         in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
         self._said(wait_s=_DEAD_S if in_vain else self._longest_s)

@@ -61,10 +61,9 @@ def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
 
 
 def whole_ones(runs: Path) -> Iterator[Checkpoint]:
-    """Yield the whole checkpoints of all runs of a job, in the order in which "auto" tries them. Hashes are not
-    compared.
+    """Yield the whole checkpoints of all runs of a job, in the order in which "auto" tries them.
 
-    `runs`: the folder of the job's runs.
+    Hashes are not compared. `runs`: the folder of the job's runs.
     """
     for folder in _all(runs, [], "resume"):
         # Damaged and unreadable ones are passed over.
@@ -122,8 +121,7 @@ def _passed_over(problem: Problem) -> str:
 
 
 def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
-    """Yield the checkpoint folders of the run that saved last, newest first, then those of the run that saved before
-    it.
+    """Yield the checkpoint folders of all runs in `runs`: first those of the run that saved last, its newest first.
 
     `unreadable`: gets the problem of each run that this user may not read.
     """
@@ -154,7 +152,10 @@ def _saved_at(folder: Path) -> tuple[int, str]:
 
 
 def _named(path: Path, runs: Path, key: str) -> Checkpoint:
-    """Return the checkpoint that a path names. Raises ConfigError whose fix is another checkpoint, if there is one."""
+    """Return the checkpoint that a path names. Raises ConfigError whose fix is another checkpoint, if there is one.
+
+    `runs`: the folder of the job's runs. `key`: the config key or argument that errors are about.
+    """
     if not path.exists():
         raise _missing(path, runs, key)
     folders = _folders(path)
@@ -274,10 +275,10 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
 
 
 def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
-    """Return the error about a path without a checkpoint. The fix is a checkpoint below it, else the job's newest
-    checkpoint.
+    """Return the error about a path without a checkpoint.
 
-    `runs`: the folder of the job's runs. `key`: the config key or argument that the error is about.
+    The fix is a checkpoint below it, else the job's newest checkpoint. `runs`: the folder of the job's runs. `key`: the
+    config key or argument that the error is about.
     """
     code = "not-a-checkpoint"
     error = "neither"

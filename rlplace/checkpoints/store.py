@@ -86,8 +86,7 @@ class Store:
         timeout_s: float,
         cancelled: threading.Event,
     ) -> Checkpoint:
-        """Wait until all ranks have written, then turn the folder `part` into a valid checkpoint, and return the
-        checkpoint.
+        """Wait until all ranks have written, turn the folder `part` into a valid checkpoint, and return the checkpoint.
 
         `timeout_s`: most seconds to wait for the ranks. `cancelled`: ends the wait when it is set. Raises OutputError;
         then `part` is removed, and the other checkpoints are unchanged.
@@ -111,7 +110,7 @@ class Store:
     ) -> dict[str, FileRecord]:
         """Wait until all ranks have written. Return path below `part` -> record, for the files of all components.
 
-        Raises OutputError and OSError.
+        `timeout_s`: most seconds to wait. `cancelled`: ends the wait when it is set. Raises OutputError and OSError.
         """
         deadline_s = time.monotonic() + timeout_s
         files = dict[str, FileRecord]()
@@ -188,8 +187,7 @@ class Store:
         return checkpoint
 
     def retain(self, newest: Checkpoint) -> None:
-        """Make `latest` name the newest checkpoint, and remove checkpoints that are neither among the newest nor among
-        the best.
+        """Make `latest` name the newest checkpoint, and remove those that are neither among the newest nor the best.
 
         Checkpoints of the same or a later iteration are left from a time before the run was resumed from an earlier
         checkpoint, so they are removed too. Damaged checkpoints stay, since their score is not known. Raises
@@ -310,10 +308,9 @@ class Saver:
         return self._take(0.0)
 
     def finish(self, timeout_s: float) -> Saved | None:
-        """Wait at most `timeout_s` seconds for the checkpoint that is being written, and return the result. Then give
-        it up.
+        """Wait at most `timeout_s` seconds for the checkpoint that is being written, and return the result.
 
-        None if no checkpoint was started.
+        Then give it up. None if no checkpoint was started.
         """
         saved = self._take(timeout_s)
         if saved is not None or not self.busy:
@@ -353,9 +350,10 @@ class Saver:
         cancelled: threading.Event,
         saved: list[Saved],
     ) -> None:
-        """Complete a checkpoint, remove old ones, and append the result to `saved`. Runs in the thread.
+        """Complete the checkpoint in the folder `part`, remove old ones, and append the result to `saved`.
 
-        The result is appended before old checkpoints are removed, and again at the end.
+        Runs in the thread. The result is appended before old checkpoints are removed, and again at the end.
+        `cancelled`: ends the wait for ranks when it is set.
         """
         checkpoint = None
         error: RlplaceError | None = OutputError(_not_written(part, "bug"))

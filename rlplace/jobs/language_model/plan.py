@@ -112,8 +112,7 @@ def _leaves(config: Config, component: str) -> bool:
 
 
 def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the data routes of a job that is only planned: samples to all scorers and learners, and the actor's
-    weights.
+    """Return the data routes of a job that is only planned: samples to scorers and learners, and the actor's weights.
 
     Empty for a job that can run, since its data goes through channels and deliveries.
     """

@@ -438,10 +438,10 @@ class TextStages(Stages):
     def _packed(
         self, cost: str, packing: Packing, sizes: SampleSizes
     ) -> tuple[float, float]:
-        """Return the seconds of micro-batches in which the ranks wait for each other, and the processor seconds of all
-        ranks.
+        """Return the seconds of micro-batches in which ranks wait for each other, and their processor seconds.
 
-        `cost`: name of the cost of a micro-batch.
+        `cost`: name of the cost of a micro-batch. `packing`: the micro-batches of all ranks. Processor seconds are
+        summed over all ranks.
         """
         longest_s = 0.0
         cpu_s = 0.0

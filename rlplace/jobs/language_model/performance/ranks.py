@@ -83,11 +83,10 @@ class Group(NamedTuple):
 
 
 class Lengths:
-    """Lengths of prompts, answers and conversations in tokens, and seconds of rewards. They do not depend on the
-    placement.
+    """Lengths of prompts, answers and conversations in tokens, and seconds of rewards.
 
-    Each iteration uses the quantiles of the measured values, in a random order that depends on the iteration's number
-    only.
+    They do not depend on the placement. Each iteration uses the quantiles of the measured values, in a random order
+    that depends on the iteration's number only.
     """
 
     def __init__(self, config: Config, costs: Costs) -> None:
@@ -296,12 +295,11 @@ class TextEnvRank(TextRank):
         readers: Sequence[str],
         more: int = 0,
     ) -> Body:
-        """Request answers while there is room, take answers as they come, and put complete groups, as `Pass.through`
-        does.
+        """Request answers while there is room, take answers as they come, and put complete groups.
 
-        `groups`: for each group, the iteration that owns its prompt and its number in that iteration. `samples`:
-        samples of each group. `readers`: channels that get complete groups. `more`: number of groups that are not
-        waited for.
+        Mirrors `Pass.through`. `groups`: for each group, the iteration that owns its prompt and its number in that
+        iteration. `samples`: samples of each group. `readers`: channels that get complete groups. `more`: number of
+        groups that are not waited for.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         lengths = self.site.lengths
@@ -391,7 +389,7 @@ class TextEnvRank(TextRank):
     def _submit(self, answer: Answer) -> Graded | None:
         """Return the graded sample.
 
-        None if its reward takes long, so that another process computes and delivers it later.
+        If its reward takes long, another process computes and delivers it later: return None.
         """
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)
@@ -575,8 +573,7 @@ class TextRolloutRank(TextRank):
             watch.lap("prefill", read)
 
     def _decode(self, watch: Stopwatch, asking: bool) -> Body:
-        """Simulate decoding steps up to the next end of an answer, or fewer steps if there is room for a request that
-        may come.
+        """Simulate decoding steps up to the next end of an answer; fewer if a request may come for which there is room.
 
         `asking`: whether further requests may come in this iteration.
         """

@@ -34,7 +34,10 @@ class TokenReader:
 
 
 def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of the placed scorers. A library that is missing for a check is a problem too."""
+    """Yield the problems of the placed scorers. A library that is missing for a check is a problem too.
+
+    `components`: the names of all placed components.
+    """
     try:
         yield from scorer_problems(config, components)
     # e.g. tokenizers, which are loaded to compare them
@@ -46,7 +49,10 @@ def problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
 
 
 def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of the placed scorers. Raises ModuleNotFoundError if tokenizers cannot be compared."""
+    """Yield the problems of the placed scorers. Raises ModuleNotFoundError if tokenizers cannot be compared.
+
+    `components`: the names of all placed components.
+    """
     for component in components:
         if role_of(component) == "reward":
             block = config.reward_of(component)
@@ -59,9 +65,10 @@ def scorer_problems(config: Config, components: Sequence[str]) -> Iterator[Probl
 def _reward_problems(
     config: Config, block: RewardConfig, key: str
 ) -> Iterator[Problem]:
-    """Yield the problems of a reward: of its function, its address, or its model. `key`: its config key.
+    """Yield the problems of a reward: of its function, its address, or its model.
 
-    A model needs a reward head, and a chat template if its tokenizer is not that of the policy.
+    `block`: the reward's config block. `key`: the config key of the block. A model needs a reward head, and a chat
+    template if its tokenizer is not that of the policy.
     """
     if block.function is not None:
         try:

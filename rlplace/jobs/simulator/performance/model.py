@@ -133,8 +133,7 @@ class SimulatorPerformance(PerformanceModel):
         return {"rollout.pipeline_stage_num": mode.groups}
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return component -> its possible sizes: numbers of ranks that divide the rows evenly, on one accelerator
-        each.
+        """Return component -> its possible sizes: numbers of ranks that divide the rows, on one accelerator each.
 
         A component that the search may not change has its present size. Every component has no size if the mode is
         impossible.

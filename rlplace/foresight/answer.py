@@ -83,8 +83,7 @@ def turns(
     objective: Callable[[Found, float], float],
     over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Turn]:
-    """Yield, for each of the most expensive costs, the factors with which one of `others` becomes as good as the best
-    plan.
+    """Yield, for each of the most expensive costs, the factors with which one of `others` is as good as the best plan.
 
     The factors are found by bisection. `objective`: takes a plan and its seconds, and returns its value. `over`:
     returns whether time has run out; the remaining costs are skipped then.
@@ -258,9 +257,9 @@ def render_text(result: Result) -> str:
 
 
 def _assumed(result: Result) -> list[str]:
-    """Return lines of text about the range of the best plan's seconds, and about what is assumed.
+    """Return lines of text about the range of the best plan's seconds, and about what is assumed of scaling with ranks.
 
-    Empty if nothing is.
+    The list is empty if nothing is assumed.
     """
     if result.ranged is None:
         return []

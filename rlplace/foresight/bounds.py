@@ -232,10 +232,10 @@ class Bounds:
         )
 
     def _interval(self, loads: Loads, chain_s: float, node_s: float) -> float:
-        """Return a lower bound of the seconds from the sending of these calls to their last answer.
+        """Return a lower bound of the seconds from the sending of calls to their last answer.
 
-        `chain_s`: seconds of work of components that wait for each other. `node_s`: processor seconds of the busiest
-        node.
+        `loads`: component -> its work. `chain_s`: seconds of work of components that wait for each other. `node_s`:
+        processor seconds of the busiest node.
         """
         if not loads:
             return 0.0
@@ -256,8 +256,7 @@ class Bounds:
 def intervals(
     schedule: Schedule, sending: Collection[str]
 ) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
-    """Yield each stage, with the moves that the loop awaits before it, and the moves that are sent together with its
-    work.
+    """Yield each stage, the moves that the loop awaits before it, and the moves that are sent together with its work.
 
     The order of moves is that of `Loop`. Components that leave after a stage are offloaded directly behind their work,
     except in the last stage, and in the stages of `sending`, after which other ranks may still read their weights.

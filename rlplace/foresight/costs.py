@@ -95,7 +95,10 @@ class Costs:
         )
 
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
-        """Return the cost of `laps` laps of this size; zero if the cost is not in the profile."""
+        """Return the cost of `laps` laps of this size; zero if the cost is not in the profile.
+
+        `name`: name of the cost, `<component>.<method>/<part>`.
+        """
         key = (name, size)
         if (found := self._found.get(key)) is None:
             found = self._found[key] = self._of(name, size)
@@ -135,9 +138,9 @@ class Costs:
         ]
 
     def _bent(self, name: str) -> float:
-        """Return the largest relative distance of a point from the fitted line.
+        """Return the largest relative distance of a point of a cost from the fitted line.
 
-        0 for costs whose size is a number of ranks.
+        Return 0 for costs whose size is a number of ranks.
         """
         sized = [point for point in self._points.get(name, ()) if point.size > 0.0]
         if name.endswith(_JOINED):
@@ -154,7 +157,7 @@ class Costs:
     def sizes(self, name: str) -> list[float]:
         """Return the sizes at which a cost was measured, and sizes just below and above each of them.
 
-        The cost is linear between them, and can jump at them.
+        `name`: name of the cost. Its line bends at the measured sizes, and can jump there.
         """
         return [
             point.size * off

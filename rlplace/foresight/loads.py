@@ -91,8 +91,7 @@ class Stages(abc.ABC):
     def loads(
         self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
     ) -> tuple[Loads, float]:
-        """Return component -> its work in a stage, and the seconds of a chain of work in which components wait for each
-        other.
+        """Return component -> its work in a stage, and the seconds of work of components that wait for each other.
 
         `active`: the components at work. Moves are not included.
         """
@@ -121,10 +120,9 @@ class Stages(abc.ABC):
         )
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
-        """Return the least cost, cold or warm, of a lap of this size. Seconds of an accelerator count as blocked
-        seconds.
+        """Return the least cost, cold or warm, of a lap of this size.
 
-        `name`: `<component>.<method>/<part>`.
+        Seconds of an accelerator count as blocked seconds. `name`: `<component>.<method>/<part>`.
         """
         call, _, part = name.partition("/")
         names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
@@ -156,7 +154,7 @@ class Stages(abc.ABC):
         return {"actor": push, "rollout": pull}, push.longest_s + pulled.seconds
 
     def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
-        """Return the least cost of a lap of any size between `low` and `high`.
+        """Return the least cost of a lap of any size between `low` and `high`. `name`: name of the cost.
 
         `each`: whether the cost is divided by the size.
         """

@@ -107,11 +107,10 @@ def placed(
     placement: Mapping[str, object],
     own: Collection[str] = (),
 ) -> Variant:
-    """Return the config under another placement, with `enable_offload` for all components except rewards without a
-    model.
+    """Return the config under another placement, with `enable_offload` in the blocks of the components.
 
-    `name`: name of the variant. `placement`: component -> its place. `own`: components of a custom job; a missing block
-    is created for them.
+    A reward without a model gets no `enable_offload`. `name`: name of the variant. `placement`: component -> its place.
+    `own`: components of a custom job; a missing block is created for them.
     """
     changed = copy.deepcopy(dict(mapping))
     changed["cluster"]["component_placement"] = dict(placement)
@@ -129,10 +128,9 @@ def placed(
 
 
 def _finding_modules() -> dict[str, str]:
-    """Return the environment variables of a child process, with a PYTHONPATH that has all folders of this process's
-    imports.
+    """Return the environment variables of a child process that has to import the same modules as this process.
 
-    Such folders include the folder of the config.
+    PYTHONPATH gets all folders of this process's search path, such as the folder of the config.
     """
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     found = [folder for folder in sys.path if not folder.startswith(sys.prefix)]

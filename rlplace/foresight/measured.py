@@ -65,10 +65,10 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> list[tuple[str, Lap]]:
-        """Return one lap for each method of each component: the seconds of its slowest rank, without waiting for
-        processors.
+        """Return one lap for each method of each component: the seconds of its slowest rank in a stage.
 
-        `waits`: component -> mean seconds that a rank has waited at channels.
+        Waiting for processors and at channels is left out. `waits`: component -> mean seconds that a rank has waited at
+        channels.
         """
         found: list[tuple[str, Lap]] = []
         inline = config.cluster.launcher == "inline"
@@ -163,10 +163,9 @@ class MeasuredModel(PerformanceModel):
         return MeasuredSite(config, plan, costs, cores)
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return component -> its possible sizes: numbers of ranks that divide a node or all nodes, on one accelerator
-        each.
+        """Return component -> its possible sizes: numbers of ranks that divide a node or all nodes.
 
-        A component that the search may not change has its present size.
+        Each rank has one accelerator. A component that the search may not change has its present size.
         """
         node = max(node.accelerators for node in space.nodes)
         nodes = len(space.nodes)
@@ -231,7 +230,7 @@ class MeasuredRank(Rank):
     site: MeasuredSite
 
     def spent(self, method: str, *, constant: bool) -> Body:
-        """Spend the seconds of one call. `constant`: whether they are the same for any number of ranks."""
+        """Spend the seconds of one call of a method. `constant`: whether they are the same for any number of ranks."""
         ranks = self.plan.placement.world_size(self.component)
         size = 0.0 if constant else 1.0 / ranks
         watch = self.watch(method)
@@ -438,8 +437,7 @@ def _sources(config: Any, target: str) -> list[str]:
 
 
 def _moved_bytes(config: Any, component: str, to: str) -> float:
-    """Return the declared bytes of a component on each accelerator, of its weights or of its full state; 0 if
-    undeclared.
+    """Return the declared bytes on each accelerator of a component's weights or full state; 0 if undeclared.
 
     `to`: the residency after the move, as a word.
     """
@@ -449,7 +447,7 @@ def _moved_bytes(config: Any, component: str, to: str) -> float:
 
 
 def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost:
-    """Return the measured cost of a move.
+    """Return the measured cost of a move to the residency `to`.
 
     If the declared bytes differ from the measured ones, the cost is scaled by bytes.
     """

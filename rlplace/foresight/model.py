@@ -79,8 +79,7 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Sequence[tuple[str, Part]] | None:
-        """Return the (cost name, measured part) pairs of an iteration; None: each part of each call has a cost of its
-        own.
+        """Return the (cost name, measured part) pairs of an iteration; None: each part of each call is one pair.
 
         `waits`: component -> mean seconds that a rank has waited at channels; empty unless `asks_channels`.
         """

@@ -27,10 +27,9 @@ class Performance:
         self._case = case
 
     def given_profile(self) -> Profile | None:
-        """Return the profile that the config names, which predictions use instead of the run's own; None if it names
-        none.
+        """Return the profile that the config names, from which a run is predicted instead of its own profile.
 
-        Raises ConfigError.
+        If the config names none, return None. Raises ConfigError.
         """
         return find_profile(self._config, self._plan, self._case)
 
@@ -46,11 +45,11 @@ class Performance:
     def compared(
         self, profile: Profile, given: Profile | None, measured: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return predicted and measured seconds as summary.json has them; None if the job cannot be predicted, or has
-        many ranks.
+        """Return predicted and measured seconds as summary.json has them.
 
-        `profile`: the profile that the run has measured. `given`: the profile that the config names; None: it names
-        none. `measured`: metric -> measured seconds.
+        If the job cannot be predicted, or has more than _MOST_RANKS ranks, return None. `profile`: the profile that the
+        run has measured. `given`: the profile that the config names; None: it names none. `measured`: metric ->
+        measured seconds.
         """
         placement = self._plan.placement
         ranks = sum(placement.world_size(c) for c in placement.components)

@@ -138,7 +138,10 @@ def _merged(old: Curve, new: Curve) -> Curve:
 
 
 def mean(a: Point, b: Point) -> Point:
-    """Return the mean of two points, weighted by their laps."""
+    """Return one point for two points. Size and processor seconds are means, weighted by laps.
+
+    `blocked_s` and `least_cpu_s` are the smaller of both values, `spread` is the larger.
+    """
     laps = a.laps + b.laps
     share = a.laps / laps
 

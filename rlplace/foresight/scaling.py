@@ -72,8 +72,9 @@ class RankCosts(Costs):
     ) -> list[Cost]:
         """Return the possible costs of a call with a number of ranks that was not measured.
 
-        `measured`: the numbers that were. `shared`: the cost if ranks share the work. Between two measured numbers,
-        these are `shared` and the costs of the two numbers; outside of them, one cost for each assumption.
+        `measured`: the numbers of ranks that were measured. `shared`: the cost if ranks share the work. Between two
+        measured numbers, the possible costs are `shared` and the costs of these two numbers; outside of them, one cost
+        for each assumption.
         """
         fewer = [each for each in measured if each < ranks]
         more = [each for each in measured if each > ranks]

@@ -101,10 +101,9 @@ class Answer:
 
 
 def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
-    """Return the answers of several search spaces as one answer. The first space has to be that of the unchanged
-    config.
+    """Return the answers of several search spaces as one answer.
 
-    `keep`: the most plans in `found`.
+    The first space has to be that of the unchanged config. `keep`: the most plans in `found`.
     """
     found = sorted((one for answer in answers for one in answer.all_found), key=_rank)
     first = {_rounded(one.value): one for one in reversed(found)}
@@ -238,8 +237,7 @@ class Search:
         return self._alike.keys(layout, schedule)
 
     def at_least(self, keys: Sequence[object], least: Sequence[float]) -> float:
-        """Return a lower bound of an iteration: the sum over stages of predicted seconds, or of bounds where none are
-        predicted.
+        """Return a lower bound of an iteration: the sum over stages of predicted seconds, or else of the stage's bound.
 
         `keys`, `least`: key and lower bound of each stage.
         """
@@ -451,9 +449,9 @@ class _Run:
         )
 
     def _limit(self, number: int) -> float:
-        """Return the value of the plan with this rank, from 1, among the best plans.
+        """Return the value of the plan with the rank `number`, from 1, among the best plans.
 
-        Infinite if there are fewer plans.
+        If there are fewer plans, return infinity.
         """
         own = {id(found.prediction): found.value for found in self.found.values()}
         values = sorted((self.rivals | own).values())

@@ -69,12 +69,11 @@ class Space:
         varied: Mapping[str, Any] | None = None,
         written: Any = None,
     ) -> None:
-        """`fixed`: components that keep their place. `accelerators`: allowed numbers of accelerators; empty: any
-        number.
+        """`fixed`: components that keep their place.
 
-        `varied`: key -> value, for keys outside of the placement in which `config` differs from the config `written` by
-        the user; None: no keys. Raises ConfigError for unknown components and for more accelerators than the cluster
-        has.
+        `accelerators`: allowed numbers of accelerators; empty: any number. `varied`: key -> value, for keys outside of
+        the placement in which `config` differs from the config `written` by the user; None: no keys. Raises ConfigError
+        for unknown components and for more accelerators than the cluster has.
         """
         placement = plan.placement
         for name in fixed:
@@ -362,10 +361,9 @@ class Space:
     def at_once(
         self, layout: Layout, groups: Iterable[Collection[str]]
     ) -> tuple[tuple[str, str, int], ...]:
-        """Return pairs of components of one group that share accelerators, with the distance of their first
-        accelerators.
+        """Return pairs of components of one group that share accelerators, with the distance of their first ones.
 
-        `groups`: components that work, or move, at the same time.
+        `groups`: components that work, or move, at the same time. The distance is counted in accelerators.
         """
         on = self._held(layout)
         pairs = {

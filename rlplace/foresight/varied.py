@@ -130,5 +130,5 @@ def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
 
 
 def changed_learning(best: Found) -> Iterator[str]:
-    """Yield a line of text for each setting with which the plan learns in another way than the config."""
+    """Yield a line of text for each setting with which the plan `best` learns in another way than the config."""
     return best.space.model.learning_changes(best.space.varied)

@@ -86,7 +86,7 @@ class Job:
         self.channels = tuple(channels)
         self.name = name
         self.score = score
-        # Where the user's code makes it
+        # File and line at which the user's code creates the job
         self.place = place_of_caller()
 
     # ── its config ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -116,7 +116,7 @@ def memory_of(config: OpenConfig, plan: Plan, measured: Measurements) -> MemoryC
         declared = config.components[component].memory
         counted_here = _is_declared(declared)
         if not counted_here and component in measured:
-            # Of what was measured on accelerators follows what is on the host while it is off them.
+            # The bytes on the host while the component is off follow from the bytes measured on accelerators.
             declared = _as_measured(declared, measured[component])
             counted_here = True
         if not counted_here and plan.placement.accelerators(component):

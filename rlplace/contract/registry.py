@@ -129,7 +129,7 @@ def _name_of(job: Job) -> str:
             file = getattr(module, "__file__", None)
             if file is not None:
                 return f"{Path(file).stem}:{name}"
-    # Made inside of a function: no text leads to it.
+    # The job was created inside a function, so no module has a name for it.
     return f"{type(job).__module__}:{job.name}"
 
 

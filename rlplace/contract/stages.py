@@ -171,7 +171,7 @@ class Stage:
     turns: bool
     # Whether the stage changes saved state. None: it does if a component with state is full here.
     trains: bool | None
-    # Where the user's code makes it
+    # File and line at which the user's code creates the stage
     place: Source | None = dataclasses.field(compare=False, repr=False)
 
     def __init__(
@@ -219,7 +219,7 @@ class Channel:
     target: str
     items: int = 64
     by_rank: bool = False
-    # Where the user's code makes it
+    # File and line at which the user's code creates the channel
     place: Source | None = dataclasses.field(
         default_factory=place_of_caller, init=False, compare=False, repr=False
     )
@@ -253,8 +253,8 @@ def steps_of_stage(
         )
         for target in transfer.targets:
             sending.append(Call(component=target, method=PULL, arguments=(VERSION,)))
-    # All methods are calls of one step. The first ones of all components start together, and each rank runs its next
-    # method after the one before.
+    # All methods are calls of one step. The first methods of all components start together; each rank runs its further
+    # methods one after the other.
     parts = [part for part in stage.parts if isinstance(part, Part)]
     working = [
         Call(

@@ -48,7 +48,6 @@ from rlplace.report.callbacks import check_callbacks
 from rlplace.report.trackers import check_sinks
 from rlplace.workers.launch.machines import declared_topology
 
-# Codes of problems with which a job can be planned but not run: missing workers, or a data set that is not here.
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set in the processes of `ray job submit`
 _JOBS_FOLDERS = "working_dir_files"  # where Ray puts what a job is submitted with
 # Blocks that have no influence on the placement.
@@ -61,9 +60,8 @@ _NOT_PLACING = (
     "faults",
     "memory",
 )
+# Codes of problems with which a job can be planned but not run: missing workers, a missing data set or library.
 PLAN_ONLY = ("plan-only", "no-dataset", "missing-library")
-# Codes of problems of this machine that another machine may not have. A dry run shows them as notes; all other problems
-# of a run are errors of a dry run too.
 _OF_MODELS = (
     "vllm-missing",
     "no-model-folder",
@@ -71,6 +69,8 @@ _OF_MODELS = (
     "no-tokenizer",
     "missing-key",
 )
+# Codes of problems of this machine that another machine may not have. A dry run shows them as notes; all other problems
+# of a run are errors of a dry run too.
 _LACKING = ("plan-only", "missing-library", "env-var-missing", *_OF_MODELS)
 
 

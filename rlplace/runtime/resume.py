@@ -119,7 +119,8 @@ _EXPERIMENT = (
 )
 # keys of the task; resume=auto skips runs of other tasks
 _TASK = ("env.kind", "env.id", "env.task")
-# Of a custom job. The meaning of its other keys is known to its workers alone: changes are told, none is refused.
+# Keys of a custom job that are safe. Only its workers know what its other keys mean: their changes are told, but not
+# refused.
 _SAFE_OF_CUSTOM = (
     "cluster.*",
     "checkpoint.*",
@@ -163,8 +164,8 @@ class Resumed:
 def resumed(job: Prepared) -> Resumed | None:
     """Return the checkpoint that `resume` names, verified, with a text about it.
 
-    None if `resume` is null, or if it is "auto" and the job has no checkpoint yet. Raises ConfigError if there is no
-    whole checkpoint, or if the checkpoint belongs to another experiment.
+    Return None if `resume` is null, or if it is "auto" and the job has no checkpoint yet. Raises ConfigError if there
+    is no whole checkpoint, or if the checkpoint belongs to another experiment.
     """
     config = job.config
     if config.resume is None:
@@ -200,10 +201,10 @@ class _Rules:
     """
 
     safe: Sequence[str]
-    # Safe where both configs have a value.
+    # Keys that are safe if both configs have a value.
     safe_if_set: Sequence[str]
     shapes: Sequence[str]
-    # As `shapes`, where one of the two configs has no value.
+    # Keys that count as `shapes` if one of the two configs has no value.
     shapes_if_unset: Sequence[str]
     experiment: Sequence[str]
     task: Sequence[str]
@@ -246,7 +247,7 @@ def _written(config: Any) -> dict[str, object]:
     """Return key path, as in a YAML file -> value, for all keys of a config."""
     if not isinstance(config, OpenConfig):
         return dict(_flat(config))
-    # The keys of a component are the engine's, in its own record, and those of the worker.
+    # A component has keys of the engine, in `components`, and keys of its worker, in `settings`.
     found = dict(_flat(config.engine))
     for name, block in (*config.components.items(), *config.settings.items()):
         found |= _flat(block, name)
@@ -404,7 +405,7 @@ def _text(
     ]
     rules = _rules(job.config)
     for key, (old, new) in differences.items():
-        # What this command alone is asked to do is no difference of the job.
+        # Keys that only say what this command does are no differences of the job.
         if key not in ("resume", "resume_allow", "dry_run"):
             note = (
                 ""

@@ -25,9 +25,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-# Of a model's weights in one file, which rank 0 has on its host until it is written.
+# Most bytes of a file of a model's weights. Rank 0 keeps them on its host until the file is written.
 MODEL_FILE_BYTES = 4 << 30
-# Of a rank's tensors in one file, which is in memory twice more while it is written.
+# Most bytes of a file of a rank's tensors. While the file is written, its bytes are in memory twice more.
 STATE_FILE_BYTES = 1 << 28
 
 

@@ -131,7 +131,7 @@ def _inside(name: str) -> str:
 def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
     """Return the problem of a file that is missing, or whose size differs from its record.
 
-    None if the sizes are equal.
+    Return None if the sizes are equal.
     """
     expected = record.bytes
     if not file.is_file():

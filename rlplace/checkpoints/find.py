@@ -66,7 +66,7 @@ def whole_ones(runs: Path) -> Iterator[Checkpoint]:
     Hashes are not compared. `runs`: the folder of the job's runs.
     """
     for folder in _all(runs, [], "resume"):
-        # Damaged and unreadable ones are passed over.
+        # Pass over damaged and unreadable checkpoints.
         with contextlib.suppress(ConfigError, OSError):
             yield read(folder)
 
@@ -161,7 +161,7 @@ def _named(path: Path, runs: Path, key: str) -> Checkpoint:
     folders = _folders(path)
     if not folders:
         raise _none_in(path, runs, key)
-    # Absolute: the run of a path such as 000012 is two folders above too.
+    # Make the path absolute, so that the run's folder is two folders above it, for a path such as 000012 too.
     folder = folders[0].absolute()
     try:
         return read(folder, key)
@@ -247,7 +247,7 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
     folders = [folder for folder in above.iterdir() if folder.is_dir()]
     names = sorted(f.name for f in folders if not f.name.endswith(PART))
 
-    # A folder with a similar name, and in it the rest of the path.
+    # Look for a folder with a similar name that has the rest of the path.
     offered = None
     for name in difflib.get_close_matches(lacking, names, n=1):
         for similar in ((above / name).joinpath(*rest), above / name):
@@ -291,7 +291,7 @@ def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
         error = ""
     elif path.is_file() or any(path.glob("*.safetensors")):
         error = "weights"
-    # Below a folder of jobs: their runs, the newest job first.
+    # Of a folder of jobs, look at the runs of each job, the newest job first.
     inside: list[Path] = []
     if path.is_dir():
         inside = [folder for folder in path.iterdir() if folder.is_dir()]

@@ -37,7 +37,7 @@ class Contents:
     ranks: Mapping[str, int]  # of each component that writes its state
     texts: Mapping[str, str]  # config.yaml, plan.json, run.json
     version: int  # of the policy
-    # Higher is better; None, or no finite number, is never the best.
+    # Higher is better. A checkpoint whose score is None or not finite is never among the best.
     score: float | None
     libraries: Mapping[str, str]
 
@@ -60,7 +60,7 @@ class Store:
         Folders of checkpoints that were never completed are removed. Raises OutputError.
         """
         for left in self._folder.glob(f"*{PART}"):
-            # A rank that is late may still write there: then it is removed next time.
+            # A late rank may still write into the folder. Then the folder is removed at the next checkpoint.
             shutil.rmtree(left, ignore_errors=True)
 
         # A second attempt at an iteration has a number behind its name.
@@ -135,7 +135,7 @@ class Store:
             for name, record in found.items():
                 files[f"{component}/{name}"] = record
 
-        # The files are still as their ranks have reported them.
+        # Check that the files still have the sizes that their ranks have reported.
         for name, record in files.items():
             size = (part / name).stat().st_size
             if size != record.bytes:
@@ -209,7 +209,7 @@ class Store:
                 with contextlib.suppress(ConfigError):
                     others.append(read(folder))
         earlier = [c for c in others if c.iteration < newest.iteration]
-        # The newest one is kept too, so one fewer of the others.
+        # The newest checkpoint is kept too, so one fewer of the other checkpoints is kept.
         kept = earlier[: self._keep_last - 1]
         rest = earlier[self._keep_last - 1 :]
         scored = [c for c in rest if c.score is not None]
@@ -320,8 +320,8 @@ class Saver:
         if saved is not None:
             return saved
 
-        # The disk holds the thread: it is left behind. A checkpoint that it may still commit is
-        # whole, and it removes none.
+        # The thread waits for the disk and is left behind. A checkpoint that the thread may still commit is whole, and
+        # the thread removes no old checkpoint.
         self._thread = None
         if self._saved:  # it is committed, and others are still being removed
             return self._saved[-1]
@@ -361,9 +361,9 @@ class Saver:
             checkpoint = self._store.commit(
                 part, contents, timeout_s=self._timeout_s, cancelled=cancelled
             )
-            # Before others are removed: `finish` may not wait for that.
+            # Append the result before old checkpoints are removed, since `finish` may not wait for the removal.
             saved.append(Saved(checkpoint=checkpoint, error=None))
-            # Of a cancelled one none is removed: the run may resume from an older one.
+            # After a cancellation no old checkpoint is removed: the run may resume from an older one.
             if not cancelled.is_set():
                 self._store.retain(checkpoint)
             error = None

@@ -114,7 +114,7 @@ def _leaves(config: Config, component: str) -> bool:
 def _routes(config: Config, placement: HybridComponentPlacement) -> tuple[Route, ...]:
     """Return the data routes of a job that is only planned: samples to scorers and learners, and the actor's weights.
 
-    Empty for a job that can run, since its data goes through channels and deliveries.
+    Return an empty result for a job that can run, since its data goes through channels and deliveries.
     """
     if config.runs:
         return ()

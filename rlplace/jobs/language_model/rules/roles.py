@@ -117,7 +117,7 @@ def _refreshed_shape(case: PlacedJob) -> Iterator[Found]:
 def _other_shape(config: Config) -> bool:
     """Return whether the reference has its own model, and its weights have other shapes than the actor's.
 
-    False if one of the two models is not known.
+    Return False if one of the two models is not known.
     """
     own = config.reference.model
     shared = config.model

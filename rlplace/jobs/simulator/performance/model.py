@@ -72,7 +72,7 @@ class SimulatorPerformance(PerformanceModel):
     ) -> Mapping[str, float]:
         """Return the share of the planned optimizer steps that were done before the KL limit ended learning.
 
-        Empty if the config has no such limit. `parts`: cost name -> measured parts.
+        Return an empty result if the config has no such limit. `parts`: cost name -> measured parts.
         """
         algorithm = config.algorithm
         steps = [part.laps for part in parts.get("actor.learn/step", ())]

@@ -250,7 +250,7 @@ def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 def fit_error(points: Sequence[Point]) -> float:
     """Return the largest relative distance of a point's processor seconds from the fitted line.
 
-    0 for fewer than 3 points.
+    Return 0 for fewer than 3 points.
     """
     values = [(p.size, p.cpu_s, p.laps) for p in points]
     if len(values) < 3:

@@ -198,7 +198,7 @@ class Search:
     def ranged(self, found: Found) -> Prediction | None:
         """Return the prediction of a plan with its least and most seconds, by what is assumed of scaling with ranks.
 
-        None if nothing is assumed.
+        Return None if nothing is assumed.
         """
         config = found.space.config_of(found.layout)
         prediction = predict(config, found.plan, found.case, self.profile, ranged=True)
@@ -593,7 +593,7 @@ class _Run:
     def _check(self, layout: Layout) -> Found | None:
         """Make the plan of a layout, check it, predict it, and return it.
 
-        None if it is not valid or cannot be predicted.
+        Return None if it is not valid or cannot be predicted.
         """
         self.counts["planned"] += 1
         config = self.space.config_of(layout)

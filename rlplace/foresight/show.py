@@ -161,7 +161,7 @@ def notes(prediction: Prediction) -> list[str]:
 def scaling_notes(prediction: Prediction) -> list[str]:
     """Return a line of text that names the calls whose scaling with the number of ranks is assumed.
 
-    Empty if there are none.
+    Return an empty result if there are none.
     """
     calls = []
     for call, (known, asked) in prediction.costs.scaled.items():

@@ -176,10 +176,7 @@ class Job:
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: Any) -> Iterable[Problem]:
-        """Return the problems of things that the config names, such as an environment.
-
-        The placement has no influence on them.
-        """
+        """Return the problems of things that the config names, such as an environment, whatever the placement is."""
         return ()
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:

@@ -69,7 +69,7 @@ def _is_worker(kind: Any) -> bool:
 
 
 def _not_workers(job: Job) -> Iterator[Found]:
-    """Find components whose value is not a worker class."""
+    """Yield findings about components whose value is not a worker class."""
     kind: Any
     for name, kind in job.components.items():
         if not _is_worker(kind):
@@ -82,7 +82,7 @@ def _not_workers(job: Job) -> Iterator[Found]:
 
 
 def _half_of_state(job: Job) -> Iterator[Found]:
-    """Find worker classes that define only one of `save_state` and `load_state`."""
+    """Yield findings about worker classes that define only one of `save_state` and `load_state`."""
     for name, kind in job.components.items():
         if not _is_worker(kind):
             continue
@@ -117,7 +117,7 @@ class Constructed:
 
 
 def _unknown_arguments(case: Constructed) -> Iterator[Found]:
-    """Find worker classes whose constructor needs arguments that the engine does not give."""
+    """Yield findings about worker classes whose constructor needs arguments that the engine does not give."""
     wrong = unknown_arguments(case.kind, case.keys)
     if not wrong:
         return
@@ -141,13 +141,13 @@ _CONSTRUCTORS = (Rule(code="worker-constructor", facts=_unknown_arguments),)
 
 
 def _no_stages(job: Job) -> Iterator[Found]:
-    """Find a job without stages."""
+    """Yield findings about a job without stages."""
     if not job.stages:
         yield Found(key="stages", got="[]", source=job.place)
 
 
 def _equal_stages(job: Job) -> Iterator[Found]:
-    """Find stage names that are used more than once."""
+    """Yield findings about stage names that are used more than once."""
     for stage in _repeated(job.stages):
         name = stage.name
         yield Found(
@@ -173,7 +173,7 @@ _STAGES = (
 
 
 def _never_called(job: Job) -> Iterator[Found]:
-    """Find components that no stage names."""
+    """Yield findings about components that no stage names."""
     called = {component for stage in job.stages for component in stage.residency}
     for component in job.components:
         if component not in called:
@@ -191,7 +191,7 @@ _CALLS = (Rule(code="never-called", facts=_never_called),)
 
 
 def _unknown_components(case: JobStage) -> Iterator[Found]:
-    """Find components that the stage names and the job does not have."""
+    """Yield findings about components that the stage names and the job does not have."""
     components = case.job.components
     for component in case.stage.residency:
         if component in components:
@@ -218,7 +218,7 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
 
 
 def _no_components(case: JobStage) -> Iterator[Found]:
-    """Find a stage that names no component."""
+    """Yield findings about a stage that names no component."""
     if not case.stage.residency:
         yield Found(
             key=case.key,
@@ -228,7 +228,7 @@ def _no_components(case: JobStage) -> Iterator[Found]:
 
 
 def _missing_methods(case: JobStage) -> Iterator[Found]:
-    """Find methods that the stage calls and the worker class does not have."""
+    """Yield findings about methods that the stage calls and the worker class does not have."""
     for part, method, kind in _called(case):
         if callable(getattr(kind, method, None)):
             continue
@@ -254,7 +254,7 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
 
 
 def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
-    """Find methods that the stage calls and that require arguments which a stage cannot fill in."""
+    """Yield findings about methods that the stage calls and that require arguments which a stage cannot fill in."""
     for part, method, kind in _called(case):
         function = getattr(kind, method, None)
         if not callable(function):
@@ -283,7 +283,7 @@ def _called(case: JobStage) -> Iterator[tuple[Part, str, type]]:
 
 
 def _unknown_scales(case: JobStage) -> Iterator[Found]:
-    """Find values of `scales` other than "ranks" and "constant"."""
+    """Yield findings about values of `scales` other than "ranks" and "constant"."""
     known = (RANKS, CONSTANT)
     for part in case.parts:
         for method, scales in part.scales:
@@ -313,7 +313,7 @@ _STAGE = (
 
 
 def _equal_channels(job: Job) -> Iterator[Found]:
-    """Find channel names that are used more than once."""
+    """Yield findings about channel names that are used more than once."""
     for channel in _repeated(job.channels):
         name = channel.name
         yield Found(
@@ -326,7 +326,7 @@ def _equal_channels(job: Job) -> Iterator[Found]:
 
 
 def _unknown_ends(job: Job) -> Iterator[Found]:
-    """Find channels from or to components that the job does not have."""
+    """Yield findings about channels from or to components that the job does not have."""
     components = job.components
     for channel in job.channels:
         for end in (channel.source, channel.target):
@@ -350,7 +350,7 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
 
 
 def _without_room(job: Job) -> Iterator[Found]:
-    """Find channels whose `items` is less than 1."""
+    """Yield findings about channels whose `items` is less than 1."""
     for channel in job.channels:
         if channel.items < 1:
             yield Found(
@@ -385,7 +385,7 @@ def _inline(case: PlannedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
-    """Find components whose ranks need processes of their own.
+    """Yield findings about components whose ranks need processes of their own.
 
     The launcher `inline` makes all ranks threads of one process.
     """
@@ -416,7 +416,7 @@ class PlacedJob:
 
 
 def _more_ranks(case: PlacedJob) -> Iterator[Found]:
-    """Find components with more ranks than their class allows."""
+    """Yield findings about components with more ranks than their class allows."""
     placement = case.placed.placement
     for component in placement.components:
         kind: Any = case.components.get(component)

@@ -86,7 +86,7 @@ class Generation:
         self._pushed = version
 
     def go_on(self) -> None:
-        """If all running calls have ended, record their iteration as generated and start the next one that is due.
+        """If all running calls have ended, record their iteration as generated, and start the next one that is due.
 
         After a failed call, nothing is started.
         """

@@ -84,7 +84,7 @@ class Saving:
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers load a checkpoint.
 
-        Return a text about state that starts anew; "" if there is nothing to say.
+        Return a text about state that starts anew; "" if all state was loaded.
         """
         self._saved = checkpoint.iteration
         self._newest = checkpoint

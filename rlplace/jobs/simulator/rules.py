@@ -44,7 +44,7 @@ def _env_is_placed(case: PlacedJob) -> bool:
 
 
 def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
-    """Find a number of environments that does not divide evenly over env ranks and stage groups."""
+    """Yield findings about a number of environments that does not divide evenly over env ranks and stage groups."""
     envs = _envs(case)
     block = _block(case)
     if envs % block == 0:
@@ -67,7 +67,7 @@ def _uneven_envs(case: PlacedJob) -> Iterator[Found]:
 
 
 def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find more rollout ranks than rows of a stage group, so that a rank has no row."""
+    """Yield findings about more rollout ranks than rows of a stage group, so that a rank has no row."""
     envs = _envs(case)
     groups = _groups(case)
     ranks = case.ranks("rollout")
@@ -87,7 +87,7 @@ def _rollout_without_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_without_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find more actor ranks than environments, so that a rank has no row."""
+    """Yield findings about more actor ranks than environments, so that a rank has no row."""
     envs = _envs(case)
     ranks = case.ranks("actor")
     if ranks > envs:
@@ -108,7 +108,7 @@ def _forgets(case: PlacedJob) -> bool:
 
 
 def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
-    """Find a number of minibatches above the number of sequences, or above the number of samples."""
+    """Yield findings about a number of minibatches above the number of sequences, or above the number of samples."""
     algorithm = case.config.algorithm
     envs = _envs(case)
     minibatches = algorithm.num_minibatches
@@ -139,7 +139,7 @@ def _empty_minibatches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
-    """Find keys about sequences, set for a policy without memory, which learns from single steps."""
+    """Yield findings about keys about sequences, set for a policy without memory, which learns from single steps."""
     algorithm = case.config.algorithm
     given = {_UNROLL_STEPS: algorithm.unroll_steps, _BURN_IN: algorithm.burn_in}
     for name, value in given.items():
@@ -148,7 +148,10 @@ def _sequences_without_memory(case: PlacedJob) -> Iterator[Found]:
 
 
 def _cut_sequences(case: PlacedJob) -> Iterator[Found]:
-    """Find a number of steps that is no multiple of the sequence length, or a burn-in longer than a sequence."""
+    """Yield findings about a number of steps that is no multiple of the sequence length, or about a too long burn-in.
+
+    A burn-in is too long if it is longer than a sequence.
+    """
     algorithm = case.config.algorithm
     steps = algorithm.rollout_steps
     length = algorithm.unrolled
@@ -178,7 +181,10 @@ def _sends_a_part(case: PlacedJob) -> bool:
 
 
 def _sync_without_base(case: PlacedJob) -> Iterator[Found]:
-    """Find rollout ranks that leave their accelerators between syncs and so lose weights that a sync does not send."""
+    """Yield findings about rollout ranks that leave their accelerators between syncs.
+
+    They lose the weights that a sync does not send.
+    """
     active = case.active
     away = [
         stage for stage in active.stages if active.of(stage, "rollout") is Residency.OFF
@@ -203,7 +209,7 @@ RULES = (
 
 
 def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find rollout ranks with fewer rows of a stage group than other rollout ranks."""
+    """Yield findings about rollout ranks with fewer rows of a stage group than other rollout ranks."""
     groups = _groups(case)
     ranks = case.ranks("rollout")
     even = lcm(_block(case), ranks * groups)
@@ -211,7 +217,7 @@ def _rollout_rows(case: PlacedJob) -> Iterator[Found]:
 
 
 def _actor_rows(case: PlacedJob) -> Iterator[Found]:
-    """Find actor ranks with fewer rows than other actor ranks."""
+    """Yield findings about actor ranks with fewer rows than other actor ranks."""
     even = lcm(_block(case), case.ranks("actor"))
     yield from _uneven_shares(case, "actor", _envs(case), even)
 
@@ -219,7 +225,7 @@ def _actor_rows(case: PlacedJob) -> Iterator[Found]:
 def _uneven_shares(
     case: PlacedJob, component: str, rows: int, even: int
 ) -> Iterator[Found]:
-    """Find a number of rows that the ranks of a component cannot share evenly.
+    """Yield findings about a number of rows that the ranks of a component cannot share evenly.
 
     `rows`: the rows that they share. `even`: each multiple of this number of environments can be shared evenly.
     """
@@ -251,7 +257,7 @@ WARNINGS = (
 
 
 def _divided_policies(plan: Plan) -> Iterator[Found]:
-    """Find components with a parallel size above 1: a policy cannot be divided between ranks."""
+    """Yield findings about components with a parallel size above 1: a policy cannot be divided between ranks."""
     for component in plan.placement.components:
         spec = plan.placement.spec(component)
         yield from undivided(spec, error="whole-policies")

@@ -82,7 +82,7 @@ def _nearest_batch(samples: int, batch: int, step: int) -> int:
 
 
 def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
-    """Find a number of samples that does not divide evenly over engines."""
+    """Yield findings about a number of samples that does not divide evenly over engines."""
     sizes = _batches(case)
     if sizes.samples % sizes.engines:
         yield at_key(
@@ -98,7 +98,7 @@ def _uneven_engines(case: PlacedJob) -> Iterator[Found]:
 
 
 def _cut_batches(case: PlacedJob) -> Iterator[Found]:
-    """Find a number of samples that is no multiple of the batch size."""
+    """Yield findings about a number of samples that is no multiple of the batch size."""
     sizes = _batches(case)
     if sizes.samples % sizes.batch == 0:
         return
@@ -117,7 +117,7 @@ def _cut_batches(case: PlacedJob) -> Iterator[Found]:
 
 
 def _uneven_copies(case: PlacedJob) -> Iterator[Found]:
-    """Find a batch size that is no multiple of the samples in one micro-batch of all data-parallel copies."""
+    """Yield findings about a batch size that is no multiple of one micro-batch of all data-parallel copies."""
     sizes = _batches(case)
     error = "copies"
     if sizes.nearest_prompts != sizes.prompts:
@@ -145,12 +145,12 @@ PLANNED = (
 
 
 def _env_without_prompts(case: PlacedJob) -> Iterator[Found]:
-    """Find more env ranks than prompts, so that a rank has no prompt."""
+    """Yield findings about more env ranks than prompts, so that a rank has no prompt."""
     yield from _without_items(case, "env", "prompt", 1)
 
 
 def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
-    """Find more data-parallel copies of the actor than samples, so that a copy has no sample."""
+    """Yield findings about more data-parallel copies of the actor than samples, so that a copy has no sample."""
     each = case.config.algorithm.samples_per_prompt
     yield from _without_items(case, "actor", "sample", each)
 
@@ -158,7 +158,7 @@ def _actor_without_samples(case: PlacedJob) -> Iterator[Found]:
 def _without_items(
     case: PlacedJob, component: str, item: str, each: int
 ) -> Iterator[Found]:
-    """Find a component with more data-parallel copies than items, so that a copy has no item.
+    """Yield findings about a component with more data-parallel copies than items, so that a copy has no item.
 
     `item`: name of an item: "prompt" or "sample". `each`: number of items for one prompt.
     """

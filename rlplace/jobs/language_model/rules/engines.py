@@ -38,7 +38,7 @@ class ServedModel:
 
 
 def _window_below_context(case: ServedModel) -> Iterator[Found]:
-    """Find a sliding window of attention that is shorter than prompt and answer together."""
+    """Yield findings about a sliding window of attention that is shorter than prompt and answer together."""
     window = None
     if case.model.get("use_sliding_window", True):
         window = case.model.get("sliding_window")
@@ -52,7 +52,7 @@ def _window_below_context(case: ServedModel) -> Iterator[Found]:
 
 
 def _uneven_heads(case: ServedModel) -> Iterator[Found]:
-    """Find a number of attention heads that does not divide evenly over the accelerators of an engine."""
+    """Yield findings about a number of attention heads that does not divide over the accelerators of an engine."""
     heads = case.model.get("num_attention_heads")
     size = case.accelerators_per_engine
     if not isinstance(heads, int) or heads % size == 0:
@@ -72,7 +72,7 @@ def _uneven_heads(case: ServedModel) -> Iterator[Found]:
 
 
 def _beyond_positions(case: ServedModel) -> Iterator[Found]:
-    """Find a longest prompt and a longest answer that together have more tokens than the model can read."""
+    """Yield findings about prompts and answers that together may have more tokens than the model can read."""
     longest = case.model.get("max_position_embeddings")
     algorithm = case.algorithm
     if not isinstance(longest, int) or algorithm.longest <= longest:
@@ -113,7 +113,8 @@ OF_MODEL: tuple[Rule[ServedModel], ...] = (
 
 
 def _other_cache_dtype(config: Config) -> Iterator[Found]:
-    """Find a dtype of the KV cache that the engine does not support: it differs from the model's dtype."""
+    """Yield findings about a dtype of the KV cache that differs from the model's and that the engine does not support.
+    """
     rollout = config.text_rollout
     fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
     if rollout.cache == rollout.dtype or fp8_of_vllm:
@@ -134,7 +135,7 @@ def _other_cache_dtype(config: Config) -> Iterator[Found]:
 
 
 def _workspace_of_ours(config: Config) -> Iterator[Found]:
-    """Find `rollout.workspace_memory` for an engine that comes with rlplace, whose workspace the plan knows."""
+    """Yield findings about `rollout.workspace_memory` for a shipped engine, whose workspace the plan knows."""
     rollout = config.text_rollout
     if rollout.workspace_memory is not None:
         yield Found(
@@ -146,7 +147,7 @@ def _workspace_of_ours(config: Config) -> Iterator[Found]:
 
 
 def _arguments_of_another(config: Config) -> Iterator[Found]:
-    """Find `rollout.engine_args` for the engine "transformers", which takes none."""
+    """Yield findings about `rollout.engine_args` for the engine "transformers", which takes none."""
     rollout = config.text_rollout
     if rollout.engine_args and rollout.engine == "transformers":
         yield Found(

@@ -22,7 +22,7 @@ def _models(case: PlannedJob) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _family_without_a_run(case: PlannedJob) -> Iterator[Found]:
-    """Find models of families that can be planned but not trained."""
+    """Yield findings about models of families that can be planned but not trained."""
     for key, model in _models(case):
         reason = why_not_trained(model, case.config.algorithm.longest)
         if reason is None:
@@ -37,7 +37,7 @@ def _family_without_a_run(case: PlannedJob) -> Iterator[Found]:
 
 
 def _quantised(case: PlannedJob) -> Iterator[Found]:
-    """Find models with quantised weights, which no worker can read."""
+    """Yield findings about models with quantised weights, which no worker can read."""
     for key, model in _models(case):
         quantised = model.get("quantization_config")
         if isinstance(quantised, Mapping):

@@ -19,7 +19,10 @@ def _sees(case: PlannedJob) -> bool:
 
 
 def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
-    """Find an engine other than transformers: its answers about images were never compared with the actor."""
+    """Yield findings about an engine whose answers about images were never compared with the actor.
+
+    These are all engines except transformers.
+    """
     engine = case.config.text_rollout.engine
     if engine == "transformers":
         return
@@ -35,13 +38,13 @@ def _engine_without_images(case: PlannedJob) -> Iterator[Found]:
 
 
 def _sync_of_changes(case: PlannedJob) -> Iterator[Found]:
-    """Find a weight sync that sends changed weights alone ("delta")."""
+    """Yield findings about a weight sync that sends changed weights alone ("delta")."""
     if case.config.actor.sync.mode == "delta":
         yield Found(key="actor.sync.mode", got="mode: delta", error="delta-of-images")
 
 
 def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
-    """Find a critic, whether it is a component or a value head on the actor."""
+    """Yield findings about a critic, whether it is a component or a value head on the actor."""
     key = "critic"
     if case.config.critic.on_actor:
         key = "critic.on_actor"
@@ -51,14 +54,14 @@ def _critic_of_images(case: PlannedJob) -> Iterator[Found]:
 
 
 def _divided(case: PlannedJob) -> Iterator[Found]:
-    """Find models that are divided between ranks."""
+    """Yield findings about models that are divided between ranks."""
     for spec in case.specs:
         if spec.parallel.ranks > 1:
             yield Found(key=spec.key, got=spec.text, error="divided-images")
 
 
 def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
-    """Find a reference whose model belongs to another family than the actor's model."""
+    """Yield findings about a reference whose model belongs to another family than the actor's model."""
     for component in case.plan.placement.components:
         block = case.config.block_of(component)
         if not isinstance(block, FrozenConfig) or isinstance(block, RewardConfig):
@@ -78,7 +81,7 @@ def _scorer_of_another_family(case: PlannedJob) -> Iterator[Found]:
 
 
 def _reward_model(case: PlannedJob) -> Iterator[Found]:
-    """Find reward models, which cannot see the images of the prompts."""
+    """Yield findings about reward models, which cannot see the images of the prompts."""
     for component in case.plan.placement.components:
         block = case.config.block_of(component)
         if isinstance(block, RewardConfig) and block.kind == "model":

@@ -130,14 +130,14 @@ def weights_problems(folder: Path, key: str) -> Iterator[Problem]:
 
 
 def _nothing_ends_turns(case: TokenizedJob) -> Iterator[Found]:
-    """Find episodes of several turns with a model that has no token or text that ends an answer."""
+    """Yield findings about episodes of several turns with a model that has no token or text that ends an answer."""
     turns = case.config.text_env.max_turns
     if turns > 1 and not any(case.tokenizer.stops(case.config.text_rollout.stop)):
         yield Found(key="env.max_turns", got=f"max_turns: {turns}")
 
 
 def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
-    """Find texts of `rollout.stop` with a special token, which is never part of an answer's text."""
+    """Yield findings about texts of `rollout.stop` with a special token, which is never part of an answer's text."""
     for text in case.config.text_rollout.stop:
         special = case.tokenizer.special_within(text)
         if special is not None:
@@ -150,7 +150,7 @@ def _stop_of_special_token(case: TokenizedJob) -> Iterator[Found]:
 
 
 def _more_tokens_than_model(case: TokenizedJob) -> Iterator[Found]:
-    """Find a tokenizer with more tokens than the vocabulary of the model."""
+    """Yield findings about a tokenizer with more tokens than the vocabulary of the model."""
     vocabulary = text_keys(case.config.model or {}).get("vocab_size")
     size = case.tokenizer.size
     if isinstance(vocabulary, int) and size > vocabulary:
@@ -180,7 +180,7 @@ def _has_weights(case: ModelFolder) -> bool:
 
 
 def _no_weights(case: ModelFolder) -> Iterator[Found]:
-    """Find a folder without weights, for example after an interrupted download."""
+    """Yield findings about a folder without weights, for example after an interrupted download."""
     if _has_weights(case):
         return
     download = to_get(case.folder)
@@ -196,7 +196,7 @@ def _no_weights(case: ModelFolder) -> Iterator[Found]:
 
 
 def _unread_weights(case: ModelFolder) -> Iterator[Found]:
-    """Find files of weights that are missing or damaged."""
+    """Yield findings about files of weights that are missing or damaged."""
     unread = unread_weights(case.folder)
     if unread is not None:
         yield Found(

@@ -18,7 +18,7 @@ def _goes_on(case: PlacedJob) -> bool:
 
 
 def _takes_turns(case: PlacedJob) -> Iterator[Found]:
-    """Find components with enable_offload that share accelerators with an asynchronous rollout.
+    """Yield findings about components with enable_offload that share accelerators with an asynchronous rollout.
 
     An asynchronous rollout never pauses, so it cannot release accelerators for other components. Components without
     enable_offload are no problem here: they stay on the shared accelerators, and the memory ledger shows whether all
@@ -48,7 +48,7 @@ def _accumulates_early(case: PlacedJob) -> bool:
 
 
 def _learns_late(case: PlacedJob) -> Iterator[Found]:
-    """Find reasons why the actor cannot make gradients of some groups while other groups are generated.
+    """Yield a finding with the reasons why the actor cannot learn from some groups while others are generated.
 
     Examples: a component on the actor's accelerators during rollout, or advantages that depend on other groups.
     """
@@ -96,7 +96,10 @@ def _has_short_rounds(case: PlacedJob) -> bool:
 
 
 def _rounds_to_their_end(case: PlacedJob) -> Iterator[Found]:
-    """Find reasons why no round can end before its longest answers: an asynchronous rollout, or the task "agent"."""
+    """Yield a finding with the reasons why no round can end before its longest answers.
+
+    The reasons are an asynchronous rollout, and the task "agent".
+    """
     algorithm = case.config.algorithm
     reasons = []
     if algorithm.max_staleness > 0:

@@ -48,7 +48,7 @@ def _is_class(case: OwnEngine) -> bool:
 
 
 def _no_class(case: OwnEngine) -> Iterator[Found]:
-    """Find a custom engine that is not a class."""
+    """Yield findings about a custom engine that is not a class."""
     if not _is_class(case):
         yield Found(
             key=_KEY,
@@ -59,7 +59,7 @@ def _no_class(case: OwnEngine) -> Iterator[Found]:
 
 
 def _lacks_methods(case: OwnEngine) -> Iterator[Found]:
-    """Find a custom engine class that lacks methods of `TextEngine`."""
+    """Yield findings about a custom engine class that lacks methods of `TextEngine`."""
     lacking = []
     for method in _METHODS:
         if not callable(getattr(case.found, method, None)):

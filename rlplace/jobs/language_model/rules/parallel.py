@@ -55,7 +55,7 @@ def _model_of(case: PlannedJob, component: str) -> Mapping[str, object]:
 
 
 def _divided_env(case: PlannedJob) -> Iterator[Found]:
-    """Find a parallel size above 1 for env, which has no model to divide."""
+    """Yield findings about a parallel size above 1 for env, which has no model to divide."""
     yield from undivided(case.plan.placement.spec("env"), error="no-model")
 
 
@@ -66,7 +66,7 @@ ENV = (Rule(code="parallel-sizes", facts=_divided_env),)
 
 
 def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
-    """Find engines whose ranks or accelerators cannot work together."""
+    """Yield findings about engines whose ranks or accelerators cannot work together."""
     spec = case.plan.placement.spec("rollout")
     engine = case.config.text_rollout.engine
     sizes = {segment.accelerators_per_rank for segment in spec.segments}
@@ -90,7 +90,7 @@ def _engine_of_several(case: PlannedJob) -> Iterator[Found]:
 
 
 def _accelerators_of_one_rank(case: PlannedJob) -> Iterator[Found]:
-    """Find components with several accelerators for each rank, although their model is trained or scores."""
+    """Yield findings about trained models and scorers with several accelerators for each rank."""
     for spec in case.specs:
         most = _accelerators_per_rank(spec)
         if _has_a_model(spec) and most > 1:
@@ -115,7 +115,7 @@ def _cut(
 
 
 def _family_not_cut(case: PlannedJob) -> Iterator[Found]:
-    """Find models of families whose layers cannot be cut between ranks."""
+    """Yield findings about models of families whose layers cannot be cut between ranks."""
     for spec, model in _cut(case):
         family = model.get("model_type")
         if family is not None and family not in CUT_FAMILIES:
@@ -129,7 +129,7 @@ def _family_not_cut(case: PlannedJob) -> Iterator[Found]:
 
 
 def _biases(case: PlannedJob) -> Iterator[Found]:
-    """Find models with biases: each rank would add them to the sum over ranks."""
+    """Yield findings about models with biases: each rank would add them to the sum over ranks."""
     for spec, model in _cut(case):
         family = model.get("model_type")
         keys = [key for key in ("attention_bias", "mlp_bias") if model.get(key)]
@@ -142,7 +142,7 @@ def _biases(case: PlannedJob) -> Iterator[Found]:
 
 
 def _uneven_layers(case: PlannedJob) -> Iterator[Found]:
-    """Find numbers of heads or columns that do not divide evenly over the ranks of a copy."""
+    """Yield findings about numbers of heads or columns that do not divide evenly over the ranks of a copy."""
     for spec, model in _cut(case):
         size = spec.parallel.tensor_parallel_size
         parts: dict[str, int] = {}
@@ -191,7 +191,7 @@ def _even_sizes(spec: ComponentSpec, parts: Mapping[str, int]) -> str:
 
 
 def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
-    """Find frozen models that are cut by heads and columns, and whose copies would each keep weights on the host."""
+    """Yield findings about frozen models that are cut by heads and columns, with weights of each copy on the host."""
     for spec, _ in _cut(case):
         block = case.config.block_of(spec.name)
         if not isinstance(block, FrozenConfig) or spec.num_copies == 1:
@@ -209,7 +209,7 @@ def _copies_on_host(case: PlannedJob) -> Iterator[Found]:
 
 
 def _uneven_exchange(case: PlannedJob) -> Iterator[Found]:
-    """Find numbers of heads with which ranks cannot exchange heads for tokens (context parallelism).
+    """Yield findings about numbers of heads with which ranks cannot exchange heads for tokens (context parallelism).
 
     Each rank needs the same number of query heads. Key heads are copied if there are fewer than ranks.
     """

@@ -39,20 +39,20 @@ def _has_head(case: PlacedJob) -> bool:
 
 
 def _critic_and_head(case: PlacedJob) -> Iterator[Found]:
-    """Find a placed critic beside a value head on the actor."""
+    """Yield findings about a placed critic beside a value head on the actor."""
     if _has_critic(case) and _has_head(case):
         yield at_key("critic.on_actor", True, "critic-and-head")
 
 
 def _no_values(case: PlacedJob) -> Iterator[Found]:
-    """Find the algorithm "ppo" without a critic and without a value head."""
+    """Yield findings about the algorithm "ppo" without a critic and without a value head."""
     ppo = case.config.algorithm.name == "ppo"
     if ppo and not _has_critic(case) and not _has_head(case):
         yield at_key(_CRITIC, None)
 
 
 def _needless_values(case: PlacedJob) -> Iterator[Found]:
-    """Find a critic or a value head with an algorithm that uses no values."""
+    """Yield findings about a critic or a value head with an algorithm that uses no values."""
     name = case.config.algorithm.name
     if name == "ppo":
         return
@@ -63,7 +63,7 @@ def _needless_values(case: PlacedJob) -> Iterator[Found]:
 
 
 def _warmup_of_head(case: PlacedJob) -> Iterator[Found]:
-    """Find `critic.warmup_iterations` for a value head, which learns together with the actor."""
+    """Yield findings about `critic.warmup_iterations` for a value head, which learns together with the actor."""
     warmup = case.config.critic.warmup_iterations
     if warmup:
         yield at_key("critic.warmup_iterations", warmup, "warmup-of-head")
@@ -90,26 +90,29 @@ def _has_kl(case: PlacedJob) -> bool:
 
 
 def _reference_and_shared(case: PlacedJob) -> Iterator[Found]:
-    """Find a placed reference although `reference.share_actor` is set."""
+    """Yield findings about a placed reference although `reference.share_actor` is set."""
     if _has_reference(case):
         yield at_key(_SHARE_ACTOR, True, "reference-and-shared")
 
 
 def _shared_without_factors(case: PlacedJob) -> Iterator[Found]:
-    """Find `reference.share_actor` with an actor that has no LoRA factors to leave out."""
+    """Yield findings about `reference.share_actor` with an actor that has no LoRA factors to leave out."""
     if case.config.actor.lora_rank is None:
         yield at_key(_SHARE_ACTOR, True, "shared-without-factors")
 
 
 def _refreshed_shared(case: PlacedJob) -> Iterator[Found]:
-    """Find `reference.refresh_every` for a reference that shares the actor's base weights, which never change."""
+    """Yield findings about `reference.refresh_every` for a reference that is the actor without its LoRA factors.
+
+    Its weights never change.
+    """
     every = case.config.reference.refresh_every
     if every:
         yield at_key("reference.refresh_every", every, "refreshed-shared")
 
 
 def _refreshed_shape(case: PlacedJob) -> Iterator[Found]:
-    """Find a reference that is refreshed, although its weights have other shapes than the actor's."""
+    """Yield findings about a reference that is refreshed, although its weights have other shapes than the actor's."""
     if _other_shape(case.config):
         yield at_key("reference.model", None, "refreshed-shape")
 
@@ -131,21 +134,21 @@ def _other_shape(config: Config) -> bool:
 
 
 def _no_reference(case: PlacedJob) -> Iterator[Found]:
-    """Find a KL penalty without a reference."""
+    """Yield findings about a KL penalty without a reference."""
     has_kl = _has_kl(case)
     if has_kl and not _has_reference(case) and not _shares_actor(case):
         yield at_key("algorithm.kl_coef", case.config.algorithm.kl_coef)
 
 
 def _k1_in_loss(case: PlacedJob) -> Iterator[Found]:
-    """Find the KL estimator k1 in the loss, where its gradient is zero on average."""
+    """Yield findings about the KL estimator k1 in the loss, where its gradient is zero on average."""
     algorithm = case.config.algorithm
     if algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
         yield at_key("algorithm.kl_estimator", "k1", "k1-in-loss")
 
 
 def _target_of_nothing(case: PlacedJob) -> Iterator[Found]:
-    """Find `algorithm.kl_target` although the KL coefficient is 0 and stays 0."""
+    """Yield findings about `algorithm.kl_target` although the KL coefficient is 0 and stays 0."""
     algorithm = case.config.algorithm
     if algorithm.kl_target is not None and algorithm.kl_coef == 0:
         yield at_key("algorithm.kl_target", algorithm.kl_target, "target-of-nothing")
@@ -160,7 +163,7 @@ def _rewards(case: PlacedJob) -> list[str]:
 
 
 def _unnamed_reward(case: PlacedJob) -> Iterator[Found]:
-    """Find a placed component "reward", although the config has a block for each named reward."""
+    """Yield findings about a placed component "reward", although the config has a block for each named reward."""
     reward = case.config.reward
     if not isinstance(reward, RewardConfig) and "reward" in _written(case):
         names = ", ".join(reward)
@@ -168,7 +171,7 @@ def _unnamed_reward(case: PlacedJob) -> Iterator[Found]:
 
 
 def _unplaced_rewards(case: PlacedJob) -> Iterator[Found]:
-    """Find blocks of named rewards that the config does not place."""
+    """Yield findings about blocks of named rewards that the config does not place."""
     blocks = case.config.reward
     if isinstance(blocks, RewardConfig):
         return
@@ -188,7 +191,7 @@ def _unplaced_rewards(case: PlacedJob) -> Iterator[Found]:
 
 
 def _function_and_url(case: PlacedJob) -> Iterator[Found]:
-    """Find rewards with both a function and the URL of an endpoint."""
+    """Yield findings about rewards with both a function and the URL of an endpoint."""
     for component in _rewards(case):
         reward = case.config.reward_of(component)
         block = case.config.key_of(component)
@@ -197,7 +200,7 @@ def _function_and_url(case: PlacedJob) -> Iterator[Found]:
 
 
 def _needless_accelerators(case: PlacedJob) -> Iterator[Found]:
-    """Find rewards without a model (functions and endpoints) that are placed on accelerators."""
+    """Yield findings about rewards without a model (functions and endpoints) that are placed on accelerators."""
     placement = case.placement
     for component in placement.components:
         if role_of(component) != "reward" or not placement.accelerators(component):

@@ -12,7 +12,10 @@ _CORRECTION = {"tis_level": "token", "tis_above": "cap", "tis_floor": None}
 
 
 def _part_of_vocabulary(config: Config) -> Iterator[Found]:
-    """Find `top_p` or `top_k`, with which tokens are drawn from a part of the vocabulary, unlike in the actor."""
+    """Yield findings about `top_p` and `top_k`, if they restrict sampling to a part of the vocabulary.
+
+    The probabilities of the sampled tokens then differ from the actor's.
+    """
     rollout = config.text_rollout
     if rollout.top_p < 1:
         yield _narrowed("top_p", rollout.top_p, 1.0)
@@ -30,7 +33,7 @@ def _narrowed(name: str, value: float, off: float) -> Found:
 
 
 def _penalised(config: Config) -> Iterator[Found]:
-    """Find sampling penalties without importance-sampling correction."""
+    """Yield findings about sampling penalties without importance-sampling correction."""
     for name, value in config.text_rollout.penalties.items():
         off: float = 0
         if name == "repetition_penalty":
@@ -56,7 +59,7 @@ def _does_not_correct(config: Config) -> bool:
 
 
 def _corrects_nothing(config: Config) -> Iterator[Found]:
-    """Find the first key of the importance-sampling correction that is set although `tis_cap` is not."""
+    """Yield a finding about the first key of the importance-sampling correction that is set without `tis_cap`."""
     for name, default in _CORRECTION.items():
         value = getattr(config.algorithm, name)
         if value != default:
@@ -65,7 +68,7 @@ def _corrects_nothing(config: Config) -> Iterator[Found]:
 
 
 def _floor_above_cap(config: Config) -> Iterator[Found]:
-    """Find a `tis_floor` that is not below `tis_cap`."""
+    """Yield findings about a `tis_floor` that is not below `tis_cap`."""
     cap = config.algorithm.tis_cap
     floor = config.algorithm.tis_floor
     if cap is not None and floor is not None and floor >= cap:
@@ -78,7 +81,7 @@ def _floor_above_cap(config: Config) -> Iterator[Found]:
 
 
 def _clipped_twice(config: Config) -> Iterator[Found]:
-    """Find `dual_clip` with the surrogate "cispo", which does not use it."""
+    """Yield findings about `dual_clip` with the surrogate "cispo", which does not use it."""
     bound = config.algorithm.dual_clip
     if config.algorithm.surrogate == "cispo" and bound is not None:
         yield Found(
@@ -87,7 +90,7 @@ def _clipped_twice(config: Config) -> Iterator[Found]:
 
 
 def _shortest_above_longest(config: Config) -> Iterator[Found]:
-    """Find a minimum length of answers above their maximum length."""
+    """Yield findings about a minimum length of answers above their maximum length."""
     least = config.text_rollout.min_tokens
     most = config.algorithm.max_new_tokens
     if least > most:
@@ -100,13 +103,13 @@ def _shortest_above_longest(config: Config) -> Iterator[Found]:
 
 
 def _empty_stop(config: Config) -> Iterator[Found]:
-    """Find an empty text in `rollout.stop`."""
+    """Yield findings about an empty text in `rollout.stop`."""
     if "" in config.text_rollout.stop:
         yield Found(key="rollout.stop", got="''", error="empty")
 
 
 def _short_sequence(config: Config) -> Iterator[Found]:
-    """Find a `sequence_length` below the longest prompt and the longest answer together."""
+    """Yield findings about a `sequence_length` below the longest prompt and the longest answer together."""
     algorithm = config.algorithm
     least = algorithm.max_prompt_length + algorithm.max_new_tokens
     if algorithm.longest < least:

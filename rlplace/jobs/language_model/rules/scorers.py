@@ -100,7 +100,7 @@ def _reward_problems(
 
 
 def _other_tokenizer(case: TokenReader) -> Iterator[Found]:
-    """Find a tokenizer that differs from the policy's tokenizer, so that token ids have other meanings."""
+    """Yield findings about a tokenizer that differs from the policy's, so that token ids have other meanings."""
     block = case.config.block_of(case.component)
     assert isinstance(block, (CriticConfig, ReferenceConfig)), case.component
     policy = existing_folder(case.config.model)

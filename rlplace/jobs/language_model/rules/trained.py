@@ -43,7 +43,7 @@ def critic_problems(config: Config) -> Iterator[Problem]:
 
 
 def _rounded_away(case: TrainedModel) -> Iterator[Found]:
-    """Find bf16 weights without float32 copies, in which small steps of Adam are lost by rounding."""
+    """Yield findings about bf16 weights without float32 copies, in which small steps of Adam are lost by rounding."""
     optimizer = case.block.optimizer
     kept = optimizer.kind == "adamw_master" or optimizer.on_host
     if case.block.weights != "bf16" or kept:
@@ -59,7 +59,7 @@ def _rounded_away(case: TrainedModel) -> Iterator[Found]:
 
 
 def _nothing_to_offload(case: TrainedModel) -> Iterator[Found]:
-    """Find `activation_offload` without `checkpointing`, so that there are no activations to offload."""
+    """Yield findings about `activation_offload` without `checkpointing`: there are no activations to offload."""
     if case.block.activation_offload and not case.block.checkpointing:
         yield Found(
             key=f"{case.component}.activation_offload",
@@ -70,7 +70,7 @@ def _nothing_to_offload(case: TrainedModel) -> Iterator[Found]:
 
 
 def _float16(case: TrainedModel) -> Iterator[Found]:
-    """Find the dtype float16, which would need loss scaling."""
+    """Yield findings about the dtype float16, which would need loss scaling."""
     dtypes = {"weights": case.block.weights, "compute": case.block.compute}
     for field, dtype in dtypes.items():
         if dtype not in ("fp32", "bf16"):
@@ -83,7 +83,7 @@ def _float16(case: TrainedModel) -> Iterator[Found]:
 
 
 def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
-    """Find a stage of ZeRO other than 2 and 3."""
+    """Yield findings about a stage of ZeRO other than 2 and 3."""
     stage = case.block.zero_stage
     if stage not in (2, 3):
         yield Found(
@@ -94,7 +94,7 @@ def _other_zero_stage(case: TrainedModel) -> Iterator[Found]:
 
 
 def _fewer_tokens(config: Config) -> Iterator[Found]:
-    """Find a critic with a smaller vocabulary than the actor."""
+    """Yield findings about a critic with a smaller vocabulary than the actor."""
     actor = (config.model or {}).get("vocab_size")
     critic = (config.critic.model or {}).get("vocab_size")
     if isinstance(actor, int) and isinstance(critic, int) and critic < actor:
@@ -103,7 +103,7 @@ def _fewer_tokens(config: Config) -> Iterator[Found]:
 
 
 def _no_factors(config: Config) -> Iterator[Found]:
-    """Find a sync of LoRA factors alone, with an actor that has no LoRA factors."""
+    """Yield findings about a sync of LoRA factors alone, with an actor that has no LoRA factors."""
     actor = config.actor
     if actor.sync.mode == "lora" and actor.lora_rank is None:
         yield Found(key="actor.sync.mode", got="mode: lora")

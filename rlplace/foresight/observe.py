@@ -76,10 +76,7 @@ class Observations:
         plan: Plan,
         channels: Callable[[], Mapping[str, ChannelStats]] = dict,
     ) -> None:
-        """`channels`: returns name -> statistics of each channel.
-
-        They say how many seconds ranks have waited since the start.
-        """
+        """`channels`: returns name -> statistics of each channel, with the waiting seconds of ranks since the start."""
         self._config = config
         self._channels = channels
         # Component -> seconds that all ranks have waited since the start

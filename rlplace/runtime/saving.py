@@ -84,7 +84,8 @@ class Saving:
     def load(self, checkpoint: Checkpoint) -> str:
         """Have the workers load a checkpoint.
 
-        Return a text about state that starts anew; "" if all state was loaded.
+        Return a text about state that starts anew and about samples that were generated ahead; "" if there is nothing
+        to say.
         """
         self._saved = checkpoint.iteration
         self._newest = checkpoint

@@ -113,8 +113,7 @@ OF_MODEL: tuple[Rule[ServedModel], ...] = (
 
 
 def _other_cache_dtype(config: Config) -> Iterator[Found]:
-    """Yield findings about a dtype of the KV cache that differs from the model's and that the engine does not support.
-    """
+    """Yield findings about a dtype of the KV cache that is not the model's dtype and not supported by the engine."""
     rollout = config.text_rollout
     fp8_of_vllm = rollout.cache == "fp8" and rollout.engine == "vllm"
     if rollout.cache == rollout.dtype or fp8_of_vllm:

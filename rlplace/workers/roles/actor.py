@@ -62,12 +62,12 @@ _DELTA_SHARE = 0.5  # share of the bytes; if more have changed, all are sent
 
 
 class Actor(TrainedWorker):
-    """One rank of the policy's learner, which also sends the weights."""
+    """One rank of the actor: it learns the policy and sends the policy's weights."""
 
     _pushes: int = 0
 
     def _open_sync(self) -> None:
-        """Open this rank's end of the sync with the rollout ranks."""
+        """Open the sender by which this rank sends its weights to the rollout ranks."""
         from rlplace.workers.weights import open_sender
 
         sync = self.config.config.actor.sync
@@ -83,9 +83,12 @@ class Actor(TrainedWorker):
         self._opened.callback(self._sender.close)
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Write this rank's shard of the weights as `version`, and block until it is written.
+        """Send this rank's shard of the weights as `version`, block until it is written, and return the metrics of the
+        push.
 
-        The first push sends all weights, even where only changed ones are sent later.
+        The first push sends all weights; later pushes may send only the weights that have changed (`actor.sync.mode`).
+
+        `to`: component that receives the weights; only "rollout" and None (also rollout) are allowed.
         """
         from rlplace.workers.weights import push_metrics
 
@@ -104,12 +107,13 @@ class Actor(TrainedWorker):
         return push_metrics("actor", seconds, pushed)
 
     def _enclosed(self) -> tuple[Shard, ...]:
-        """Return the tensors that accompany the weights of every push."""
+        """Return further tensors to send with the weights of every push; none by default."""
         return ()
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Make the next push send all weights, since a new rollout rank has none; also for a version that was pushed
-        before.
+        """Prepare this rank for the repetition of `iteration`: its next push sends all weights.
+
+        All weights are needed, also of a version that was pushed before, because a new rollout rank has no weights.
         """
         self._sender.begin_again()
         self._pushes = 0
@@ -117,7 +121,7 @@ class Actor(TrainedWorker):
 
 
 class PolicyActor(Actor):
-    """One rank of the learner of a simulator policy."""
+    """One rank of an actor that trains a policy for simulators."""
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.policy_networks",
@@ -158,7 +162,11 @@ class PolicyActor(Actor):
         self.move(Residency.OFF)
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for this rank's trajectories of `iteration`, sampled under `version`; update to the next version."""
+        """Wait for this rank's trajectories of `iteration`, update the weights from `version` to the next one, return
+        metrics.
+
+        `version`: policy version before the update; the trajectories were sampled under it.
+        """
         with self._computing("learn", Residency.FULL):
             watch = Stopwatch()
             trajectory = self._receive(version)
@@ -204,7 +212,9 @@ class PolicyActor(Actor):
 
 
 class LmActor(Actor):
-    """One rank of a language model's learner. Rank 0 owns an iteration's samples until they are learned."""
+    """One rank of an actor that trains a language model. Rank 0 keeps all samples of an iteration until they are
+    learned.
+    """
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.causal_lm",
@@ -274,10 +284,12 @@ class LmActor(Actor):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups; compute and keep what the algorithm needs by the weights of `version` for response
-        tokens.
+        """Wait for all groups of `iteration`, compute the targets of their response tokens, and return the time that it
+        took.
 
-        These are old and reference log-probabilities, or values.
+        Targets are what the algorithm asks for: old log-probabilities, reference log-probabilities or values. They are
+        computed with the weights of `version`, and rank 0 keeps them for `compute_advantages`. Does nothing if no
+        target is asked for.
         """
         asked = asked_of(self.config.config)
         if not asked:
@@ -298,9 +310,10 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def compute_advantages(self, iteration: int) -> Metrics:
-        """Gather all scores of `iteration` on rank 0, compute advantages and put the returns.
+        """On rank 0, take all scores of `iteration`, compute advantages, put the returns for the critic, and return
+        metrics.
 
-        Uses no accelerator and no collective.
+        Other ranks do nothing and return no metrics. The method uses no accelerator and no collective.
         """
         if self.context.rank != 0:
             return {}
@@ -308,10 +321,11 @@ class LmActor(Actor):
         return self._experience.metrics
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
-        """Accumulate gradients of whole groups while others are generated.
+        """Accumulate gradients of the groups that are complete, while rollout generates the other groups; return the
+        time.
 
-        `learn` takes the groups that do not fill a pass, and makes the optimizer step. The gradients are kept until
-        then, so no other gradients may be computed in between.
+        `learn` makes the optimizer step later, and takes the groups that did not fill a pass. The accumulated gradients
+        are kept until then, so no other gradients may be computed in between.
         """
         self._require(Residency.FULL, "accumulate")
         coming = self._waves() if self.context.rank == 0 else None
@@ -330,7 +344,10 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def _waves(self) -> Iterator[Groups]:
-        """Yield groups as soon as they fill a pass on every rank; keep the remaining ones."""
+        """Yield the arrived groups as soon as they fill a pass on every rank; at the end, store the remaining groups.
+
+        Rank 0 only.
+        """
         from rlplace.workers.training.samples import arriving_groups, streamed_batches
 
         arriving = arriving_groups(
@@ -344,10 +361,11 @@ class LmActor(Actor):
     def _next_wave(
         self, coming: Iterator[Groups] | None, iteration: int
     ) -> Sequence[SampleShard | None] | None:
-        """Return the samples of each rank for the next gradient pass, None if `learn` takes the rest; called by all
-        ranks.
+        """Return what rank 0 scatters for the next gradient pass: one shard of samples for each rank.
 
-        Rank 0 reads `coming`.
+        All elements are None if no further groups fill a pass. Other ranks return None, because only rank 0 scatters.
+
+        `coming`: the groups of each pass, on rank 0; None on other ranks.
         """
         if coming is None:
             return None
@@ -359,9 +377,10 @@ class LmActor(Actor):
         return self._shards(experience, iteration)
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Update to the next version from groups that were sampled under `version` or earlier.
+        """Update the weights from `version` to the next one, and return metrics.
 
-        The groups are learned in the parts of `parts_of`. Accumulated gradients belong to the only part.
+        The groups were sampled under `version` or earlier. They are learned in the parts that `parts_of` returns. If
+        gradients were accumulated, there is only one part, and its step includes them.
         """
         taken = [*self._accumulated]
         self._accumulated = ()
@@ -397,7 +416,7 @@ class LmActor(Actor):
         }
 
     def _named(self, experience: Experience, iteration: int) -> list[str]:
-        """Return one line for each sample that was left out."""
+        """Return one line for each sample that was left out because of non-finite numbers."""
         first = iteration * self.config.prompts
         return [
             f"{self.context.owner}: sample {sample.sample} of prompt {first + sample.group}: {why}"
@@ -407,8 +426,11 @@ class LmActor(Actor):
     def _receive(
         self, iteration: int, part: int
     ) -> tuple[SampleShard, Experience | None]:
-        """Return this rank's samples; on rank 0 also the experience of all ranks, including groups without a learning
-        signal.
+        """Return this rank's samples of a part; on rank 0 also the experience of all ranks, on other ranks None.
+
+        The experience also has the groups without a learning signal, which the samples lack.
+
+        `part`: number of groups in the part.
         """
         shards: list[SampleShard] | None = None
         experience: Experience | None = None
@@ -427,9 +449,9 @@ class LmActor(Actor):
         )
 
     def _gather(self, part: int | None = None) -> Experience:
-        """Take all groups with their scores (or the next `part` groups), compute advantages and put the returns.
+        """Take groups with their scores, compute advantages, put the returns for the critic, and return the experience.
 
-        Rank 0 only.
+        Rank 0 only. `part`: number of groups to take; None: all groups of the iteration.
         """
         from rlplace.workers.training.samples import take_scores
 
@@ -456,7 +478,11 @@ class LmActor(Actor):
         return experience
 
     def _take(self, part: int | None = None) -> Groups:
-        """Take all groups of this iteration, or the next `part` of them. Rank 0 only."""
+        """Return groups of this iteration, as they arrive. Rank 0 only.
+
+        `part`: number of groups to take; None: all. If groups were taken before and are not learned yet, return those
+        groups.
+        """
         from rlplace.workers.training.samples import take_groups
 
         if self._groups is None:
@@ -468,7 +494,7 @@ class LmActor(Actor):
         return self._groups
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Send the weights to the reference, if it is refreshed before this iteration."""
+        """Send the weights to the reference, if the reference is refreshed before `iteration`; return the seconds."""
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
@@ -495,7 +521,8 @@ class LmActor(Actor):
         self._estimate_advantages.take_over(carried["advantages"].cpu())
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
-        """Return log p(tokens[i] | tokens[:i]) for i >= 1, at temperature 1, to compare with an engine."""
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, at temperature 1, to compare with those of an engine.
+        """
         import numpy as np
         import torch
 
@@ -510,7 +537,11 @@ class LmActor(Actor):
         return scores
 
     def _enclosed(self) -> tuple[Shard, ...]:
-        """Return the log-probabilities of a probe text by the pushed weights, if pushes are verified by them."""
+        """Return the log-probabilities of the probe text under the pushed weights, as one tensor to send with the
+        weights.
+
+        Return nothing if the config does not verify pushes by a probe text.
+        """
         sync = self.config.config.actor.sync
         if sync.verify == "checksum" or not sync.verify_every:
             return ()
@@ -527,7 +558,8 @@ class LmActor(Actor):
 
 
 class Critic(TrainedWorker):
-    """One rank of the critic. It keeps an iteration's samples and values on the host from `infer` to `learn`."""
+    """One rank of the critic. It keeps an iteration's samples and their values on the host between `infer` and `learn`.
+    """
 
     imports: ClassVar[tuple[str, ...]] = LmActor.imports
 
@@ -555,7 +587,10 @@ class Critic(TrainedWorker):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups of `iteration`; compute, keep and put the values of their response tokens."""
+        """Wait for all groups of `iteration`, compute the values of their response tokens, and return metrics.
+
+        The values are kept for `learn` and put into the channel to the actor.
+        """
         from rlplace.workers.training.samples import take_groups
 
         context = self.context
@@ -595,7 +630,7 @@ class Critic(TrainedWorker):
         }
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for the returns of all groups whose values were inferred, and update the weights."""
+        """Wait for the returns of all groups that `infer` has valued, update the weights, and return metrics."""
         from rlplace.algo.advantages import explained_variance
 
         inferred = self._inferred
@@ -636,7 +671,10 @@ class Critic(TrainedWorker):
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:
-        """Return the returns [M] on this rank's device, equal on all ranks; nan for samples with non-finite numbers."""
+        """Return the returns [M] of all response tokens, on this rank's device and equal on all ranks.
+
+        Samples with non-finite numbers have the return nan.
+        """
         import torch
 
         from rlplace.workers.training.samples import joined, take_returns
@@ -656,7 +694,7 @@ class Critic(TrainedWorker):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Inferred:
-    """The data of an iteration between `infer` and `learn`, on the host."""
+    """What the critic keeps on the host from `infer` to `learn`."""
 
     iteration: int
     groups: Groups  # rank 0: all groups; other ranks: none

@@ -14,19 +14,22 @@ from rlplace.errors import Problem
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The config block of a reward with an address, and its key."""
+    """The config block of a reward that is computed by an HTTP endpoint, and the block's key in the config."""
 
     block: RewardConfig
     key: str
 
 
 def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
-    """Report a malformed address, and an environment variable that does not exist."""
+    """Yield a problem for a malformed address, and for a missing environment variable with the token.
+
+    `key`: key of `block` in the config.
+    """
     yield from broken(RULES, Endpoint(block=block, key=key))
 
 
 def _malformed(case: Endpoint) -> Iterator[Found]:
-    """Find an address to which nothing can be posted."""
+    """Yield the address if it is no valid HTTP or HTTPS address."""
     url = case.block.url
     try:
         parts = urllib.parse.urlsplit(str(url))
@@ -42,7 +45,7 @@ def _malformed(case: Endpoint) -> Iterator[Found]:
 
 
 def _missing_variable(case: Endpoint) -> Iterator[Found]:
-    """Find an environment variable that should have the token, and does not."""
+    """Yield the name of the environment variable that should hold the token, if it is unset or empty."""
     name = case.block.api_key_env
     if name is not None and not os.environ.get(name):
         yield Found(key=f"{case.key}.api_key_env", got=name, facts={"variable": name})

@@ -44,7 +44,7 @@ _NOTED = 20
 
 
 class EnvWorker(RoleWorker):
-    """Base of env workers. An environment is either on its accelerators or not, so WEIGHTS means the same as OFF."""
+    """Base of env workers. The residency WEIGHTS means the same as OFF, because an environment has no weights."""
 
     holds: ClassVar[str]  # label of its memory in the device's account
 
@@ -53,7 +53,11 @@ class EnvWorker(RoleWorker):
         self._opened.callback(context.device.release, self.holds)
 
     def move(self, to: Residency) -> MoveReport:
-        """Account for the memory of the environment. Its state always stays on the host."""
+        """Acquire the environment's memory on the accelerator for FULL, else release it; return the resulting residency
+        and bytes.
+
+        The state of the environment always stays on the host.
+        """
         device = self.context.device
         if to == Residency.FULL:
             device.acquire(self.config.config.env.accelerator_memory, self.holds)
@@ -69,9 +73,9 @@ class EnvWorker(RoleWorker):
 
 
 class Recording:
-    """T steps of B rows, filled block by block in the order of steps, then rows.
+    """Arrays for T steps of B rows, filled block by block in the order of steps, then rows.
 
-    Used once: the receiver owns its arrays.
+    A recording is used once, because `trajectory` hands its arrays to the receiver.
     """
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
@@ -118,7 +122,7 @@ class Recording:
         self.episode_lengths += result.episode_lengths
 
     def poisoned(self) -> NDArray[np.bool_]:
-        """Return bool [T, B]: whether a step had non-finite numbers."""
+        """Return bool [T, B]: true for each step that had non-finite numbers."""
         return np.isnan(self._arrays["rewards"])
 
     def trajectory(self, *, first_row: int, env_rank: int) -> Trajectory:
@@ -136,7 +140,7 @@ class Recording:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StageGroup:
-    """Neighbouring rows that step together, and their episodes in progress."""
+    """Neighbouring rows whose simulators step together, and the episodes in progress of these rows."""
 
     index: int
     first_row: int  # global
@@ -150,7 +154,10 @@ class StageGroup:
     rows: int
 
     def begin(self, seed: int, iteration: int = 0) -> None:
-        """Start all episodes. Their seeds follow from the run's seed, the iteration and the global row."""
+        """Start new episodes in all rows.
+
+        `seed`: the run's seed. The seed of each episode follows from it, from `iteration` and from the global row.
+        """
         seeds = row_seeds(seed, self.first_row, self.rows, iteration)
         self.observations = self.remembering(self.simulator.reset(seeds))
         self.lengths = np.zeros(self.rows, np.int64)
@@ -158,7 +165,13 @@ class StageGroup:
     def remembering(
         self, shown: Array, memory: NDArray[np.float32] | None = None
     ) -> Array:
-        """Prepend the memory [N, S] to the simulator's observations [N, ...]; None stands for an empty memory."""
+        """Return the simulator's observations with the recurrent memory in front of each, [N, S + size of an
+        observation].
+
+        Return the observations unchanged if the policy has no memory.
+
+        `shown`: the simulator's observations, [N, ...]. `memory`: [N, S]; None: zeros.
+        """
         spaces = self.spaces
         if not spaces.memory:
             return shown
@@ -171,7 +184,11 @@ class StageGroup:
         return np.concatenate([memory.view(spaces.observation_dtype), rows], axis=1)
 
     def step(self, result: StepResult, memory: NDArray[np.float32]) -> StepResult:
-        """Add the recurrent memory [rows, S] after the decision to a step of the simulator, and track the episodes."""
+        """Return `result` with the recurrent memory in front of its observations, and count the steps of the episodes.
+
+        `result`: of one step of the simulator. `memory`: the policy's memory after its decision, [rows, S]; rows whose
+        episode ended continue with zeros.
+        """
         ended = result.terminated | result.truncated
         self.lengths = np.where(ended, 0, self.lengths + self.spaces.chunk)
         if self.spaces.memory:
@@ -187,7 +204,7 @@ class StageGroup:
         return result
 
     def episodes(self) -> Episodes:
-        """Return a copy of the state that the next steps depend on."""
+        """Return the state of the episodes in progress, on which the next steps depend."""
         simulator = self.simulator
         states = (
             simulator.row_states()
@@ -202,9 +219,10 @@ class StageGroup:
         )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
-        """Resume from `saved`, after all episodes were started.
+        """Resume the episodes of `saved`, and return the numbers of lost steps [rows that could not be restored].
 
-        Returns the number of lost steps of each row whose state cannot be restored.
+        Such a row keeps the new episode that was started before this call. Its lost steps are those of its saved
+        episode.
         """
         simulator = self.simulator
         begun = dict(enumerate(self.observations))
@@ -225,7 +243,7 @@ class StageGroup:
 
 
 class VectorEnvWorker(EnvWorker):
-    """Owns the simulators of global rows from rank * rows_per_rank on.
+    """Owns the simulators of one env rank: the global rows from rank * rows_per_rank on.
 
     Episodes continue across iterations and offloads.
     """
@@ -291,7 +309,10 @@ class VectorEnvWorker(EnvWorker):
             self._groups.append(group)
 
     def run(self, iteration: int) -> Metrics:
-        """Step every environment T times and send one trajectory. Returns when its last piece has been put."""
+        """Step every environment T times, put the trajectory, and return metrics.
+
+        The trajectory goes to the actor ranks in pieces. The method returns when the last piece has been put.
+        """
         self._require(Residency.FULL, "run")
         self._poison = []
         self._new, self._started = (
@@ -335,7 +356,7 @@ class VectorEnvWorker(EnvWorker):
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
     ) -> None:
-        """Step every group `steps` times with the actions that the oracle returns."""
+        """Step every stage group `steps` times with the oracle's actions, and write all of it into `recording`."""
         for group in self._groups:
             recording.observations[0, group.columns] = group.observations
             self._oracle.ask(group, 0)
@@ -361,7 +382,9 @@ class VectorEnvWorker(EnvWorker):
                     watch.lap("put")
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the state of all episodes; it is written into `folder` in the background."""
+        """Copy the state of all episodes, start to write it into `folder` in the background, and return the time of the
+        copy.
+        """
         began = time.perf_counter()
         groups = [group.episodes() for group in self._groups]
         episodes = Episodes(
@@ -374,9 +397,10 @@ class VectorEnvWorker(EnvWorker):
         return {"env/save_copy_s": Metric(time.perf_counter() - began, "max")}
 
     def read_state(self, folder: str) -> Metrics:
-        """Resume from the state that ranks of any number have saved; report rows that cannot be resumed.
+        """Resume the episodes of this rank's rows from `folder`; return how many episodes and steps could not be
+        resumed.
 
-        Raises ConfigError for the state of something else.
+        Any number of ranks may have saved the state. Raises ConfigError if the files do not match the config.
         """
         began = time.perf_counter()
         self._new = False
@@ -394,7 +418,11 @@ class VectorEnvWorker(EnvWorker):
         }
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Roll back to the start of `iteration`, if this rank has started it. A new rank starts all episodes anew."""
+        """Restore the episodes at the start of `iteration`, and return the number of episodes that were cut short.
+
+        A rank that has not started `iteration` keeps its episodes. A new rank starts new episodes, unless the iteration
+        is the first.
+        """
         began_at, starts = self._started
         back = began_at == iteration
         cut = 0
@@ -411,9 +439,10 @@ class VectorEnvWorker(EnvWorker):
     def _without_poison(
         self, group: StageGroup, result: StepResult, what: str
     ) -> StepResult:
-        """Replace non-finite numbers of a step as `Trajectory` describes, and restart those episodes.
+        """Return the step with its non-finite numbers replaced as `Trajectory` describes, and restart the affected
+        episodes.
 
-        Raises SimulatorError unless non-finite steps are to be skipped.
+        `what`: the step in words, for errors. Raises SimulatorError unless the config skips non-finite steps.
         """
         cut = np.flatnonzero(result.truncated)
         poisoned = ~(
@@ -485,12 +514,12 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
-        """Return bool [B] for observations [B, *O]: whether all numbers of a row are finite."""
+        """Return bool [B]: true for each row of `observations` [B, *O] whose numbers are all finite."""
         numbers = self.config.spaces.shown.numbers_in(observations)
         return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
 
     def _shown(self, observations: Array) -> Array:
-        """Return the simulator's own observations [B, ...], without the prepended memory."""
+        """Return the observations [B, ...] of the simulator, without the recurrent memory in front of them."""
         spaces = self.config.spaces
         shown = spaces.shown
         whole = observations.reshape(len(observations), -1)
@@ -499,7 +528,10 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
-        """Build the error of a non-finite number. `row`: global row."""
+        """Return the error of a non-finite number.
+
+        `row`: global row. `what`: which number, in words. `got`: the numbers found.
+        """
         env = self.config.config.simulator_env
         return SimulatorError(
             problem(

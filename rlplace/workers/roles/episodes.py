@@ -27,7 +27,10 @@ RowState = Mapping[str, NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """The state of neighbouring rows. `states` is empty for a simulator that cannot return its state."""
+    """The saved state of the episodes of neighbouring global rows.
+
+    The entries of `states` are empty for a simulator that cannot return its state.
+    """
 
     first_row: int
     observations: NDArray[Any]
@@ -35,7 +38,7 @@ class Episodes:
     states: Sequence[RowState]
 
     def write(self, folder: Path) -> str:
-        """Write the rows as a file, flushed to disk, and return its name. Raises OSError."""
+        """Write the rows as one file in `folder`, flush it to disk, and return its name. Raises OSError."""
         rows = range(self.first_row, self.first_row + len(self.states))
         name = f"rows_{rows.start:05}-{rows.stop - 1:05}.npz"
         with open(folder / name, "wb") as out:
@@ -53,9 +56,10 @@ class Episodes:
 
 
 def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
-    """Read the state of these rows from all files that hold some.
+    """Return the saved state of the global `rows`, read from all files in `folder` that hold some of them.
 
-    `like`: observations with the expected shape. Raises ConfigError.
+    `like`: an array of observations with the expected shape and dtype. Raises ConfigError for unreadable files, missing
+    rows, or other observations.
     """
     observations = np.empty_like(like)
     lengths = np.empty(len(rows), np.int64)
@@ -93,7 +97,10 @@ def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
 
 
 def _stacked(states: Sequence[RowState]) -> dict[str, NDArray[Any]]:
-    """Stack arrays of the same name, shape and dtype, so that a file has few arrays for any number of rows."""
+    """Return the arrays of all states, stacked where name, shape and dtype agree, with the rows of each stack.
+
+    A file thus has few arrays for any number of rows.
+    """
     alike: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for row, state in enumerate(states):
         for name, value in state.items():

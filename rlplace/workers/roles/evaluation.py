@@ -28,10 +28,11 @@ _CAPACITY = 1024  # items of a channel
 def answers(
     config: Config, weights: Path, *, prompts: int, greedy: bool, seed: int
 ) -> list[dict[str, Any]]:
-    """Return one transcript (JSON values) for each of the first `prompts` held-out prompts, in order.
+    """Return one transcript (a dict of JSON values) for each of the first `prompts` held-out prompts, in order.
 
-    `weights`: the actor's folder in a checkpoint. The model uses a GPU if there is one. `seed`: of sampled answers.
-    Raises ConfigError, and the errors of env and rollout workers.
+    `weights`: the actor's folder in a checkpoint. `greedy`: answer with the most probable tokens instead of sampled
+    tokens. `seed`: seed of the sampled answers. The model runs on a GPU if there is one. Raises ConfigError, and all
+    errors of env and rollout workers.
     """
     rollout = config.text_rollout
     cache = rollout.kv_cache_memory or _CACHE_BYTES
@@ -113,7 +114,10 @@ def _both(
     *,
     greedy: bool,
 ) -> list[Sample]:
-    """Run env in this thread and rollout in another; a failure of one ends the other. Returns the samples."""
+    """Return the answered samples: run `env` in this thread and `rollout` in another, connected by `channels`.
+
+    If one of them fails, the channels break, so that the other ends too.
+    """
 
     def generate() -> None:
         try:

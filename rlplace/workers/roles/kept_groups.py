@@ -41,10 +41,13 @@ def write(
     *,
     text: bool,
 ) -> list[str]:
-    """Write groups by iteration as a file, flushed to disk; return its name, or nothing for a rank without groups.
+    """Write the kept groups of a rank as one file in `folder`, flushed to disk; return its name in a list.
 
-    `asked`: describes prompts and rewards, to detect a changed config. `text`: write transcripts too, without what the
-    task can recompute. Images can be recomputed, so only their digests are written.
+    Write nothing and return an empty list if `groups` is empty.
+
+    `groups`: group numbers that this rank owns. `asked`: description of prompts and rewards, by which `read` detects a
+    changed config. `kept`: groups by iteration. `text`: whether to write transcripts, without what the task can
+    recompute. Images can be recomputed, so the file has only their digests.
     """
     if not groups:
         return []
@@ -85,9 +88,11 @@ def write(
 
 
 def read(folder: Path, groups: range, asked: str) -> Kept:
-    """Read these groups from all files that hold some; none if `asked` has changed. Raises ConfigError.
+    """Return the saved groups whose numbers are in `groups`, by iteration, from all files in `folder` that hold some of
+    them.
 
-    Transcripts lack their prompts and facts; images are `digests` only.
+    Files whose `asked` differs from this `asked` are ignored. The transcripts have no prompts and no facts, and images
+    are replaced by their `digests`. Raises ConfigError for an unreadable file.
     """
     kept: Kept = {}
     for file in sorted(folder.glob("groups_*.npz")):

@@ -21,9 +21,11 @@ _SHOWN = 2000  # characters at each end of a long text
 def update_metrics(
     component: str, updates: Sequence[Update], *, learn_s: float
 ) -> Metrics:
-    """Return metrics of an iteration's updates.
+    """Return the metrics of an iteration's optimizer updates.
 
-    All ranks have the same numbers; token counts are sums over ranks.
+    The numbers are equal on all ranks, with token counts summed over ranks.
+
+    `component`: first part of the metrics' names. `learn_s`: seconds that the updates took.
     """
     steps = sum(update.steps for update in updates)
     stepped = [update for update in updates if update.mean is not None]
@@ -52,7 +54,10 @@ def update_metrics(
 
 
 def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
-    """Count optimizer steps that were skipped as non-finite; empty if there were none."""
+    """Return the number of optimizer steps that were skipped as non-finite; empty if none was skipped.
+
+    `component`: first part of the metric's name.
+    """
     skipped = tuple(note for update in updates for note in update.skipped)
     if skipped:
         return {f"{component}/skipped_steps": Metric(len(skipped), notes=skipped)}
@@ -62,9 +67,10 @@ def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
 def as_text(
     groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """Yield up to `most` samples as readable JSON, spread evenly from the lowest to the highest reward.
+    """Yield up to `most` samples as readable JSON texts, spread evenly from the lowest to the highest reward.
 
-    The answer includes the environment's replies and the special tokens that the policy saw.
+    The answer in a text includes the environment's replies and the special tokens. `tokenizer`: tokenizer of the
+    policy.
     """
     samples = sorted(
         (s for group in groups for s in group),
@@ -108,9 +114,10 @@ def _clipped(text: str) -> str:
 def sample_metrics(
     groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()
 ) -> Metrics:
-    """Return metrics of groups that the policy of `version` is about to learn from.
+    """Return the metrics of the groups that the policy of `version` is about to learn from; empty without samples.
 
-    The groups are those of one rank or of all; both reduce to the same numbers. `texts`: samples to attach as notes.
+    `groups`: groups of one rank or of all ranks; after the reduction over ranks the numbers are the same. `texts`:
+    samples as text, attached to the metrics as notes.
     """
     from rlplace.algo.advantages import carries_signal
 

@@ -83,8 +83,7 @@ class Actor(TrainedWorker):
         self._opened.callback(self._sender.close)
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Send this rank's shard of the weights as `version`, block until it is written, and return the metrics of the
-        push.
+        """Send this rank's shard of the weights as `version`, block until it is written, and return metrics.
 
         The first push sends all weights; later pushes may send only the weights that have changed (`actor.sync.mode`).
 
@@ -162,8 +161,7 @@ class PolicyActor(Actor):
         self.move(Residency.OFF)
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for this rank's trajectories of `iteration`, update the weights from `version` to the next one, return
-        metrics.
+        """Wait for this rank's trajectories of `iteration`, update the weights to the next version, and return metrics.
 
         `version`: policy version before the update; the trajectories were sampled under it.
         """
@@ -212,8 +210,9 @@ class PolicyActor(Actor):
 
 
 class LmActor(Actor):
-    """One rank of an actor that trains a language model. Rank 0 keeps all samples of an iteration until they are
-    learned.
+    """One rank of an actor that trains a language model.
+
+    Rank 0 keeps all samples of an iteration until they are learned.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -284,8 +283,7 @@ class LmActor(Actor):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups of `iteration`, compute the targets of their response tokens, and return the time that it
-        took.
+        """Wait for all groups of `iteration`, compute the targets of their response tokens, and return the durations.
 
         Targets are what the algorithm asks for: old log-probabilities, reference log-probabilities or values. They are
         computed with the weights of `version`, and rank 0 keeps them for `compute_advantages`. Does nothing if no
@@ -310,8 +308,7 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def compute_advantages(self, iteration: int) -> Metrics:
-        """On rank 0, take all scores of `iteration`, compute advantages, put the returns for the critic, and return
-        metrics.
+        """On rank 0, take all scores of `iteration`, compute advantages, put the critic's returns, and return metrics.
 
         Other ranks do nothing and return no metrics. The method uses no accelerator and no collective.
         """
@@ -321,8 +318,7 @@ class LmActor(Actor):
         return self._experience.metrics
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
-        """Accumulate gradients of the groups that are complete, while rollout generates the other groups; return the
-        time.
+        """Accumulate gradients of the complete groups, while rollout generates the other groups; return the durations.
 
         `learn` makes the optimizer step later, and takes the groups that did not fill a pass. The accumulated gradients
         are kept until then, so no other gradients may be computed in between.
@@ -521,8 +517,7 @@ class LmActor(Actor):
         self._estimate_advantages.take_over(carried["advantages"].cpu())
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
-        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, at temperature 1, to compare with those of an engine.
-        """
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, at temperature 1, to compare with an engine's."""
         import numpy as np
         import torch
 
@@ -558,7 +553,9 @@ class LmActor(Actor):
 
 
 class Critic(TrainedWorker):
-    """One rank of the critic. It keeps an iteration's samples and their values on the host between `infer` and `learn`.
+    """One rank of the critic.
+
+    It keeps an iteration's samples and their values on the host between `infer` and `learn`.
     """
 
     imports: ClassVar[tuple[str, ...]] = LmActor.imports

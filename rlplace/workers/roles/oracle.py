@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Decided(Protocol):
-    """Actions, log-probabilities, values and memory of B rows; implemented by ActionChunk and Decision."""
+    """The policy's decisions for B rows: actions, log-probabilities, values, policy version and recurrent memory.
+
+    `ActionChunk` and `Decision` implement this protocol.
+    """
 
     @property
     def actions(self) -> NDArray[Any]: ...
@@ -44,26 +47,32 @@ Decide = Callable[[int, int, NDArray[Any]], Decided]
 
 
 class Oracle(abc.ABC):
-    """Decides for the observations of a stage group, one step at a time."""
+    """Gets the policy's decisions on the observations of a stage group, one step at a time."""
 
     @abc.abstractmethod
     def opened(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager that surrounds the steps of one iteration."""
+        """Return a context manager inside which all steps of one iteration are made."""
 
     @abc.abstractmethod
     def ask(self, group: StageGroup, step: int) -> None:
-        """Request actions for all rows of the group."""
+        """Request actions for the current observations of all rows of the group.
+
+        `step`: number of the step in the iteration.
+        """
 
     @abc.abstractmethod
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
-        """Wait for the decisions on the group's observations of this step, and record them."""
+        """Wait for the decisions that `ask` requested for this group and step, and write them into `recording`."""
 
 
 class ChannelOracle(Oracle):
-    """Reaches rollout ranks through channels, so one group is decided on while another is simulated."""
+    """Requests decisions from rollout ranks through channels.
+
+    The rollout ranks decide for one stage group while the env rank simulates another.
+    """
 
     def __init__(self, context: WorkerContext, cuts: Mapping[int, slice]) -> None:
-        """`cuts`: rollout rank -> the rows of a stage group that it decides on."""
+        """`cuts`: for each rollout rank, the rows of a stage group on which that rank decides."""
         self._context = context
         self._cuts = cuts
 
@@ -84,7 +93,9 @@ class ChannelOracle(Oracle):
             )
 
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
-        """Wait for the answers of all rollout ranks to the group's observations, in any order."""
+        """Wait for the decisions of all rollout ranks on this group and step, in any order, and write them into
+        `recording`.
+        """
         due = {
             group.first_row + rows.start: rows.stop - rows.start
             for rows in self._cuts.values()
@@ -115,7 +126,7 @@ class ChannelOracle(Oracle):
 
 
 class DirectOracle(Oracle):
-    """Calls the policy of the rollout rank in the same process, in the env rank's thread, without channels."""
+    """Calls the policy of the rollout rank in the same process, without channels, in the thread of the env rank."""
 
     def __init__(self, context: WorkerContext, timeout_s: float) -> None:
         self._context = context
@@ -124,7 +135,10 @@ class DirectOracle(Oracle):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Borrow the policy. Raises ChannelBroken if a decision failed; the rollout rank raises the original error."""
+        """Borrow the rollout rank's policy for the duration of the `with` block.
+
+        Raises ChannelBroken if the policy failed; the rollout rank then raises the original error.
+        """
         context = self._context
         lending = context.lending
         process = context.slot.process
@@ -143,7 +157,7 @@ class DirectOracle(Oracle):
             self._decide = None
 
     def ask(self, group: StageGroup, step: int) -> None:
-        """Do nothing: `answer` decides."""
+        """Do nothing, because `answer` calls the policy."""
 
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
         assert self._decide is not None, "opened comes first"

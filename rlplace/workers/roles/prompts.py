@@ -26,15 +26,17 @@ _EPOCHS = 4
 
 
 class Prompts:
-    """Prompt number n of a run depends on the seed and n alone, so it is the same in every placement.
+    """The prompts of a run, numbered from 0, with their tokens.
 
-    Each epoch of a finite task asks all rows, in an order of its own. A few orders are cached.
+    Prompt number n depends on n and the run's seed alone, so it is the same in every placement. Each epoch of a finite
+    task asks all rows of the task, in an order of its own. The orders of a few epochs are cached.
     """
 
     def __init__(self, config: Config, model: Path, split: Split) -> None:
-        """Check the prompts; needs no worker.
+        """Read the prompts of the task and check them; no worker is needed.
 
-        Raises ConfigError for broken or empty data, a missing chat template or a long prompt.
+        `model`: folder with the tokenizer. `split`: training or held-out prompts. Raises ConfigError for broken or
+        empty data, a missing chat template, or a prompt that is too long.
         """
         env = config.text_env
         self.task = make_task(env, seed=config.runner.seed, split=split)
@@ -61,7 +63,11 @@ class Prompts:
     def episodes(
         self, number: int, samples: int
     ) -> tuple[Tokens, Files, list[TextEpisode]]:
-        """Return the prompt tokens [P] and images of prompt `number` (>= 0), and `samples` fresh episodes of it."""
+        """Return the tokens [P] and the images of prompt `number`, and `samples` new episodes that begin with this
+        prompt.
+
+        `number`: at least 0; the same number always has the same prompt.
+        """
         if self._rows is not None:
             epoch, place = divmod(number, len(self._rows))
             if epoch not in self._orders:
@@ -116,16 +122,17 @@ class Prompts:
         return tokens, images, episodes
 
     def _place(self, row: int) -> Source | None:
-        """Return the data-set line of this prompt, if known."""
+        """Return the file and line of the data set that has this prompt; None if unknown."""
         place: Source | None = (
             self.task.place(row) if hasattr(self.task, "place") else None
         )
         return place
 
     def _fitting(self, size: int) -> list[int]:
-        """Return the rows whose prompts are short enough.
+        """Return the rows of the task whose prompts are short enough.
 
-        Raises ConfigError if none is left, or if long prompts are not allowed.
+        `size`: number of rows of the task. Raises ConfigError if no row is left, or if the config does not allow to
+        drop the long prompts.
         """
         lengths = [len(self._begun(row, 1)[0]) for row in range(size)]
         fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
@@ -165,7 +172,10 @@ def splits(config: Config) -> tuple[Split, ...]:
 
 
 def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
-    """Report problems of a run's prompts, held-out prompts included."""
+    """Return the problems of a run's prompts, including the held-out prompts if the run evaluates.
+
+    `model`: folder with the tokenizer.
+    """
     problems: list[Problem] = []
     for split in splits(config):
         try:

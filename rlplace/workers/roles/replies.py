@@ -32,15 +32,20 @@ class _Asked:
 
 
 class _Thread(threading.Thread):
-    """Computes one reply. A thread cannot be ended from outside: one that was given up may outlive its iteration."""
+    """A thread that computes one reply.
+
+    A thread cannot be ended from outside, so a thread whose reply was given up may run on after its iteration.
+    """
 
     given_up = False
 
 
 class Replies:
-    """Owns its threads. With `together` 0, the caller's thread computes the replies.
+    """Computes the replies of text environments in threads, up to `together` at a time, each with a deadline of
+    `timeout_s`.
 
-    A thread that hangs is left behind, at most `MOST_HUNG` in a process.
+    With `together` 0, `ask` computes the reply in the caller's thread, without a deadline. A thread that hangs is left
+    running; a process may have at most `MOST_HUNG` such threads.
     """
 
     def __init__(self, *, together: int, timeout_s: float) -> None:
@@ -66,9 +71,11 @@ class Replies:
             self._make(asked)
 
     def done(self, wait_s: float) -> list[Reply]:
-        """Return the finished replies; wait up to `wait_s` for the first.
+        """Return the replies that have been finished since the last call, after waiting up to `wait_s` seconds for the
+        first.
 
-        A late reply is returned with a RewardError. Raises RewardError if too many threads hang.
+        A reply after its deadline is returned as a RewardError in `Reply.error`. Raises RewardError if too many threads
+        hang.
         """
         found: list[Reply] = []
         while self._running:
@@ -99,7 +106,7 @@ class Replies:
         return found
 
     def forget(self) -> None:
-        """Discard all replies in progress. Raises RewardError if too many threads hang."""
+        """Discard all replies that are waiting or being computed. Raises RewardError if too many threads hang."""
         self._waiting.clear()
         for asked in tuple(self._running):
             self._give_up(asked)

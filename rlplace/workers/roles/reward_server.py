@@ -29,7 +29,10 @@ from rlplace.models.tokenizer import Tokenizer
 
 
 class RewardServer(ThreadingHTTPServer):
-    """An HTTP server that owns the model. `serve_forever` answers requests, `server_close` ends the server."""
+    """An HTTP server with a reward model.
+
+    `serve_forever` answers requests, and `server_close` ends the server.
+    """
 
     daemon_threads = True
 
@@ -52,7 +55,7 @@ class RewardServer(ThreadingHTTPServer):
         super().__init__(address, _Post)
 
     def rewards(self, queries: Sequence[str]) -> list[float]:
-        """Return one score for each text; the texts may contain special tokens."""
+        """Return the model's score of each text in `queries`; the texts may contain special tokens."""
         with self._lock, torch.no_grad():
             texts = [self._tokenizer.encode(query) for query in queries]
             found = [0.0] * len(texts)
@@ -97,7 +100,7 @@ class _Post(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: a line for each request is of little use."""
+        """Write no log line for a request."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,10 +24,17 @@ from rlplace.workers.saving import unreadable_state
 
 
 class Tails:
-    """Tracks, for an env rank's groups, which postponed prompts replace those that were asked ahead."""
+    """Chooses the prompts of each iteration for one env rank's groups, if short rounds postpone slow prompts.
+
+    A short round asks some prompts of the next long round ahead. The long round asks the postponed prompts in their
+    place.
+    """
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
-        """`prompts`: number in an iteration. `groups`: those of this rank."""
+        """`short_rounds`: number of short rounds before each long round. `prompts`: number of prompts in an iteration.
+
+        `groups`: the groups of an iteration that this rank owns.
+        """
         self._short = short_rounds
         self._prompts = prompts
         self._groups = groups
@@ -37,7 +44,10 @@ class Tails:
         self._before: dict[int, int] = {}
 
     def asked(self, iteration: int) -> dict[int, int]:
-        """Return the prompt numbers of an iteration, by group number."""
+        """Return the prompt number of each group that `iteration` asks, by group number.
+
+        In a short round, the groups that are asked ahead have numbers from the number of prompts on.
+        """
         first = iteration * self._prompts
         places = {group: first + group for group in self._groups}
         instead = self._before
@@ -52,11 +62,14 @@ class Tails:
         return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
-        """Return the number of groups that the iteration does not wait for."""
+        """Return the number of groups that `iteration` asks, but does not wait for; 0 in a long round."""
         return len(self._early(iteration))
 
     def leave(self, iteration: int, numbers: list[int]) -> None:
-        """Postpone prompts to the next long round; `more` gives their number."""
+        """Postpone prompts of a short round to the next long round.
+
+        `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
+        """
         # Earlier pairs are not needed any more.
         first = iteration * self._prompts
         self._before, self.left = (
@@ -69,7 +82,9 @@ class Tails:
         return iteration % (self._short + 1)
 
     def _early(self, iteration: int) -> list[int]:
-        """List the groups of the long round whose prompts a short round asks ahead."""
+        """Return the groups of the next long round whose prompts are asked ahead in `iteration`; none
+        in a long round.
+        """
         return [
             group
             for group in self._groups
@@ -77,14 +92,19 @@ class Tails:
         ]
 
     def _ahead(self, iteration: int) -> list[int]:
-        """List the prompts of the long round that a short round asks ahead."""
+        """Return the numbers of the prompts of the next long round that are asked ahead in `iteration`; none in a long
+        round.
+        """
         last = (iteration + self._short - self._round(iteration)) * self._prompts
         return [last + group for group in self._early(iteration)]
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, folder: Path) -> list[str]:
-        """Write the pairs as a file, flushed to disk; return its name, or nothing for a rank without groups."""
+        """Write the pairs of prompts that replace each other as one file in `folder`, flushed to disk.
+
+        Return the file's name in a list; write nothing and return an empty list for a rank without groups.
+        """
         if not self._groups:
             return []
         name = f"tails_{self._groups.start:05}-{self._groups.stop - 1:05}.json"
@@ -97,9 +117,9 @@ class Tails:
         return [name]
 
     def read(self, folder: Path) -> None:
-        """Read the pairs of this rank's groups, whichever ranks wrote them.
+        """Read the pairs of prompts of this rank's groups from all files in `folder`, whichever ranks wrote them.
 
-        Reads nothing if iterations now have other prompts.
+        Ignore files that were written with another number of prompts in an iteration.
         """
         self.left = {}
         self._before = {}

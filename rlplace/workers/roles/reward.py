@@ -55,10 +55,11 @@ _POLL_S = 0.5
 
 
 class RewardFunctionWorker(Scorer):
-    """Scores with a shipped function, or with a user's function in processes limited in time and memory.
+    """Scores samples with a Python function: a shipped function, or a function of the user.
 
-    Owns its grader, whose processes live until it is closed. Uses no accelerator. Scoring raises RewardError with the
-    sample's name if the function raises, hangs, dies or returns a non-finite number.
+    A user's function runs in processes with limited time and memory. The worker owns the grader with these processes,
+    and uses no accelerator. Scoring raises RewardError, which names the sample, if the function raises, hangs, dies or
+    returns a non-finite number.
     """
 
     def setup(self) -> None:
@@ -112,14 +113,17 @@ class RewardFunctionWorker(Scorer):
 
 
 class RewardEndpointWorker(Scorer):
-    """Scores with an HTTP endpoint, in batches of samples, with several requests at a time.
+    """Scores batches of samples with an HTTP endpoint, with several requests at a time.
 
-    Owns one thread for each concurrent request. Uses no accelerator. Scoring raises RewardError if the endpoint refuses
-    or fails to answer.
+    Owns one thread for each concurrent request, and uses no accelerator. Scoring raises RewardError if the endpoint
+    refuses a request or fails to answer.
     """
 
     def setup(self) -> None:
-        """Raises ConfigError for a malformed address; RewardError where no server answers."""
+        """Make the client of the endpoint, and check that a server answers.
+
+        Raises ConfigError for a malformed address, RewardError if no server answers.
+        """
         config, block = self.config.config, self.config.config.reward_of(self.component)
         self._batch = block.batch
         self._failures = Failures(config.faults)
@@ -186,7 +190,7 @@ class RewardEndpointWorker(Scorer):
 
 
 class _TransientError(Exception):
-    """A failure that another try may fix, after at least `after_s` seconds."""
+    """A failed request that may succeed if it is repeated after at least `after_s` seconds."""
 
     def __init__(self, why: str, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -194,7 +198,7 @@ class _TransientError(Exception):
 
 
 class RewardClient:
-    """Keeps connections and the event that ends its waits; no other state. Thread-safe."""
+    """A client of one reward endpoint, with its open connections. Safe for use from several threads."""
 
     def __init__(
         self,
@@ -204,9 +208,10 @@ class RewardClient:
         *,
         skip: bool = False,
     ) -> None:
-        """`key`: the block's key in the config. `skip`: accept non-finite numbers.
+        """`block`: config of the reward, `key`: key of this block in the config. `ended`: event that ends all pauses.
 
-        Raises ConfigError as `endpoint_problems` reports.
+        `skip`: whether to accept non-finite rewards. Raises ConfigError for the problems that `endpoint_problems`
+        yields.
         """
         if problems := list(endpoint_problems(block, key)):
             raise ConfigError(problems)
@@ -227,9 +232,11 @@ class RewardClient:
     def scores(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]
     ) -> list[float]:
-        """Return one score for each query.
+        """Return the endpoint's score of each query.
 
-        Raises RewardError if the endpoint refuses, stays unreachable, or does not return a list of finite numbers.
+        `queries`: texts of whole episodes. `prompts`: texts of their prompts. `labels`: right answers of the task, or
+        None. Raises RewardError if the endpoint refuses the request, stays unreachable, or does not return one finite
+        number for each query.
         """
         body = json.dumps(
             {"query": list(queries), "prompts": list(prompts), "labels": list(labels)},
@@ -264,11 +271,15 @@ class RewardClient:
         raise RewardError(wrong)
 
     def reach(self) -> None:
-        """Check with a GET that a server answers, with any status. Raises RewardError."""
+        """Check with a GET request that a server answers, with any status. Raises RewardError if none does."""
         self._retried(None, min(self._tries, _FIRST_TRIES))
 
     def _retried(self, body: bytes | None, tries: int) -> str:
-        """Try until an answer comes, with growing pauses; the end of the run interrupts them."""
+        """Return the answer of the endpoint: repeat the request up to `tries` times, with growing pauses.
+
+        `body`: content of a POST request; None: make a GET request. Raises RewardError after the last try, and the
+        error of a cancelled run if the run ends during a pause.
+        """
         pause_s = _FIRST_PAUSE_S
         for number in range(1, tries + 1):
             try:
@@ -294,10 +305,11 @@ class RewardClient:
         raise RewardError(down)
 
     def _once(self, body: bytes | None) -> str:
-        """POST `body` (without a body: GET) and return the answer.
+        """Return the answer to one request: a POST of `body`, or a GET if `body` is None.
 
-        Raises _TransientError, or RewardError if refused. Redirects are not followed: a POST would lose its body, and
-        the token is meant for the named host.
+        Raises _TransientError if another try may succeed, RewardError if the endpoint refuses the request or its answer
+        is too large. Redirects are not followed: a POST would lose its body, and the token is meant for the configured
+        host.
         """
         import urllib3
 
@@ -367,14 +379,16 @@ class RewardClient:
 
     @property
     def _shown_url(self) -> str:
-        """The address without user, password and query."""
+        """The address of the endpoint without user, password and query."""
         parts = urllib.parse.urlsplit(self._url)
         host = parts.netloc.rpartition("@")[2]
         return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the pause in seconds that a refusal asks for, bounded; 0 without a number."""
+    """Return the pause in seconds that the header Retry-After asks for, at most `_LONGEST_ASKED_S`; 0
+    without a number.
+    """
     asked = headers.get("Retry-After", "").strip()
     if asked.isdecimal():
         return min(float(asked), _LONGEST_ASKED_S)

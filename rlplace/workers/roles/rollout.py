@@ -55,7 +55,10 @@ _KEPT_STEPS = 8
 
 
 class RolloutWorker(RoleWorker):
-    """Owns an engine and the receiver of the weight sync. A subclass opens both in `setup` and adds `generate`."""
+    """Base of rollout workers. Owns a generation engine and the receiver of the weight sync.
+
+    A subclass opens both in `setup`, and adds the method `generate`.
+    """
 
     _probe: SyncProbe | None = None
 
@@ -98,9 +101,10 @@ class RolloutWorker(RoleWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Receive, verify and load `version` of the weights.
+        """Receive `version` of the weights, verify it, load it into the engine, and return metrics.
 
-        On WeightSyncError or a channel error, the earlier weights stay in use.
+        `source`: component that sends the weights; only "actor" and None (also the actor) are allowed. After a
+        WeightSyncError or an error of a channel, the engine still has the earlier weights.
         """
         from rlplace.workers.weights import pull_metrics
 
@@ -124,11 +128,11 @@ class RolloutWorker(RoleWorker):
 
 
 class VectorRolloutWorker(RolloutWorker):
-    """Answers every observation of an iteration with sampled actions, in the order of arrival.
+    """Answers all observations of an iteration with sampled actions, in the order in which the observations arrive.
 
-    By default a batch is exactly what one env rank sent, so actions do not depend on timing. With
-    `rollout.merge_requests`, all arrived requests are answered in one pass. That is faster, but actions may differ in
-    the last bits from run to run, because matrix products round differently by batch shape.
+    By default a batch is exactly what one env rank sent, so the actions do not depend on timing. With
+    `rollout.merge_requests`, all requests that have arrived are answered in one pass. This is faster, but the actions
+    may differ in their last bits from run to run, because matrix products round differently for other batch shapes.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -168,14 +172,18 @@ class VectorRolloutWorker(RolloutWorker):
         )
 
     def generate(self, iteration: int) -> Metrics:
-        """Answer all observations that this rank receives in an iteration; return when the last answer has been put."""
+        """Answer all observations that this rank receives in `iteration`, and return metrics.
+
+        Returns when the last answer has been put, or when the env rank of the same process has returned the lent
+        policy.
+        """
         watch = Stopwatch("policy", "wait", "put")
         answer = self._lend if self.config.routes.direct else self._answer_all
         batches = answer(iteration, watch)
         return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
-        """Answer the requests of the channel. Return the number of batches."""
+        """Answer all observations of this rank's channel in `iteration`, and return the number of batches."""
         context = self.context
         config = self.config.config.torch_rollout
         source = context.channels[OBSERVATIONS]
@@ -207,9 +215,9 @@ class VectorRolloutWorker(RolloutWorker):
         return batches
 
     def _lend(self, iteration: int, watch: Stopwatch) -> int:
-        """Lend this rank's policy to the env rank of the same process, whose thread computes all decisions.
+        """Lend this rank's policy to the env rank of the same process, and return the number of decisions.
 
-        Return their number.
+        The thread of the env rank computes all decisions, while this thread waits.
         """
         import torch
 
@@ -248,7 +256,10 @@ class VectorRolloutWorker(RolloutWorker):
         places: Sequence[tuple[int, int, int]],
         observations: Array,
     ) -> Decision:
-        """Decide on all observations in one pass. `places`: step, first global row and number of rows of each piece."""
+        """Return the decisions on all observations, from one forward pass.
+
+        `places`: step, first global row and number of rows of each piece of `observations`, in order.
+        """
         noise = np.concatenate(
             [self._noise.rows(iteration, *place) for place in places]
         )
@@ -275,23 +286,26 @@ class VectorRolloutWorker(RolloutWorker):
             start = stop
 
     def digest(self) -> str:
-        """Return the SHA-256 of the loaded weights, to compare ranks bit by bit."""
+        """Return the SHA-256 of the loaded weights, by which ranks can be compared bit by bit."""
         return self.engine.digest()
 
 
 class RowNoise:
-    """Sampling noise for all environments of a job, drawn for whole steps and sliced by global row.
+    """Noise for the sampling of actions in all environments of a job, drawn for whole steps and sliced by global row.
 
-    The same row, step and iteration get the same noise on any rank. Philox (Salmon et al. 2011, "Parallel random
-    numbers: as easy as 1, 2, 3") has a 256-bit counter. Each iteration and step starts at its own 2^64 blocks, so no
-    number is drawn twice and a step can be drawn without the earlier ones. Drawing all rows costs microseconds and
+    A row has the same noise in a step of an iteration on any rank. Philox (Salmon et al. 2011, "Parallel random
+    numbers: as easy as 1, 2, 3") has a 256-bit counter. Each step of each iteration starts at its own 2^64 blocks, so
+    no number is drawn twice, and a step can be drawn without the earlier steps. To draw all rows costs microseconds and
     needs no communication between ranks.
     """
 
     def __init__(
         self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool
     ) -> None:
-        """`uniform`: draw from [0, 1); else from the standard normal distribution."""
+        """`seed`: key of the generator. `rows`: environments of the job. `shape`: shape of one row's noise.
+
+        `uniform`: draw from the uniform distribution over [0, 1) if true, else from the standard normal distribution.
+        """
         self._philox = np.random.Philox(key=seed)
         # The state is set for each draw; making a new Philox takes four times as long.
         self._state: Any = self._philox.state
@@ -303,7 +317,7 @@ class RowNoise:
     def rows(
         self, iteration: int, step: int, first: int, count: int
     ) -> NDArray[np.float32]:
-        """Return the noise of `count` global rows starting at `first`, [count, *shape], as a read-only view."""
+        """Return the noise of `count` global rows from row `first` on, [count, *shape], as a read-only view."""
         return self._step(iteration, step)[first : first + count]
 
     def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
@@ -324,7 +338,7 @@ class RowNoise:
 
 
 class _Counts:
-    """Counters of one iteration."""
+    """Counters of a rank's work in one iteration, from which its metrics are made."""
 
     def __init__(self, cached_tokens: int) -> None:
         self.began = time.perf_counter()
@@ -364,10 +378,11 @@ class _Counts:
 
 
 class TextRolloutWorker(RolloutWorker):
-    """Generates answers; all ranks read one queue of requests, and any rank with room takes the next.
+    """Generates answers of a language model to requests.
 
-    A rank has at most its even share of an iteration's answers in flight, so that a rank with a large KV cache does not
-    take all requests while others idle.
+    All ranks read one queue of requests, and any rank with room takes the next request. A rank has at most its even
+    share of an iteration's answers in flight, so that a rank with a large KV cache does not take all requests while
+    others idle.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -393,7 +408,7 @@ class TextRolloutWorker(RolloutWorker):
         self._probe = SyncProbe(self.engine, self.config, self.context.owner)
 
     def _settings(self) -> EngineSettings:
-        """Return what the engine is built from."""
+        """Return the settings of the generation engine, from the config and the tokenizer."""
         job = self.config
         stop_token_ids, stop_texts = Tokenizer.load(job.model).stops(
             job.config.text_rollout.stop
@@ -425,9 +440,10 @@ class TextRolloutWorker(RolloutWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Pull as the base class does, after earlier versions not yet pulled.
+        """Receive and load all versions of the weights up to `version` that were not loaded yet; return the last pull's
+        metrics.
 
-        Does nothing if `generate` has loaded the version already.
+        Does nothing and returns no metrics if `generate` has loaded `version` already.
         """
         metrics: Metrics = {}
         if version > self._ahead:
@@ -439,7 +455,7 @@ class TextRolloutWorker(RolloutWorker):
         return metrics
 
     def generate(self, iteration: int) -> Metrics:
-        """Answer requests until EndOfIteration arrives, then finish the answers in flight."""
+        """Answer requests until EndOfIteration arrives, then finish the answers in flight, and return metrics."""
         assert self._probe is not None, "setup comes first"
         verified = self._probe.compare()
         counts = _Counts(self.engine.cached_tokens)
@@ -451,9 +467,10 @@ class TextRolloutWorker(RolloutWorker):
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
     def _take(self, iteration: int, counts: _Counts) -> bool:
-        """Start requests while there is room; wait for one if none is in flight.
+        """Take requests from the channel and start them, as long as the engine has room.
 
-        Return False at the end of the iteration.
+        If no answer is in flight, wait for a request. Return False after EndOfIteration, else True. `counts` is
+        updated.
         """
         self.context.check_cancelled("generate")
         requests = self.context.channels[REQUESTS]

@@ -62,12 +62,15 @@ Values = NDArray[np.float32]
 
 
 class Scoring:
-    """One iteration of a scorer rank: takes `due` of all `groups` in the order of arrival, puts scores and counts."""
+    """The work of one scorer rank in one iteration: it takes samples, puts scores, and counts both."""
 
     def __init__(
         self, context: WorkerContext, *, groups: int, due: int, skip: bool = False
     ) -> None:
-        """`skip`: pass on non-finite numbers; the actor leaves those samples out."""
+        """`groups`: number of groups of the iteration. `due`: number of groups that this rank has to take.
+
+        `skip`: whether to put non-finite scores instead of raising; the actor then leaves these samples out.
+        """
         self._skip = skip
         self._context = context
         self._component = context.slot.component
@@ -79,9 +82,10 @@ class Scoring:
         self.watch = Stopwatch("infer", "wait")
 
     def take(self, *, wait: bool = True) -> Samples:
-        """Return the samples of all groups that have arrived; with `wait`, block for at least one group.
+        """Return the samples of all groups that have arrived, in the order of arrival; empty if no group is due.
 
-        Raises ChannelTimeout, ChannelBroken, and ChannelMisuse for a group of another iteration.
+        `wait`: block until at least one group has arrived. Raises ChannelTimeout, ChannelBroken, and ChannelMisuse for
+        a group that came twice or has a number outside the iteration.
         """
         self._context.check_cancelled("infer")
         channel = self._context.channels[samples_for(self._component)]
@@ -115,10 +119,11 @@ class Scoring:
         *,
         size: int | None = None,
     ) -> None:
-        """Put one Scores for each sample.
+        """Put the scores of `samples` into the channel to the actor.
 
-        Raises RewardError for a non-finite value before it can be learned. `size`: tokens of the pass, if samples share
-        a prefix.
+        `values`: scores of each sample. `size`: tokens of the forward pass, for the measured speed; None: the sum of
+        the samples' tokens. Samples that share a prefix need fewer. Raises RewardError for a non-finite value, unless
+        such values are skipped.
         """
         tokens = sum(len(sample.tokens) for sample in samples)
         self.watch.lap("infer", tokens if size is None else size)
@@ -157,7 +162,7 @@ class Scoring:
 
 
 class ModelInput(NamedTuple):
-    """One sample as input of a model."""
+    """One sample as input of a scoring model."""
 
     group: int
     sample: int
@@ -167,7 +172,10 @@ class ModelInput(NamedTuple):
 
 
 class Scorer(RoleWorker, abc.ABC):
-    """Base of all scorers. Ranks share one channel; each reads its even share of whole groups."""
+    """Base of all scorers.
+
+    The ranks of a scorer share one channel, and each rank reads its even share of whole groups.
+    """
 
     _sharded = False  # True if rank 0 reads for all ranks
 
@@ -176,7 +184,7 @@ class Scorer(RoleWorker, abc.ABC):
         return self.context.slot.component
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Score this rank's groups of an iteration. Returns when the last scores have been put."""
+        """Score this rank's groups of `iteration`, and return metrics once the last scores have been put."""
         context = self.context
         groups = self.config.prompts
         self._require(Residency.FULL, "infer")
@@ -194,11 +202,14 @@ class Scorer(RoleWorker, abc.ABC):
 
     @abc.abstractmethod
     def _score(self, scoring: Scoring) -> None:
-        """Take, score and put groups until none is due."""
+        """Take groups, score their samples and put the scores, until no group is due."""
 
 
 class ModelScorer(Scorer, JoinedWorker):
-    """Base of scorers that are models. Weights that are configured to live on the host stay there."""
+    """Base of scorers that are models.
+
+    The weights leave the accelerator with the residency, except weights that the config keeps on the host.
+    """
 
     imports: ClassVar[tuple[str, ...]] = (
         "rlplace.models.causal_lm",
@@ -227,7 +238,7 @@ class ModelScorer(Scorer, JoinedWorker):
 
     @abc.abstractmethod
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        """Score each sample of a micro-batch in one pass."""
+        """Return the scores of each sample of a micro-batch, from one forward pass."""
 
     def setup(self) -> None:
         import torch
@@ -283,7 +294,10 @@ class ModelScorer(Scorer, JoinedWorker):
         return 0
 
     def _score(self, scoring: Scoring) -> None:
-        """Score in passes. The working memory of passes is accounted for, and freed at the end."""
+        """Score micro-batches until no group is due, and free what the passes hold at the end.
+
+        The working memory of the passes is accounted on the accelerator meanwhile.
+        """
         from rlplace.workers.training.samples import sizes_of
 
         with self._working("infer"):
@@ -301,10 +315,10 @@ class ModelScorer(Scorer, JoinedWorker):
                 self._lm.drop_gathered()
 
     def _micro_batches(self, scoring: Scoring) -> Iterator[Sequence[ModelInput]]:
-        """Yield micro-batches within the token budget.
+        """Take samples, and yield them as micro-batches within the token budget.
 
-        Ranks of a sharded model get equally many, some of them empty, because its passes are collectives. Only rank 0
-        waits for samples; the others wait for its announcement.
+        The ranks of a sharded model get equally many micro-batches, some of them empty, because its forward passes are
+        collectives. Only rank 0 takes samples from the channel; the other ranks wait until rank 0 scatters them.
         """
         from rlplace.algo.packing import pack
         from rlplace.workers.training.samples import sizes_of
@@ -336,7 +350,10 @@ class ModelScorer(Scorer, JoinedWorker):
             yield from batches
 
     def _forward(self, batch: Sequence[ModelInput], *others: object) -> Any:
-        """Run one pass of the model; a collective if the model is sharded."""
+        """Return the model's output for a micro-batch. A collective if the model is sharded.
+
+        `others`: further arguments of the model.
+        """
         import torch
 
         from rlplace.models.packed import Packed
@@ -353,7 +370,9 @@ class ModelScorer(Scorer, JoinedWorker):
 
 
 class ReferenceWorker(ModelScorer):
-    """Scores response tokens with their log-probabilities at the sampling temperature."""
+    """Scores samples with the log-probabilities of their response tokens under a frozen model, at the sampling
+    temperature.
+    """
 
     # Receives the actor's weights, if the reference is refreshed.
     _receiver: CopyReceiver | None = None
@@ -386,11 +405,17 @@ class ReferenceWorker(ModelScorer):
         return []
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the weights, which are those of an earlier actor; they are written into `folder` in the background."""
+        """Copy the weights, and start to write them into `folder` in the background; return metrics.
+
+        A checkpoint needs the weights because a refreshed reference has the weights of an earlier actor.
+        """
         return self._save(folder, self._state())
 
     def read_state(self, folder: str) -> Metrics:
-        """Load the weights that ranks of any number have saved. Raises ConfigError for another model's weights."""
+        """Load the weights from `folder`, where any number of ranks may have saved them, and return the duration.
+
+        Raises ConfigError if the weights are those of another model.
+        """
         began = time.perf_counter()
         self._state_files().load(Path(folder), self._state())
         return {"reference/load_s": Metric(time.perf_counter() - began, "max")}
@@ -410,9 +435,9 @@ class ReferenceWorker(ModelScorer):
         return super().begin_again(iteration)
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Load the actor's weights of `version`, if the reference is refreshed before this iteration.
+        """Load the actor's weights of `version`, if the reference is refreshed before `iteration`; return the duration.
 
-        The actor sends them in a call of the same name.
+        The actor sends the weights in its method `refresh`, which is called at the same time.
         """
         if not self.config.refreshes(iteration):
             return {}
@@ -425,7 +450,7 @@ class ReferenceWorker(ModelScorer):
 
 
 class RewardModelWorker(ModelScorer):
-    """Scores episodes with a sequence-classification model, which may have another tokenizer than the policy."""
+    """Scores whole episodes with a sequence-classification model, whose tokenizer may differ from the policy's."""
 
     def setup(self) -> None:
         self._tokens_of = retokenized(self.config, self.folder)
@@ -451,7 +476,7 @@ class RewardModelWorker(ModelScorer):
 
 
 def reads_text(job: WorkerArguments, component: str) -> bool:
-    """Return whether a component needs transcripts with its samples; env ranks add them then."""
+    """Return whether a component needs the transcripts of samples; if so, env ranks add them to the samples."""
     if role_of(component) != "reward":
         return False
     block = job.config.reward_of(component)
@@ -464,7 +489,7 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
 def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return a function that converts a sample into tokens of the model in `folder`.
 
-    Raises ConfigError if a chat has no chat template.
+    Raises ConfigError if the task asks chats, and the model in `folder` has no chat template.
     """
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
@@ -497,7 +522,10 @@ def conversation(transcript: Transcript, system: str | None = None) -> list[Mess
 def queries(
     samples: Sequence[Sample], tokenizer: Tokenizer
 ) -> tuple[list[str], list[str]]:
-    """Return the texts of whole episodes and of their prompts, with the special tokens that the policy saw."""
+    """Return the texts of the samples' whole episodes, and the texts of their prompts, with special tokens.
+
+    `tokenizer`: tokenizer of the policy.
+    """
     whole = [tokenizer.decode(sample.tokens, special=True) for sample in samples]
     prompts = [
         tokenizer.decode(sample.tokens[: sample.prompt_tokens], special=True)

@@ -65,10 +65,11 @@ _OTHERS = 1 << 22
 
 
 class TextEnvWorker(EnvWorker):
-    """Owns its conversations, which end with the iteration, and the processes of its grader.
+    """Runs conversations with the rollout ranks, grades them, and sends whole groups of samples.
 
-    Each env rank has a block of neighbouring groups. A group's prompt depends only on its number in the run. If rollout
-    runs ahead of learning, the worker keeps groups that are not learned yet, for checkpoints.
+    Each env rank has a block of neighbouring groups. A group's prompt depends only on its number in the run. The worker
+    owns its conversations, which end with the iteration, and the processes of its grader. If rollout runs ahead of
+    learning, the worker keeps the groups that are not learned yet, so that checkpoints have them.
     """
 
     uses_accelerators: ClassVar[bool] = False
@@ -119,9 +120,10 @@ class TextEnvWorker(EnvWorker):
         return super().begin_again(iteration)
 
     def run(self, iteration: int) -> Metrics:
-        """Put this rank's groups: first those from a checkpoint, then new ones as they are completed.
+        """Put all groups of this rank for `iteration`, and return metrics.
 
-        Raises RewardError for a non-finite reward, ConfigError for a long prompt.
+        Groups from a checkpoint are put first, then new groups as soon as they are complete. Raises RewardError for a
+        non-finite reward, ConfigError for a prompt that is too long.
         """
         self._require(Residency.FULL, "run")
         job = self.config
@@ -181,7 +183,7 @@ class TextEnvWorker(EnvWorker):
         }
 
     def forget(self, before: int) -> Metrics:
-        """Drop the groups of iterations before this one, which have been learned."""
+        """Drop the kept groups of all iterations before `before`, because they have been learned; return no metrics."""
         self._kept = {
             iteration: groups
             for iteration, groups in self._kept.items()
@@ -190,7 +192,7 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def write_state(self, folder: str) -> Metrics:
-        """Write all kept groups into `folder` in the background."""
+        """Start to write all kept groups into `folder` in the background; return no metrics."""
         kept = {
             iteration: list(groups.values()) for iteration, groups in self._kept.items()
         }
@@ -207,10 +209,10 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Read the groups that ranks of any number have saved; `run` puts them in their iterations.
+        """Read this rank's kept groups from `folder`, and return their number; `run` puts each group in its iteration.
 
-        Groups are ignored if the config now asks something else or a prompt has changed. Raises ConfigError for
-        unreadable files.
+        Any number of ranks may have saved the groups. Groups are ignored if the config now asks other prompts or
+        rewards, or if their prompt has changed. Raises ConfigError for an unreadable file.
         """
         self._kept, text = {}, any(self._readers.values())
         self._tails.read(Path(folder))
@@ -247,7 +249,11 @@ class TextEnvWorker(EnvWorker):
         return repr((*sizes, env.task, env.kwargs, env.max_turns, env.rewards))
 
     def evaluate(self, iteration: int) -> Metrics:
-        """Answer held-out prompts while rollout runs `generate(iteration)`: greedily once, or sampled several times."""
+        """Ask this rank's held-out prompts, grade the answers, and return metrics.
+
+        The config decides whether each prompt gets one greedy answer or several sampled answers. The rollout ranks must
+        run `generate(iteration)` at the same time.
+        """
         runner = self.config.config.runner
         each = runner.eval_samples
         greedy = not runner.eval_temperature
@@ -277,7 +283,10 @@ class TextEnvWorker(EnvWorker):
     def answered(
         self, iteration: int, *, greedy: bool, each: int = 1
     ) -> tuple[list[Sample], Stopwatch]:
-        """Return this rank's held-out prompts with `each` rewarded answers, and the time spent."""
+        """Return the graded samples of this rank's held-out prompts, and the stopwatch of the work.
+
+        `greedy`: answer with the most probable tokens. `each`: number of answers to each prompt.
+        """
         self._require(Residency.FULL, "evaluate")
         # The budget of failures starts anew for the evaluation.
         self.failures.begin()
@@ -294,7 +303,11 @@ def _mean_reward(samples: Sequence[Sample]) -> Metric:
 
 
 def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
-    """Return the share of prompts for which at least one of several answers has a reward of 1 or more."""
+    """Return the share of prompts with at least one answer whose reward is 1 or more, as a metric.
+
+    Return nothing if prompts have a single answer. `prefix`: first part of the metric's name. `each`: answers to each
+    prompt.
+    """
     best: dict[int, float] = {}
     for sample in samples:
         best[sample.group] = max(
@@ -312,7 +325,10 @@ def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
 def _with_text(
     group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]
 ) -> tuple[Sample, ...]:
-    """Complete saved transcripts with what the task says to the same answers."""
+    """Return the samples of a saved group with complete transcripts.
+
+    The task's `dialogues` hear the saved answers again, and give the prompts and facts that the file lacks.
+    """
     found = []
     for sample, dialogue in zip(group, dialogues, strict=True):
         for answer in sample.transcript.answers:
@@ -330,7 +346,10 @@ def _metrics(
     rewards: Sequence[Reward],
     watch: Stopwatch,
 ) -> Metrics:
-    """Return metrics. Means are weighted by episodes; samples with non-finite numbers are left out."""
+    """Return the metrics of graded samples. Means are over episodes; samples with non-finite numbers are left out.
+
+    `component`: first part of the metrics' names.
+    """
     samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
 
@@ -363,7 +382,7 @@ def _metrics(
 
 @dataclasses.dataclass(slots=True)
 class OpenEpisode:
-    """A conversation in progress: text for the task and tokens for the learner, extended together."""
+    """A conversation in progress, as text for the task and as tokens for the learner."""
 
     tokens: Episode
     dialogue: TextEpisode
@@ -373,7 +392,10 @@ class OpenEpisode:
     tries: int = 0  # number of restarts after a failed reply or failed facts
 
     def transcript(self, *, failed: bool = False) -> Transcript:
-        """Return the transcript; if the task has `failed`, without its facts."""
+        """Return the transcript of the conversation.
+
+        `failed`: whether the task failed; the transcript then has no facts, because the task is not asked for them.
+        """
         completions = [
             piece for piece in self.tokens.pieces if isinstance(piece, Completion)
         ]
@@ -388,10 +410,10 @@ class OpenEpisode:
 
 
 class Pass:
-    """One pass of an env rank over its groups. Used once.
+    """One pass of an env rank over its groups, as `through` runs it; an object serves one pass only.
 
-    Requests answers while there is room, handles answers as they come, and yields completed groups. Owns the open
-    episodes; the grader is idle at the end.
+    The pass requests answers while there is room, handles answers as they come, and yields complete groups. It owns the
+    open episodes, and leaves the grader idle at the end.
     """
 
     def __init__(
@@ -404,10 +426,12 @@ class Pass:
         refills: int = 0,
         more: int = 0,
     ) -> None:
-        """`refills`: how often a group with equal or unknown rewards is replaced by another prompt.
+        """`greedy`: whether answers have the most probable tokens instead of sampled tokens.
 
-        `more`: number of groups that the pass does not wait for. `left` then holds the prompt numbers of the late
-        groups.
+        `refills`: how often another prompt replaces a group whose rewards are all equal or unknown.
+
+        `more`: number of groups that the pass does not wait for; at the end, `left` has the prompt numbers of the
+        groups that were not complete.
         """
         self._worker = worker
         self._context = worker.context
@@ -447,10 +471,10 @@ class Pass:
     def through(
         self, groups: Mapping[int, int], samples: int
     ) -> Iterator[tuple[Sample, ...]]:
-        """Run `samples` episodes of each group and yield each completed group; then end the iteration.
+        """Run `samples` episodes of each group, yield the samples of each complete group, then end the iteration.
 
-        `groups` maps a group to its prompt number. Samples keep their order. While answers are due, the pass never
-        blocks on a full request channel: the answers' channel is bounded too.
+        `groups`: prompt number by group number. The samples of a group are ordered by their number. While answers are
+        due, the pass never blocks on a full channel of requests, because the channel of answers is bounded too.
         """
         left = deque((group, number, 0) for group, number in groups.items())
         # Refills so far, by group
@@ -509,7 +533,7 @@ class Pass:
         self._end()
 
     def _leave(self, numbers: list[int]) -> None:
-        """Drop the episodes of incomplete groups."""
+        """Drop the episodes of incomplete groups, and store the prompt numbers of these groups in `left`."""
         self.left = numbers
         self._to_ask.clear()
         self._open.clear()
@@ -518,7 +542,10 @@ class Pass:
             self._graded(wait=True)
 
     def _end(self) -> None:
-        """Send EndOfIteration to the rollout ranks, once all env ranks have their answers."""
+        """Tell env rank 0 that this rank has all its answers; rank 0 waits for all, then ends the iteration of rollout.
+
+        Rank 0 puts one EndOfIteration for each rollout rank.
+        """
         channels = self._context.channels
         ranks = self._worker.config.ranks
         if self._context.rank:
@@ -540,7 +567,10 @@ class Pass:
         self.watch.lap("put")
 
     def _ask(self) -> bool:
-        """Put the next request; return False if the channel is full. With no answer due, block until there is room."""
+        """Put the next request into the channel, and return whether it had room.
+
+        If no answer is due, block until there is room.
+        """
         channel = self._context.channels[REQUESTS]
         request = self._to_ask[0]
         try:
@@ -556,9 +586,10 @@ class Pass:
         return True
 
     def _take(self) -> None:
-        """Wait for one answer and continue its episode, or grade the finished one.
+        """Wait for one answer, and give it to the task, which continues or ends the episode.
 
         While other episodes wait for grading or replies, the wait is short, so that a long answer does not delay them.
+        An answer that belongs to a dropped group is ignored.
         """
         owner = self._context.owner
         rank = self._context.rank
@@ -611,7 +642,10 @@ class Pass:
         self._hear(_QUICK_S)
 
     def _hear(self, wait_s: float) -> None:
-        """Continue the episodes whose replies have arrived (wait up to `wait_s` for one); grade finished ones."""
+        """Continue the episodes whose replies have arrived, and give finished episodes to the grader.
+
+        `wait_s`: seconds to wait for the first reply.
+        """
         over: list[Place] = []
         for reply in self._replies.done(wait_s):
             if reply.error is not None:
@@ -647,7 +681,7 @@ class Pass:
         self.watch.lap("sim")
 
     def _failed(self, place: Place, error: Exception) -> None:
-        """Restart an episode whose reply or facts failed, or leave it out."""
+        """Start the episode at `place` anew, or leave it out, because its reply or facts raised `error`."""
         (group, sample), episode = place, self._open.pop(place)
         # A RewardError already names the episode.
         if not isinstance(error, RewardError):
@@ -673,7 +707,11 @@ class Pass:
         )
 
     def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
-        """Return the request for the next turn, or None if the episode is over."""
+        """Add the environment's reply to the episode, and return the request for its next turn.
+
+        Return None if the episode is over: the task has no reply (`reply` is None), the last answer was cut, or the
+        episode has reached its most turns or tokens.
+        """
         settings = self._worker.config.config
         completion = episode.tokens.pieces[-1]
         assert isinstance(completion, Completion), "a reply is to an answer"

@@ -56,7 +56,7 @@ from rlplace.workers.training.variant import variant_of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """The samples of an iteration with their total rewards, and the learning targets of their response tokens."""
+    """Samples with their total rewards, and the learning targets of their response tokens."""
 
     groups: Groups
     # Samples left out of `groups` because of NaN or infinity, each with a text that names the numbers
@@ -66,9 +66,10 @@ class Experience:
     metrics: Metrics
 
     def learned(self, algorithm: AlgorithmConfig) -> Experience:
-        """Return a copy without the samples that the algorithm skips.
+        """Return a copy of this experience without the samples that the algorithm does not learn from.
 
-        Skipped are groups whose rewards are all equal (`only_with_signal`) and truncated answers (`truncated: mask`).
+        These are the samples of groups whose rewards are all equal, with `only_with_signal`, and truncated answers,
+        with `truncated: mask`.
         """
         mask_truncated = algorithm.truncated == "mask"
         only_with_signal = algorithm.only_with_signal
@@ -96,9 +97,9 @@ class Experience:
         return dataclasses.replace(self, groups=groups, targets=targets)
 
     def returns(self) -> list[tuple[Scores, ...]]:
-        """Return the returns for the critic, one tuple per group.
+        """Return the returns to send to the critic: one tuple for each group, with the returns of each of its samples.
 
-        A non-finite sample gets NaN returns: the critic waits for every sample, also for those that were left out.
+        Samples that were left out as non-finite have NaN returns, because the critic waits for every sample.
         """
         # Samples with returns first, then NaN for the others
         samples = [sample for group in self.groups for sample in group]
@@ -116,9 +117,9 @@ class Experience:
 
 
 class AdvantageEstimator:
-    """Computes advantages; used by rank 0 of the actor.
+    """Computes the advantages of samples from rewards, KL and values. Only rank 0 of the actor calls it.
 
-    Owns the state that lasts over iterations: the current KL weight and the running moments of rewards.
+    It owns the state that lasts over iterations: the current weight of the KL, and the running moments of rewards.
     """
 
     def __init__(self, job: WorkerArguments) -> None:
@@ -137,10 +138,11 @@ class AdvantageEstimator:
         scores: Mapping[str, BySample],
         inferred: Mapping[Target, BySample],
     ) -> Experience:
-        """Return the targets of all samples that have finite numbers.
+        """Return the samples with their total rewards, and the learning targets of their response tokens.
 
-        `scores`: by scoring component, one array per sample. `inferred`: computed by the actor's own weights. Where
-        the config skips non-finite numbers, such samples are left out as if they had never been sampled.
+        `scores`: for each scoring component, one array per sample. `inferred`: targets that the actor computed with its
+        own weights. Both are in the order of the samples in `groups`. If the config leaves out non-finite samples, they
+        are separated before anything is computed.
         """
         algorithm = self._algorithm
         # Total reward of each sample: the environment's and the weighted scores of reward components
@@ -221,13 +223,13 @@ class AdvantageEstimator:
         return experience
 
     def state(self) -> Tensor:
-        """Return [4] float64: the KL weight, then count, mean and variance of all rewards so far."""
+        """Return [4] float64: the weight of the KL, then count, mean and variance of all rewards so far."""
         coef = torch.tensor(self._kl_coef, dtype=torch.float64)
         seen = self._reward_moments
         return torch.stack([coef, seen.count, seen.mean, seen.var])
 
     def take_over(self, state: Tensor) -> None:
-        """Continue from a `state`, which may come from another process."""
+        """Continue from `state` as the method `state` returns it, perhaps in another process."""
         coef, count, mean, var = state.unbind()
         self._kl_coef = float(coef)
         self._reward_moments = Moments(count=count, mean=mean, var=var)
@@ -238,9 +240,9 @@ class AdvantageEstimator:
         number: int,
         scores: Mapping[str, BySample],
     ) -> Sample:
-        """Return the sample with the weighted scores of all reward components added to its reward.
+        """Return a copy of the sample whose reward includes the weighted scores of all reward components.
 
-        `number`: position of the sample among all samples of the iteration, as in `scores`.
+        `number`: position of the sample among all samples. `scores`: for each scoring component, one array per sample.
         """
         if not self._rewards:
             return sample
@@ -256,9 +258,9 @@ class AdvantageEstimator:
         )
 
     def _shaped(self, rewards: Tensor) -> Tensor:
-        """Return the rewards [S], normalised and clipped where the algorithm asks for it.
+        """Return the rewards [S], normalised and clipped if the algorithm asks for it.
 
-        Moments for normalising are those of all rewards so far, these included. Ziegler et al. 2019
+        The moments for normalising are those of all rewards so far, including these. Ziegler et al. 2019
         (arXiv:1909.08593) normalise once, by samples of the first policy.
         """
         if self._algorithm.normalize_rewards:
@@ -275,9 +277,11 @@ class AdvantageEstimator:
         groups: Groups,
         known: Mapping[Target, BySample],
     ) -> tuple[Tensor | None, dict[str, Metric]]:
-        """Return the KL of each response token from the reference, [M], and its metrics; None without a reference.
+        """Return the KL from the reference for each response token, [M], and its metrics; None and no metrics without a
+        reference.
 
-        The policy's log-probabilities are the trainer's if it inferred them, else those of the inference engine.
+        `known`: targets computed so far. The policy's log-probabilities are those of the trainer if the actor inferred
+        them, else those of the inference engine.
         """
         if "reference" not in known:
             return None, {}
@@ -298,9 +302,11 @@ class AdvantageEstimator:
         }
 
     def _group_advantages(self, outcomes: Outcomes, penalty: Tensor | None) -> Tensor:
-        """Return advantages [M] of a group-based estimator: the advantage of a sample at each of its tokens.
+        """Return the advantages [M] of an estimator that compares the samples of a group: all tokens of a sample have
+        the same.
 
-        `penalty`: KL of each token, [M], which is subtracted from the sample's reward; None: no penalty.
+        `outcomes`: reward, length and group of each sample. `penalty`: KL of each token, [M], which is subtracted from
+        the sample's reward; None: subtract nothing.
         """
         if penalty is not None:
             # Sum of the KL over the tokens of each sample, [S]
@@ -322,10 +328,11 @@ def without_non_finite(
 ) -> tuple[
     Groups, list[tuple[Sample, str]], Mapping[str, BySample], Mapping[Target, BySample]
 ]:
-    """Separate the samples that have NaN or infinity in their rewards, scores or inferred values.
+    """Separate the samples that have NaN or infinity in their rewards, log-probabilities, scores or inferred values.
 
-    Return the groups of finite samples, the other samples each with a text that names the numbers, and then `scores`
-    and `inferred` of the finite samples. Raises RewardError (`all-poisoned`) if no sample is finite.
+    Return four values: the groups of the finite samples; the other samples, each with a text that names its non-finite
+    numbers; and `scores` and `inferred` of the finite samples. Raises RewardError (`all-poisoned`) if no sample is
+    finite.
     """
     samples = [sample for group in groups for sample in group]
     known = dict[str, BySample]([*scores.items(), *inferred.items()])
@@ -367,7 +374,10 @@ def without_non_finite(
 
 
 def _not_finite(sample: Sample, known: Mapping[str, TokenArray]) -> str:
-    """Name the non-finite numbers of a sample, for `known` ones by their component; empty if all are finite."""
+    """Return a text that names the non-finite numbers of a sample; empty if all numbers are finite.
+
+    `known`: further arrays of the sample, by the name of the scoring component or target.
+    """
     found: list[str] = []
     for name, value in sample.rewards.items():
         if not math.isfinite(value):

@@ -71,8 +71,9 @@ Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
 
 
 class LmLearner:
-    """The optimizer steps of an actor or a critic. Borrows model and trainer; inferring and learning are
-    collectives.
+    """Base of the learners of language models: it assigns samples to ranks and makes the optimizer steps.
+
+    It borrows the model and the trainer. Inference and learning are collectives.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class LmLearner:
         shared_prefix_cost: float | None,
         token_budget: int,
     ) -> None:
-        """`shared_prefix_cost`: relative cost of a prompt token for each answer that shares it, as in `sizes_of`.
+        """`shared_prefix_cost`: cost of a prompt token for each answer that shares it, relative to a token of its own,
+        as in `sizes_of`; None: answers share no prompt.
 
         `token_budget`: most tokens of one micro-batch.
         """
@@ -104,9 +106,11 @@ class LmLearner:
     # ── which rank computes what ─────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """Assign the samples of all optimizer steps of an iteration to replicas; equal on every rank.
+        """Return the packing of each optimizer step of `iteration`, which assigns samples to replicas; equal on every
+        rank.
 
-        Actor and critic step on the same samples. Without a response token there is nothing to learn, hence no step.
+        `lengths`: of all samples. Actor and critic step on the same samples. Without any response token there is
+        nothing to learn, so the result has no steps.
         """
         has_responses = any(lengths.responses)
         return pack_steps(
@@ -119,7 +123,9 @@ class LmLearner:
         )
 
     def inference_plan(self, lengths: Lengths) -> Packing:
-        """Assign all samples to replicas for one forward pass; equal on every rank."""
+        """Return the packing for one forward pass over all samples, which assigns them to replicas; equal on every
+        rank.
+        """
         return pack(lengths.sizes, self._ranks.replicas, self._token_budget)
 
     def shards(
@@ -131,9 +137,11 @@ class LmLearner:
         targets: Mapping[Target, BySample] | None = None,
         kl_coef: float = 0.0,
     ) -> list[SampleShard]:
-        """Return for each rank the samples that it needs to infer (`infer`), to learn in `iteration`, or both.
+        """Return for each rank the samples, with their targets, that the rank needs for the requested passes.
 
-        `targets`: arrays of all samples, in the order of the groups.
+        `iteration`: include the learning passes of this iteration; None: no learning. `infer`: include the forward pass
+        over all samples. `targets`: for each target, one array per sample, in the order of `groups`. `kl_coef`: weight
+        of the KL from the reference in the loss.
         """
         lengths = Lengths.of(groups, shared_prefix_cost=self._shared_prefix_cost)
         samples = [sample for group in groups for sample in group]
@@ -169,10 +177,10 @@ class LmLearner:
         scores: Callable[[Packed], Sequence[Tensor]],
         rows: int,
     ) -> Tensor:
-        """Return [rows, M]: the outputs of `scores` for all response tokens, on every rank. A collective.
+        """Return the outputs of the model for all M response tokens, [rows, M], on every rank. A collective.
 
-        `scores` returns `rows` tensors [N]. The micro-batches of all replicas hold each sample once, and each replica
-        has equally many of them.
+        `micro_batches`: those of this rank; together, those of all replicas have each sample once, and each replica has
+        equally many. `scores`: runs the model on a packed micro-batch, and returns `rows` tensors [N].
         """
         watch = Stopwatch()
         # Each token is filled by one primary rank and stays zero elsewhere, so a sum assembles all tokens
@@ -193,7 +201,7 @@ class LmLearner:
         old_values: Tensor,
         returns: Tensor,
     ) -> Tensor:
-        """Return the loss of each token, [N], from tensors [N]."""
+        """Return the value loss of each token, [N]; all arguments are [N] too."""
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
         return value_loss(values, old_values, returns, self._algorithm.value_clip)
@@ -204,16 +212,19 @@ class LmLearner:
         part: str,
         size: float = 0,
     ) -> None:
-        """End a lap once the accelerator has finished its work.
+        """End a lap of the stopwatch once the accelerator has finished its queued work.
 
-        GPU work is queued: without the wait its time would be measured in the next lap that synchronizes.
+        Without the wait, the time of that work would be measured in the next lap that synchronizes.
+
+        `part`: name of the lap. `size`: amount of work in the lap.
         """
         self._lm.synchronize()
         watch.lap(part, size)
 
     def _part(self, name: str) -> str:
-        """Return the stopwatch's name of a pass: passes over several ranks, which exchange weights, are timed
-        separately.
+        """Return the stopwatch's name for a pass called `name`.
+
+        Passes that exchange weights over several ranks have names of their own, and so are timed separately.
         """
         if self._ranks.world_size > 1:
             return f"sharded_{name}"
@@ -229,10 +240,11 @@ class LmLearner:
         differentiate: Differentiate,
         counted: Sequence[int] | None = None,
     ) -> Update:
-        """Make the optimizer steps of `plan`. A collective.
+        """Make the optimizer steps of `plan`, and return what they did. A collective.
 
-        `counted`: number of learned response tokens of each sample; None: all response tokens. A replica runs its
-        micro-batch also without samples, because the other ranks wait for its part of the collectives.
+        `differentiate`: runs the model on a micro-batch, and returns loss and metrics. `counted`: number of response
+        tokens of each sample that are learned; None: all of them. A replica runs a micro-batch without samples too,
+        because the other ranks wait for it in the collectives.
         """
         steps: list[Numbers] = []
         lr = 0.0
@@ -280,9 +292,9 @@ _Sampled = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclasses.dataclass(slots=True)
 class _Accumulated:
-    """The state of an optimizer step in progress, beside this rank's gradients.
+    """An optimizer step in progress: counts and metrics of the samples whose gradients were accumulated.
 
-    The partial sums are divided by the largest totals possible, as the step's own totals are not known yet.
+    The partial sums are divided by the largest totals possible, because the totals of the step are not known yet.
     """
 
     # Over all ranks
@@ -297,7 +309,7 @@ class _Accumulated:
 
 
 class ActorLearner(LmLearner):
-    """Policy optimisation, with a value head on the actor's trunk where `critic.on_actor` asks for it."""
+    """Learner of a policy, and of a value head on the policy's trunk if `critic.on_actor` asks for it."""
 
     _accumulated: _Accumulated | None = None
 
@@ -336,7 +348,7 @@ class ActorLearner(LmLearner):
         self._temperature = config.text_rollout.temperature or 1.0
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """Return the steps as in LmLearner; none while the critic warms up."""
+        """Return the packings of `LmLearner.plan`; none in the first iterations, in which only the critic learns."""
         if iteration < self._config.critic.warmup_iterations:
             return ()
         return super().plan(lengths, iteration)
@@ -346,7 +358,7 @@ class ActorLearner(LmLearner):
         shard: SampleShard,
         asked: Collection[Target],
     ) -> dict[Target, BySample]:
-        """Return the `asked` targets of all samples, by the current weights; the same on every rank. A collective."""
+        """Return the `asked` targets of all samples under the current weights; equal on every rank. A collective."""
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
 
@@ -376,7 +388,11 @@ class ActorLearner(LmLearner):
         micro_batches: Iterable[MicroBatch],
         fields: Sequence[str],
     ) -> Tensor:
-        """Return [fields, M]: the named fields of the model's scores, for all response tokens. A collective."""
+        """Return outputs of the model for all M response tokens, [fields, M], on every rank. A collective.
+
+        `fields`: names of the outputs, such as `logprobs`. `micro_batches`: those of this rank, with each sample once
+        over all replicas.
+        """
 
         def scores(packed: Packed) -> list[Tensor]:
             found = self._lm.module(packed, self._temperature)
@@ -432,8 +448,9 @@ class ActorLearner(LmLearner):
         return update
 
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
-        """Return metrics of the difference between engine and trainer. Version `iteration` is the policy that
-        learns.
+        """Return the metrics of the difference between the log-probabilities of engine and trainer.
+
+        `iteration`: also the version of the policy that learns; tokens of other versions are reported separately.
         """
         by_trainer, by_engine, versions, cut = (
             torch.cat(parts) for parts in zip(*sampled, strict=True)
@@ -446,17 +463,20 @@ class ActorLearner(LmLearner):
         engine: Tensor,
         lengths: Tensor,
     ) -> Corrected | tuple[None, Tensor]:
-        """Return importance weights [N], trainer over engine, and which were cut, [N] bool; no weights without
-        correction.
+        """Return the importance weights [N], trainer over engine, and bool [N]: which weights were cut.
+
+        The weights are None, and none is cut, if the config does not correct for the engine's rounding.
+
+        `behaviour`, `engine`: log-probabilities by trainer and engine, [N]. `lengths`: response tokens of each sample.
         """
         if self._correction is None:
             return None, torch.zeros_like(engine, dtype=torch.bool)
         return importance_weights(behaviour, engine, lengths, self._correction)
 
     def accumulate(self, shard: SampleShard) -> None:
-        """Add the gradients of samples to those of the iteration's step, which `learn` makes. A collective.
+        """Add the gradients of the shard's samples to those of the iteration's step, which `learn` makes. A collective.
 
-        The step's number of tokens is not known yet, so the gradients are divided by the largest number possible;
+        The number of tokens in the step is not known yet, so the gradients are divided by the largest number possible;
         `_step` rescales them. Until `learn` or `drop`, no other call may discard the gradients.
         """
         lengths = shard.lengths
@@ -507,7 +527,10 @@ class ActorLearner(LmLearner):
         )
 
     def _step(self, iteration: int) -> Update:
-        """Make one step from all accumulated gradients, equal to a step over all samples at once. A collective."""
+        """Make one optimizer step from all accumulated gradients, and return what it did. A collective.
+
+        The step equals a step over all samples at once.
+        """
         held = self._accumulated or _Accumulated()
         most = self._most
         self._accumulated = None
@@ -547,7 +570,7 @@ class ActorLearner(LmLearner):
         )
 
     def drop(self) -> None:
-        """Discard the accumulated gradients."""
+        """Discard the accumulated gradients and their counts."""
         self._accumulated = None
         self._lm.drop_gathered()
 
@@ -560,9 +583,10 @@ class ActorLearner(LmLearner):
         old_logprobs: Tensor,
         importance: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a micro-batch and its partial sums of the step's means, by name, float64.
+        """Return the loss of a micro-batch, and its partial sums of the step's means, by name, float64.
 
-        `old_logprobs`, `importance`: [N].
+        `picks`: the samples of the micro-batch. `totals`: samples and tokens of the step over all ranks. `scores`: the
+        model's outputs. `old_logprobs`: [N]. `importance`: weights [N]; None: all 1.
         """
         algorithm = self._algorithm
         lengths = batch.lengths(picks)
@@ -611,7 +635,7 @@ class ActorLearner(LmLearner):
 
 
 class CriticLearner(LmLearner):
-    """Regression of the values of response tokens to their returns."""
+    """Learner of a critic: it fits the values of response tokens to their returns."""
 
     def __init__(
         self,
@@ -631,9 +655,9 @@ class CriticLearner(LmLearner):
         )
 
     def values(self, shard: SampleShard) -> Tensor:
-        """Return values [M] of all samples by the current weights, on every rank.
+        """Return the values [M] of all samples' response tokens under the current weights, on every rank. A collective.
 
-        Every rank has all of them because the learning passes may assign a sample to another rank. A collective.
+        Every rank needs all values, because the learning passes may assign a sample to another rank.
         """
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
@@ -650,9 +674,10 @@ class CriticLearner(LmLearner):
         returns: Tensor,
         iteration: int,
     ) -> Update:
-        """Learn from an iteration's samples in all epochs; `old_values` and `returns` [M] are on this rank's device.
+        """Learn from an iteration's samples in all epochs, and return what the optimizer steps did. A collective.
 
-        Tokens with NaN returns belong to non-finite samples and are not learned from. A collective.
+        `old_values`, `returns`: [M], on this rank's device. Tokens with NaN returns belong to non-finite samples, and
+        are not learned.
         """
         batch = Batch(shard, self._lm.device)
         clip = self._algorithm.value_clip

@@ -24,7 +24,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class Moments(Protocol):
-    """The moments of a list of tensors, in their order. Owns them."""
+    """The two moments of a list of tensors that the optimizer steps, in the order of the tensors."""
 
     packed: bool  # whether `read` returns new float32 tensors on the host
 
@@ -34,14 +34,20 @@ class Moments(Protocol):
         gradients: Sequence[Tensor],
         lr: float,
     ) -> None:
-        """Step the tensors in place. `gradients` have the dtypes of the tensors and may be overwritten."""
+        """Make an optimizer step on the tensors, in place, and update the moments.
+
+        `gradients`: of the dtypes of `stepped`; they may be overwritten. `lr`: learning rate.
+        """
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that the moments consist of, for offloading and for counting bytes."""
+        """Return all tensors that the moments consist of, to offload them and to count their bytes."""
 
     def read(self, where: Where) -> Values:
-        """Return the moments in the shapes of the stepped tensors: to save them, or to be filled and passed to
-        `take_over`.
+        """Return the moments by name, in the shapes of the stepped tensors.
+
+        They can be saved, or filled from a checkpoint and passed to `take_over`.
+
+        `where`: function from a tensor to where its bytes are now, on accelerator or host.
         """
 
     def take_over(
@@ -50,11 +56,14 @@ class Moments(Protocol):
         steps_made: int,
         where: Where,
     ) -> None:
-        """Resume after `steps_made` steps from `values`, the filled tensors of `read`."""
+        """Continue after `steps_made` optimizer steps from `values`.
+
+        `values`: the tensors that `read` returned, filled from a checkpoint. `where`: as in `read`.
+        """
 
 
 class FloatMoments:
-    """Moments in the dtypes of the stepped tensors."""
+    """Moments in the dtypes of the stepped tensors, not packed."""
 
     packed = False
 
@@ -91,11 +100,12 @@ class FloatMoments:
 
 
 class ByteMoments:
-    """Moments in 8 bits: codes into a table, and a float32 scale per block (Dettmers et al. 2022, arXiv:2110.02861).
+    """Moments in 8 bits: codes into a table, and a float32 scale for each block (Dettmers et al. 2022,
+    arXiv:2110.02861).
 
-    The second moment is stored as its square root, which spans half as many decades. Its table has no zero, because
-    Adam divides by the root: a zero would blow up the step (Li et al. 2023, arXiv:2309.01507, section 4.1). Both
-    tables contain the ends of their range, so unpacked values pack to the same bits again.
+    The second moment is stored as its square root, which spans half as many decades. The table of the root has no zero,
+    because Adam divides by the root: a zero would blow up the step (Li et al. 2023, arXiv:2309.01507, section 4.1).
+    Both tables contain the ends of their range, so unpacked values pack to the same bits again.
     """
 
     packed = True
@@ -145,7 +155,7 @@ class ByteMoments:
         return tensors
 
     def read(self, where: Where) -> Values:
-        """Return both moments as new float32 tensors on the host."""
+        """Return both moments by name, as new float32 tensors on the host."""
 
         def to_host(tensor: Tensor) -> Tensor:
             return where(tensor).cpu()
@@ -188,7 +198,7 @@ class ByteMoments:
 class _Packed:
     """Numbers as 8-bit codes [blocks, 256] and float32 scales [blocks, 1].
 
-    `signed`: the table is -1 to 1, else 0 to 1.
+    `signed`: whether the table of numbers ranges from -1 to 1, or else from 0 to 1.
     """
 
     def __init__(
@@ -204,29 +214,32 @@ class _Packed:
 
     @classmethod
     def zeros(cls, like: Tensor, *, signed: bool) -> _Packed:
-        """Return zero scales for as many blocks as the elements of `like` need, on its device."""
+        """Return packed zeros with as many blocks as the elements of `like` need, on the device of `like`."""
         blocks = -(-like.numel() // MOMENT_BLOCK)
         codes = torch.zeros(blocks, MOMENT_BLOCK, dtype=torch.uint8, device=like.device)
         scales = codes.new_zeros(blocks, 1, dtype=torch.float32)
         return cls(codes, scales, signed=signed)
 
     def pieces(self) -> list[_Packed]:
-        """Return views of `_AT_ONCE` blocks each."""
+        """Return views of this object, each of up to `_AT_ONCE` blocks."""
         cut = zip(self.codes.split(_AT_ONCE), self.scales.split(_AT_ONCE), strict=True)
         return [_Packed(codes, scales, signed=self.signed) for codes, scales in cut]
 
     def at(self, where: Where) -> _Packed:
-        """Return the same numbers, at the place that `where` maps their tensors to."""
+        """Return the same numbers with tensors at the place to which `where` maps the tensors of this object."""
         return _Packed(where(self.codes), where(self.scales), signed=self.signed)
 
     def unpack(self) -> Tensor:
-        """Return the numbers [blocks * 256] as float32, in new memory."""
+        """Return the numbers [blocks * 256] as a new float32 tensor."""
         table = _table(self.signed, self.codes.device)
         numbers = table.index_select(0, self.codes.view(-1).int())
         return numbers.view(self.codes.shape).mul_(self.scales).view(-1)
 
     def pack(self, numbers: Tensor) -> None:
-        """Store the nearest table entry of each of `numbers`, whose end may lack a part of the last block."""
+        """Store `numbers`, each as the nearest entry of the table, scaled by its block.
+
+        `numbers`: one dimension; its end may lack a part of the last block.
+        """
         missing = self.codes.numel() - len(numbers)
         blocks = pad(numbers, (0, missing)).view(self.codes.shape)
         torch.amax(blocks.abs(), dim=1, keepdim=True, out=self.scales)
@@ -239,9 +252,9 @@ class _Packed:
 
 @functools.cache
 def _table(signed: bool, device: torch.device) -> Tensor:
-    """Return the 256 table entries, ascending to 1 from -1 (`signed`) or from almost 0.
+    """Return the 256 entries of the table, ascending to 1 from -1 (`signed`) or from almost 0.
 
-    The positive entries span seven decades; each decade has twice as many as the decade below.
+    The positive entries span seven decades. Each decade has twice as many entries as the decade below it.
     """
     # Positive entries by decade, the lowest decade first: 1, 2, 4, ... or, unsigned, 2, 4, 8, ...
     lowest = 1 if signed else 2
@@ -269,9 +282,11 @@ def _step(
     lr: float,
     config: OptimizerConfig,
 ) -> None:
-    """Make AdamW's step by the function that `torch.optim.AdamW` calls.
+    """Make one step of AdamW on the tensors `stepped`, in place, by the function that `torch.optim.AdamW` calls.
 
-    The class does more around this call, which takes longer than the step of a small policy.
+    The class `torch.optim.AdamW` does more around this call, which takes longer than the step of a small policy.
+
+    `first`, `second`: moments of each tensor. `steps`: count of steps of each tensor, as a tensor. `lr`: learning rate.
     """
     adamw(
         list(stepped),

@@ -450,7 +450,8 @@ class ActorLearner(LmLearner):
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
         """Return the metrics of the difference between the log-probabilities of engine and trainer.
 
-        `iteration`: also the version of the policy that learns; tokens of other versions are reported separately.
+        `iteration`: also the version of the policy that learns; only tokens that were sampled under this version are
+        compared.
         """
         by_trainer, by_engine, versions, cut = (
             torch.cat(parts) for parts in zip(*sampled, strict=True)

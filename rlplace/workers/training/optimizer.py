@@ -29,7 +29,11 @@ Numbers = Mapping[str, float]
 
 
 def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
-    """Return the learning rate of the next step; `progress` is the share of the run's iterations that are over."""
+    """Return the learning rate of the next optimizer step.
+
+    `steps_made`: optimizer steps so far, for the warm-up. `progress`: share of the run's iterations that are over, 0 to
+    1, for the decay.
+    """
     # Linear warm-up over optimizer steps
     warmup = 1.0
     if config.warmup_steps:
@@ -46,15 +50,16 @@ def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> 
 
 
 class Adam:
-    """AdamW over shards in place, or over float32 copies that are rounded to the shards after each step.
+    """AdamW over this rank's shards in place, or over float32 copies that are rounded to the shards after each step.
 
-    Owns the copies, on accelerator (`kind: adamw_master`) or host (`on_host`), and the moments beside them. All are
-    allocated by the constructor, so that their size is known from the start.
+    Owns the moments and the copies. The copies are on the accelerator (`kind: adamw_master`) or on the host
+    (`on_host`), with the moments beside them. The constructor allocates everything, so the size is known from the
+    start.
     """
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
-        """`shards`: the trained parameters of this rank, plain tensors that keep their identity; each may be
-        empty.
+        """`shards`: the trained parameters of this rank. They are plain tensors, which the model keeps and never
+        replaces; each may be empty.
         """
         self._shards = tuple(shards)
         self._on_host = config.on_host
@@ -77,7 +82,10 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        """Step by `gradients`, which are in the order of the shards and may be overwritten."""
+        """Make one step on the shards.
+
+        `gradients`: in the order of the shards; they may be overwritten. `lr`: learning rate.
+        """
         # Move each gradient to the device and dtype of the tensor that is stepped
         fitting = [
             g.to(device=t.device, dtype=t.dtype)
@@ -88,16 +96,21 @@ class Adam:
 
     @torch.no_grad()
     def follow(self, where: Where) -> None:
-        """Round the float32 copies, if any, to the shards.
+        """Copy the float32 copies into the shards, rounded to the shards' dtypes; do nothing without copies.
 
-        `where` maps a tensor to the place of its bytes now.
+        `where`: function from a tensor to where its bytes are now, on accelerator or host.
         """
         if self._copied:
             for shard, master in zip(self._shards, self.stepped, strict=True):
                 where(shard).copy_(where(master), non_blocking=True)
 
     def tensors(self, *, on_host: bool = False) -> list[Tensor]:
-        """Return what the optimizer holds beside the shards, on the accelerator or (`on_host`) on the host."""
+        """Return the tensors that the optimizer holds beside the shards: the moments, and the float32 copies if there
+        are any.
+
+        `on_host`: return them if they are on the host, else if they are on the accelerator; otherwise the list is
+        empty.
+        """
         if on_host != self._on_host:
             return []
         return [*self.moments.tensors(), *(self.stepped if self._copied else ())]
@@ -114,7 +127,9 @@ class MovingAverage:
     """
 
     def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
-        """`shards`: the trained parameters, on the accelerator now; they keep their identity."""
+        """`shards`: the trained parameters, which must be on the accelerator now; the model keeps and never replaces
+        them.
+        """
         self._shards = tuple(shards)
         self._decay = decay
         self.averages = [
@@ -132,7 +147,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the weights by their averages until the end of the block, to evaluate or save the averages."""
+        """Replace the weights by their averages for the duration of the `with` block, to save the averages."""
         kept = [shard.detach().to("cpu", copy=True) for shard in self._shards]
         try:
             self._write(self.averages)
@@ -148,7 +163,7 @@ class MovingAverage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What the optimizer steps of one iteration did; all fields except `metrics` are equal on every rank."""
+    """The result of an iteration's optimizer steps; all fields except `metrics` are equal on every rank."""
 
     # Means over the evaluated steps; None if there was nothing to learn
     mean: Numbers | None
@@ -167,7 +182,7 @@ class Update:
 
 
 def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
-    """Return the mean over steps by name; None for no steps."""
+    """Return the mean over steps of each number, by name; None for no steps."""
     if not steps:
         return None
     means: dict[str, float] = {}
@@ -178,7 +193,10 @@ def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
 
 
 class Trainer:
-    """Steps the optimizer of one model. Owns optimizer, moving average and the count of steps; borrows the model."""
+    """Makes the optimizer steps of one model.
+
+    Owns the optimizer, the moving average and the count of steps; borrows the model.
+    """
 
     def __init__(
         self,
@@ -191,9 +209,10 @@ class Trainer:
         ema_decay: float | None = None,
         on_poison: OnPoison = "stop",
     ) -> None:
-        """`iterations`: of the whole run. `component`: name of the trained component, for errors.
+        """`iterations`: number of iterations of the run. `component`: name of the trained component, for errors.
 
-        `ema_decay`: of the moving average; None: keep no average.
+        `ema_decay`: decay of the moving average of the weights; None: keep no average. `on_poison`: whether to skip a
+        non-finite step, or to stop.
         """
         self._model = model
         self._config = config
@@ -214,7 +233,7 @@ class Trainer:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that stay on the host, whether the component is offloaded or not."""
+        """Bytes of optimizer and moving average that stay on the host, also while the component is offloaded."""
         if self.average is None:
             return self.optimizer.host_bytes
         return self.optimizer.host_bytes + self.average.host_bytes
@@ -232,12 +251,13 @@ class Trainer:
         shares: Tensor,
         iteration: int,
     ) -> Numbers | None:
-        """Sum this rank's `shares` (partial sums of means) over ranks; return them by `names`, with the gradient
-        norm.
+        """Return the sums of `shares` over ranks, by name, and the norm of the whole gradient before clipping. A
+        collective.
 
-        The norm is that before clipping. A collective. If a number is NaN or infinite, all ranks act alike: they drop
-        the gradients and return None where the config skips such steps; otherwise, and after too many in a row, they
-        raise DivergedError.
+        If one of these numbers is NaN or infinite, all ranks act alike. If the config skips such steps, they drop the
+        gradients and return None. If it does not, or too many steps in a row were skipped, they raise DivergedError.
+
+        `names`: names of the shares. `shares`: this rank's partial sums of means, one for each name.
         """
         summed = self._model.sum_shares(shares).tolist()
         numbers = dict(zip((*names, "grad_norm"), summed, strict=True))
@@ -266,13 +286,17 @@ class Trainer:
         return None
 
     def take_skipped(self) -> tuple[str, ...]:
-        """Return a line for each step that was skipped since the last call."""
+        """Return one line for each step that was skipped since the last call."""
         notes = tuple(self._notes)
         self._notes = []
         return notes
 
     def _ranks_at_fault(self, shares: Tensor) -> str:
-        """Name the ranks whose part of the loss, or else of the gradient, is not finite. A collective."""
+        """Return a text that names the ranks whose part of the loss is not finite, or else of the gradient. A
+        collective.
+
+        `shares`: this rank's partial sums of means.
+        """
         # Row 0: loss, row 1: gradient; a column per rank, 1.0 for a non-finite one
         faults = torch.zeros(2, self._ranks.world_size, device=shares.device)
         for row, tensors in enumerate(([shares], self._model.own_gradients())):
@@ -305,10 +329,10 @@ class Trainer:
 
     @torch.no_grad()
     def step(self, gradient_norm: float, lr: float) -> None:
-        """Clip the gradients to the global norm `max_grad_norm` (Pascanu et al. 2013, algorithm 1), step, drop them.
+        """Clip the gradients to the global norm `max_grad_norm`, make one optimizer step, and drop the gradients.
 
-        `gradient_norm` is the global norm, already summed with the other numbers; `clip_grad_norm_` would need
-        collectives of its own.
+        Clipping is algorithm 1 of Pascanu et al. 2013. `gradient_norm`: norm of the whole gradient, from
+        `sum_over_ranks`; `clip_grad_norm_` would need further collectives. `lr`: learning rate.
         """
         gradients = self._model.gradients()
         if gradient_norm > self._config.max_grad_norm:

@@ -49,7 +49,10 @@ _AT_ONCE = 1024  # last observations per forward pass
 
 
 class PolicyLearner:
-    """PPO updates. Owns the reward statistics; borrows policy and trainer. `learn` is a collective."""
+    """PPO of a simulator policy on one rank. `learn` is a collective.
+
+    Owns the statistics that scale rewards; borrows the policy and the trainer.
+    """
 
     def __init__(
         self,
@@ -74,8 +77,9 @@ class PolicyLearner:
         self._custom_loss = self._variant if differentiates else None
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
-        """Learn from one iteration's samples in all epochs; `trajectory` holds exactly this rank's rows. A
-        collective.
+        """Learn from an iteration's samples in all epochs, and return what the optimizer steps did. A collective.
+
+        `trajectory`: the steps of exactly this rank's rows.
         """
         # Advantages and returns of this rank's samples
         watch = Stopwatch()
@@ -137,9 +141,9 @@ class PolicyLearner:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return the reward statistics, of all rows of all ranks, in new tensors. A collective.
+        """Return the statistics that scale rewards, for all rows of all ranks, in new tensors. A collective.
 
-        `return_scale.returns` [all rows] float64, `return_scale.moments` [3]: count, mean, variance.
+        `return_scale.returns`: [all rows] float64. `return_scale.moments`: [3], count, mean and variance.
         """
         rows = self._rows
         scale = self._return_scale
@@ -154,7 +158,7 @@ class PolicyLearner:
         }
 
     def take_over(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state`, which ranks with other rows may have written."""
+        """Continue from `state` as the method `state` returns it; the ranks that wrote it may have had other rows."""
         count, mean, var = state["return_scale.moments"].unbind()
         self._return_scale.moments = Moments(count=count, mean=mean, var=var)
         first = self._rows.first
@@ -164,8 +168,8 @@ class PolicyLearner:
         ].clone()
 
     def _samples(self, trajectory: Trajectory) -> StepSamples:
-        """Return this rank's samples with scaled rewards, bootstrapped truncations, and advantages that are not
-        normalised yet.
+        """Return this rank's samples, with scaled rewards, bootstrapped truncations, and advantages that are not
+        normalised.
         """
         terminated = self._tensor(trajectory.terminated)
         truncated = self._tensor(trajectory.truncated)
@@ -224,11 +228,12 @@ class PolicyLearner:
         samples: StepSamples,
         sound: Tensor,
     ) -> tuple[Moments, Tensor]:
-        """Return moments [3] of advantages, returns and value errors over all ranks, and the sums of observation
-        statistics.
+        """Return the moments [3] of advantages, returns and value errors, and the sums of the observation statistics.
 
-        Only samples that are `sound` count: [N] bool on the host, those whose reward is not NaN. The sums are empty
-        without an observation normalizer. A collective.
+        Both are over all ranks, and count only samples that are sound. The sums are empty without an observation
+        normalizer. A collective.
+
+        `sound`: [N] bool on the host, true for samples whose reward is not NaN.
         """
         if not bool(sound.all()):
             samples = samples.pick(sound.nonzero().flatten().to(self._device))
@@ -247,7 +252,10 @@ class PolicyLearner:
         return merge(nothing, sums[:cut]), sums[cut:]
 
     def _sound_of_all(self, sound: Tensor) -> Tensor:
-        """Return which samples of all ranks are `sound`, [T * all rows] bool on the host. A collective."""
+        """Return which samples of all ranks are sound, [T * all rows] bool on the host. A collective.
+
+        `sound`: which samples of this rank are sound, [N] bool.
+        """
         rows = self._rows
         found = torch.zeros(rows.steps, rows.total, device=self._device)
         found[:, rows.first : rows.first + rows.count] = sound.view(
@@ -261,7 +269,7 @@ class PolicyLearner:
         trajectory: Trajectory,
         sound: Tensor | None,
     ) -> SequenceSamples | None:
-        """Cut the samples into sequences; None for a policy without memory.
+        """Return the samples as an object that cuts them into sequences; None for a policy without memory.
 
         `sound`: which of this rank's samples count, [N] bool; None: all.
         """
@@ -290,11 +298,13 @@ class PolicyLearner:
         lr: float,
         watch: Stopwatch,
     ) -> tuple[list[Numbers], bool]:
-        """Step on minibatches of all epochs; return the numbers of evaluated steps, and whether the KL stopped the
-        iteration.
+        """Make the optimizer steps on the minibatches of all epochs. A collective.
 
-        The KL stops it if that of the last minibatch is above `target_kl`; that step is not made. `sound`: which
-        samples of all ranks count, on the host; None: all. A collective.
+        Return the numbers of each evaluated step, and whether the KL stopped the iteration. It stops if the KL of a
+        minibatch is above `target_kl`; that minibatch is evaluated, but its step is not made.
+
+        `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks count, [T * all rows] bool
+        on the host; None: all. `lr`: learning rate.
         """
         steps: list[Numbers] = []
         target = self._algorithm.target_kl
@@ -336,8 +346,10 @@ class PolicyLearner:
         sound: Tensor | None,
         generator: torch.Generator,
     ) -> Iterator[tuple[Tensor | Sequences, StepSamples, int]]:
-        """Yield the minibatches of one epoch: the input of the forward pass, this rank's samples, the sample count of
-        all ranks.
+        """Yield for each minibatch of one epoch: the input of the forward pass, this rank's samples, and the count of
+        all ranks'.
+
+        `sound`: which samples of all ranks count, on the host; None: all. `generator`: draws the order of the samples.
         """
         number = self._algorithm.num_minibatches
         if sequences is not None:
@@ -368,9 +380,10 @@ class PolicyLearner:
         mine: StepSamples,
         count: int,
     ) -> Tensor:
-        """Run forward and backward; return this rank's partial sums of the step's means.
+        """Run forward and backward pass of a minibatch; return this rank's partial sums of the step's means.
 
-        `count`: samples of the minibatch over all ranks. A rank without samples runs too, as the others wait for it.
+        `given`: input of the forward pass. `mine`: samples of this rank; may be none, because the other ranks wait for
+        this call. `count`: samples of the minibatch over all ranks.
         """
         algorithm = self._algorithm
         outputs, values = passes.forward(given)
@@ -400,5 +413,5 @@ class PolicyLearner:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Flatten each sample: [N, *shape] becomes [N, elements]."""
+    """Return the tensor with each sample flattened: [N, *shape] becomes [N, elements]."""
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))

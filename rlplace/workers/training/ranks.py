@@ -51,10 +51,10 @@ _MOST_NAMED = 8  # ranks named in an error
 
 
 class Ranks:
-    """This rank's membership in the process group of its worker group, and its collectives.
+    """This rank as a member of its worker group's process group, with the collectives of the group.
 
-    torch allows one default process group per process. Workers that are threads of one process have one rank each and
-    share a group of size 1. The group is destroyed when its last member closes.
+    torch allows one default process group in a process. Workers that are threads of one process are single ranks, and
+    share a process group of size 1. The last member of a process that closes destroys the process group.
     """
 
     _opening = threading.Lock()
@@ -66,14 +66,17 @@ class Ranks:
         timeout_s: float,
         parallel: Parallel = _ALONE,
     ) -> None:
-        """Block until all ranks of the worker's group have joined; the calling thread computes on its device from now
-        on.
+        """Block until all ranks of the worker's group have joined. The calling thread then computes on the worker's
+        device.
 
-        `timeout_s`: longest wait for rank 0; a whole stage, since each take from a channel has a shorter deadline.
-        `parallel`: `tensor_parallel_size` neighbouring ranks hold one copy of the model, neighbouring copies split
-        the tokens. The ranks of such a block form one data-parallel replica and compute the same samples.
+        `timeout_s`: longest wait for rank 0. It must be as long as a stage, since rank 0 may take from channels many
+        times, each time with a shorter deadline.
 
-        Raises ClusterError that names absent ranks, ChannelBroken if the run is cancelled.
+        `parallel`: how ranks share a model. `tensor_parallel_size` neighbouring ranks hold one copy of the model, and
+        `context_parallel_size` neighbouring copies split the tokens. The ranks of these copies together are a
+        data-parallel replica, and compute the same samples.
+
+        Raises ClusterError, which names the absent ranks, and ChannelBroken if the run is cancelled.
         """
         # Place of this rank: replicas, and within a replica context-parallel copies of tensor-parallel ranks
         rank = context.rank
@@ -152,10 +155,10 @@ class Ranks:
             self._shared = self._share_memory(meet.timeout_s)
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until every rank has reached the store.
+        """Wait until every rank of the group has reached the store.
 
-        NCCL would wait without a deadline for a rank that never comes. Raises ClusterError that names the absent
-        ranks, ChannelBroken if the run is cancelled meanwhile.
+        NCCL would wait without a deadline for a rank that never comes. Raises ClusterError, which names the absent
+        ranks, and ChannelBroken if the run is cancelled meanwhile.
         """
         self.store.set(f"here {self.rank}", "1")
         here = self.store.add("here", 1)
@@ -172,7 +175,7 @@ class Ranks:
             here = self.store.add("here", 0)
 
     def _absent(self, timeout_s: float) -> ClusterError:
-        """Return the error that names the ranks which have not come."""
+        """Return the error that names the ranks which have not reached the store within `timeout_s`."""
         component = self._context.slot.component
         absent = [
             rank
@@ -192,7 +195,7 @@ class Ranks:
         )
 
     def _tensor_parallel_mesh(self, device_type: str, timeout: timedelta) -> DeviceMesh:
-        """Return the mesh [copies of the model, ranks of a copy]. A collective."""
+        """Return the device mesh with the dimensions [copies of the model, ranks of a copy]. A collective."""
         ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
         groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
         return DeviceMesh.from_group(
@@ -203,8 +206,9 @@ class Ranks:
         )
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
-        """Return shared memory for sums over the ranks of one host; None if not all ranks can map it. A
-        collective.
+        """Return shared memory for sums over ranks of one host; None unless all ranks can map it. A collective.
+
+        `timeout_s`: longest wait of a sum for another rank.
         """
         # Rank 0 picks a name and creates the file
         if self.rank == 0:
@@ -231,7 +235,7 @@ class Ranks:
         return None
 
     def alone(self) -> DeviceMesh:
-        """Return a mesh that contains this rank only. A collective."""
+        """Return a device mesh that contains this rank only. A collective."""
         if self.world_size == 1:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
@@ -242,10 +246,9 @@ class Ranks:
         )
 
     def beside(self) -> dist.ProcessGroup | None:
-        """Open a gloo group of the same ranks, for collectives of another thread on host memory; None for a single
-        rank.
+        """Return a second process group of all ranks, by gloo; None for a single rank. A collective.
 
-        A collective. The group lives as long as the default group.
+        Another thread can use it for collectives on host memory. The group lives as long as the default group.
         """
         if self.world_size == 1:
             return None
@@ -255,9 +258,9 @@ class Ranks:
         return group
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return `values` [n] summed over ranks, bit-equal on all of them. A collective.
+        """Return the sum of `values` [n] over ranks, bit-equal on all ranks. A collective.
 
-        A single rank gets `values` itself.
+        A single rank gets the tensor `values` itself, not a copy.
         """
         if self.world_size == 1:
             return values
@@ -278,7 +281,7 @@ class Ranks:
         return total
 
     def carry(self, module: FSDPModule) -> None:
-        """Make a sharded module sum gradients over ranks instead of averaging, and use the fastest collectives."""
+        """Make a sharded module sum its gradients over ranks, instead of averaging, by the fastest collectives."""
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         if self._on_host:
@@ -289,9 +292,10 @@ class Ranks:
             module.set_custom_reduce_scatter(scatter)
 
     def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
-        """Return this rank's element of rank 0's `shards`; the other ranks pass None. A collective.
+        """Return this rank's element of the `shards` that rank 0 passes. A collective.
 
-        They wait as in `wait_for_rank_0`, whose errors this raises; `what`: noun for these errors.
+        `shards`: one for each rank, on rank 0; None on other ranks. `what`: noun for the shards, in errors. The other
+        ranks wait as in `wait_for_rank_0`, and raise its errors.
         """
         self.wait_for_rank_0(what)
         if self.world_size == 1:
@@ -305,8 +309,10 @@ class Ranks:
     def wait_for_rank_0(self, what: str) -> None:
         """Return once rank 0 has made this call too; on rank 0 return at once.
 
-        `what`: noun for errors: what rank 0 brings. All ranks make the call equally often. Raises ChannelTimeout,
-        ChannelBroken if the run is cancelled meanwhile. Leaves no key in the store.
+        All ranks must make the call equally often. It leaves no key in the store. Raises ChannelTimeout, and
+        ChannelBroken if the run is cancelled meanwhile.
+
+        `what`: noun for errors: what rank 0 brings to the other ranks.
         """
         number = f"{self._epoch}.{self._waits}"
         self._waits += 1
@@ -336,7 +342,7 @@ class Ranks:
         self.store.delete_key(key)
 
     def begin_again(self) -> None:
-        """Restart the count of `wait_for_rank_0`, on all ranks.
+        """Restart the count of calls of `wait_for_rank_0`; all ranks must do so.
 
         After a fault, some ranks may have waited for a call that rank 0 never made.
         """
@@ -359,7 +365,10 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
-    """Return the group of this rank among the groups that are rows of `ranks`. A collective."""
+    """Make a process group of each row of `ranks`, and return the group that contains this rank. A collective.
+
+    `ranks`: [groups, ranks of a group], the numbers of the ranks.
+    """
     group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
         ranks.tolist(), timeout=timeout
     )[0]
@@ -367,7 +376,7 @@ def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
 
 
 class _OnHost:
-    """The buffers that FSDP asks its collectives for."""
+    """Base of collectives that FSDP uses on the host; it allocates their buffers."""
 
     def allocate(
         self,
@@ -393,7 +402,7 @@ class _DirectAllGather(_OnHost):
 
 
 class _DirectReduceScatter(_OnHost):
-    """Reduce-scatter in one exchange: every rank receives its shard of all gradients and sums them in rank order."""
+    """Reduce-scatter in one exchange: every rank receives its shard of all gradients, and sums these in rank order."""
 
     def __call__(
         self,
@@ -415,7 +424,10 @@ def _exchange(
     incoming: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Send piece i of `outgoing` to rank i; piece i of the result came from rank i. A collective."""
+    """Send piece i of `outgoing` to rank i, and return the received pieces, in rank order. A collective.
+
+    `incoming`: tensor for the result; None: a new one. `group`: None: all ranks.
+    """
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming

@@ -43,14 +43,17 @@ SCORES_TIMEOUT_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Lengths of all samples, [S] each, known to every rank."""
+    """The lengths of all samples of an iteration, [S] each; every rank knows them."""
 
     sizes: SampleSizes
     responses: tuple[int, ...]  # tokens of each sample that the policy sampled
 
     @classmethod
     def of(cls, groups: Groups, *, shared_prefix_cost: float | None) -> Lengths:
-        """`shared_prefix_cost`: as in `sizes_of`."""
+        """Return the lengths of all samples in `groups`.
+
+        `shared_prefix_cost`: as in `sizes_of`.
+        """
         samples = [sample for group in groups for sample in group]
         return cls(
             sizes=sizes_of(samples, shared_prefix_cost=shared_prefix_cost),
@@ -80,10 +83,10 @@ def sizes_of(
     *,
     shared_prefix_cost: float | None,
 ) -> SampleSizes:
-    """Return the sizes of samples for packing, and how long a prefix the samples of each group share.
+    """Return the sizes of samples for packing, with the length of the prefix that the samples of each group share.
 
-    `shared_prefix_cost`: relative cost of a prefix token for each sample that shares it, as `SampleSizes.again`;
-    None: nothing is shared. Samples of a group are neighbours.
+    `samples`: those of a group must be neighbours. `shared_prefix_cost`: cost of a prefix token for each sample that
+    shares it, relative to a token of its own (`SampleSizes.again`); None: nothing is shared.
 
     A shared prefix ends before the first scored token of any sample. With images, either the whole unscored prefix is
     shared, or nothing.
@@ -118,7 +121,9 @@ def sizes_of(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShard:
-    """What one rank needs of an iteration: lengths of all samples, and the samples and targets of its passes."""
+    """The data of an iteration for one rank: lengths of all samples, and the samples and targets of the rank's own
+    passes.
+    """
 
     lengths: Lengths
     samples: Mapping[int, Sample]  # by number
@@ -137,10 +142,10 @@ def take_groups(
     *,
     part: int | None = None,
 ) -> list[list[Sample]]:
-    """Block until all `groups` of an iteration have arrived, in any order, or `part` of them; return them in
-    ascending order.
+    """Block until groups have arrived, in any order; return them, with their samples, in ascending order.
 
-    Raises ChannelTimeout; ChannelMisuse if a group came twice or has a number of another iteration.
+    `groups`: number of groups of the iteration. `part`: number of groups to wait for; None: all. `owner`: this rank,
+    for errors. Raises ChannelTimeout, and ChannelMisuse if a group came twice or has a number outside the iteration.
     """
     arriving = arriving_groups(channel, groups, owner)
     taken = itertools.islice(arriving, groups if part is None else part)
@@ -152,7 +157,10 @@ def arriving_groups(
     groups: int,
     owner: str,
 ) -> Iterator[Sequence[Sample]]:
-    """Yield the `groups` of an iteration in the order of arrival. Raises as `take_groups`."""
+    """Yield the groups of an iteration in the order of arrival.
+
+    `groups`: their number. `owner`: this rank, for errors. Raises the errors of `take_groups`.
+    """
     taken = set[int]()
     while len(taken) < groups:
         group: Sequence[Sample] = channel.get()
@@ -175,9 +183,12 @@ def streamed_batches(
     *,
     shared_prefix_cost: float | None,
 ) -> Generator[Groups, None, Groups]:
-    """Stream groups in batches of at most `tokens` of size, at least one group each; return the incomplete last batch.
+    """Yield batches of the arriving groups, and return the last batch, which is incomplete.
 
-    A batch is yielded when a group has arrived that no longer fits. `shared_prefix_cost`: as in `sizes_of`.
+    A batch has at least one group, and at most `tokens` in size if it has several. It is yielded when a group has
+    arrived that does not fit into it.
+
+    `shared_prefix_cost`: as in `sizes_of`.
     """
     batch = list[Sequence[Sample]]()
     held = 0
@@ -202,10 +213,12 @@ def take_scores(
     *,
     skip: bool = False,
 ) -> list[TokenArray]:
-    """Return the scores by `scorer` for each of `samples`, in their order; block until all have arrived.
+    """Return the scores of each of `samples`, in their order; block until all have arrived from the channel.
 
-    Raises ChannelTimeout that names the samples without scores; ChannelMisuse for scores of other samples. For
-    non-finite numbers it raises RewardError; with `skip`, all scores of such a sample are NaN.
+    `scorer`: component that computes them. `owner`: this rank, for errors. `timeout_s`: longest wait for one item.
+    `skip`: replace all scores of a sample with non-finite scores by NaN, instead of raising RewardError.
+
+    Raises ChannelTimeout, which names the samples without scores, and ChannelMisuse for scores of other samples.
     """
     # By group and number within the group
     found: dict[tuple[int, int], TokenArray] = {}
@@ -244,10 +257,12 @@ def take_returns(
     *,
     skip: bool = False,
 ) -> list[TokenArray]:
-    """Return the returns from the actor for each of `samples`, in their order; block while the actor computes them.
+    """Return the returns of each of `samples`, in their order; block until all have arrived from the actor.
 
-    Raises ChannelTimeout of the channel; ChannelMisuse for returns of other samples. For non-finite numbers it raises
-    DivergedError; with `skip`, all returns of such a sample are NaN.
+    `owner`: this rank, for errors. `skip`: replace all returns of a sample with non-finite returns by NaN, instead of
+    raising DivergedError.
+
+    Raises ChannelTimeout, and ChannelMisuse for returns of other samples.
     """
     found: dict[tuple[int, int], TokenArray] = {}
     for returns in _arriving(channel, "actor", samples, owner):
@@ -282,10 +297,11 @@ def _arriving(
     owner: str,
     timeout_s: float | None = None,
 ) -> Iterator[Scores]:
-    """Yield what `giver` puts until each of `samples` has its scores.
+    """Yield the scores of each of `samples`, in the order of arrival.
 
-    Raises ChannelMisuse for scores of another sample, for a sample that is scored twice, and for a wrong number of
-    scores.
+    `giver`: component that puts the scores. `owner`: this rank, for errors. `timeout_s`: longest wait for one item;
+    None: the channel's. Raises ChannelMisuse for scores of another sample, for a sample that is scored twice, and for a
+    wrong number of scores.
     """
     # Samples without scores, by group and number
     due = {(sample.group, sample.sample): sample for sample in samples}
@@ -323,14 +339,15 @@ def _arriving(
 
 
 def joined(parts: BySample) -> TokenArray:
-    """Concatenate to [M]; no samples give an empty array."""
+    """Return the arrays of all samples as one array [M]; empty without samples."""
     return np.concatenate([np.zeros(0, np.float32), *parts])
 
 
 class Batch:
-    """A rank's samples of an iteration as tensors.
+    """The samples of one rank, from which it makes the tensors of each micro-batch.
 
-    Response tokens of all samples are numbered 0 to M - 1, sample after sample; `places` maps to these numbers.
+    The response tokens of all ranks' samples are numbered 0 to M - 1, sample after sample. `places` returns these
+    numbers.
     """
 
     def __init__(self, shard: SampleShard, device: torch.device) -> None:
@@ -341,7 +358,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """M, the response tokens of all samples."""
+        """M, the number of response tokens of all samples of all ranks."""
         return int(self._first[-1])
 
     def packed(self, picks: MicroBatch) -> Packed:
@@ -359,11 +376,11 @@ class Batch:
         )
 
     def size(self, picks: MicroBatch) -> int:
-        """Return the cost of the picked samples, in tokens."""
+        """Return the cost of a forward pass over the picked samples, in tokens."""
         return self._shard.lengths.sizes.size(picks)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
-        """Return the response tokens of each picked sample, [samples] int64."""
+        """Return the number of response tokens of each picked sample, [samples] int64."""
         return torch.tensor(
             [self._shard.lengths.responses[i] for i in picks],
             dtype=torch.int64,
@@ -371,14 +388,16 @@ class Batch:
         )
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:
-        """Return the log-probabilities by which the engine sampled, [N]."""
+        """Return the engine's log-probabilities of the picked samples' response tokens, [N], under which it sampled
+        them.
+        """
         chosen = [self._shard.samples[i] for i in picks]
         return torch.tensor(
             joined([s.logprobs[s.mask] for s in chosen]), device=self._device
         )
 
     def versions(self, picks: MicroBatch) -> Tensor:
-        """Return the versions of the policies that sampled the tokens, [N] int32."""
+        """Return the policy version under which each response token of the picked samples was sampled, [N] int32."""
         chosen = [self._shard.samples[i] for i in picks]
         versions = np.concatenate(
             [np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)]
@@ -386,7 +405,7 @@ class Batch:
         return torch.tensor(versions, device=self._device)
 
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
-        """Return a target that has been computed, [N]."""
+        """Return the target `name` of the picked samples' response tokens, [N]; it must have been computed."""
         return torch.tensor(
             joined([self._shard.targets[name][i] for i in picks]), device=self._device
         )

@@ -25,7 +25,7 @@ from rlplace.trajectory import Trajectory
 
 
 class SequenceSamples:
-    """Cuts one rank's samples of an iteration into sequences."""
+    """The samples of one rank in an iteration, which it cuts into sequences."""
 
     def __init__(
         self,
@@ -37,7 +37,11 @@ class SequenceSamples:
         burn_in: int,
         sound: Tensor | None,
     ) -> None:
-        """`samples`: [T * B], observations as rows. `sound`: [T * B] bool, samples that count; None: all."""
+        """`samples`: [T * B], each observation flattened. `trajectory`: the same steps, to know where episodes end.
+
+        `length`: learned steps of a sequence. `burn_in`: steps before them. `sound`: which samples count, [T * B] bool;
+        None: all.
+        """
         self._policy = policy
         self._samples = samples
         self._rows = trajectory.rows
@@ -50,9 +54,9 @@ class SequenceSamples:
         self._begins = begins.flatten().to(samples.actions.device)
 
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:
-        """Return the numbered sequences as input of a forward pass, and the samples that are learned from them.
+        """Return sequences as input of a forward pass, and the samples that are learned from them.
 
-        `numbers`: [M], into [T / L, B] flattened.
+        `numbers`: numbers of the sequences, [M], as indices into [T / L, B] flattened.
         """
         numbers = numbers.to(self._begins.device)
         # Sample numbers [b + L, M] of all steps; burn-in before step 0 repeats step 0 and is not used

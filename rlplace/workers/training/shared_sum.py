@@ -31,9 +31,10 @@ MOST_BYTES = 16 * _SLOT_BYTES
 
 
 class SharedSum:
-    """One rank's view of the shared memory; all ranks make the same calls in the same order.
+    """One rank's view of memory that the ranks of a host share for sums. All ranks make the same calls in the same
+    order.
 
-    Unusable after a TimeoutError: restarted ranks map another file.
+    After a TimeoutError the object cannot be used any more; restarted ranks map another file.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class SharedSum:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Map `file`, which `create` has made for the same number of `ranks`.
+        """Map `file`, which `create` has made for the same number of ranks.
 
-        `timeout_s`: longest wait for another rank. Raises OSError if the file is missing or has another size.
+        `rank`: number of this rank. `ranks`: number of all ranks. `timeout_s`: longest wait for another rank. Raises
+        OSError if the file is missing or has another size.
         """
         self._rank = rank
         self._timeout_s = timeout_s
@@ -63,24 +65,26 @@ class SharedSum:
 
     @staticmethod
     def create(file: Path, ranks: int) -> None:
-        """Create the file and allocate all of its memory.
+        """Create the file for `ranks` ranks, and allocate all of its memory. Raises OSError.
 
-        Without the allocation a full file system would end the process at a later write. Raises OSError.
+        Without the allocation, a full file system would end the process at a later write.
         """
         with open(file, "xb") as opened:
             os.posix_fallocate(opened.fileno(), 0, _size(ranks))
 
     @staticmethod
     def possible() -> bool:
-        """Whether other cores see writes in the order in which they were made, which this class relies on; not so on
-        Arm.
+        """Return whether the processor lets other cores see writes in the order in which they were made; Arm does not.
+
+        The class relies on this order.
         """
         return platform.machine() in ("x86_64", "AMD64")
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks of `values` [n] on the host, bit-equal on all of them.
+        """Return the sum over ranks of `values` [n], which are on the host; bit-equal on all ranks.
 
-        Raises TimeoutError, also if another rank has ended: unlike a socket, shared memory does not report that.
+        Raises TimeoutError if a rank does not come. This includes a rank that has ended, because shared memory does not
+        report it, unlike a socket.
         """
         # A slot has room for a part of a large tensor only
         parts = values.split(_SLOT_BYTES // values.itemsize)
@@ -98,7 +102,7 @@ class SharedSum:
         return slots.sum(dim=0)
 
     def _wait(self) -> None:
-        """Return once all ranks have made as many calls as this one."""
+        """Return once all ranks have made as many calls as this rank. Raises TimeoutError."""
         # With fewer cores than ranks, giving up the core lets the awaited ranks run
         for _ in range(_YIELDS):
             if self._counts.min() >= self._calls:
@@ -119,5 +123,5 @@ class SharedSum:
 
 
 def _size(ranks: int) -> int:
-    """Return the bytes of the file."""
+    """Return the bytes of the file for `ranks` ranks."""
     return ranks * (_LINE_BYTES + 2 * _SLOT_BYTES)

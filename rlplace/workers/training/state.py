@@ -51,9 +51,10 @@ def trained_state(
     moments: Values,
     where: Where,
 ) -> dict[str, Tensor]:
-    """Return the state of model, optimizer and average; a learner adds its own state.
+    """Return the state of model, optimizer and moving average, as tensors by name; a learner adds its own state.
 
-    `moments`: as returned by `Moments.read`. Tensors are views, except buffers that `where` copies.
+    `moments`: as `Moments.read` returns them. `where`: function from a tensor to where its bytes are now. The tensors
+    are views, except buffers that `where` copies.
     """
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
@@ -74,7 +75,10 @@ def take_over(
     moments: Values,
     where: Where,
 ) -> None:
-    """Continue from `state`, whose tensors and `moments` have been filled from a checkpoint."""
+    """Continue training from `state`, after its tensors and `moments` have been filled from a checkpoint.
+
+    `where`: function from a tensor to where its bytes are now, on accelerator or host.
+    """
     trainer.steps_made = int(state["steps_made"])
     trainer.optimizer.moments.take_over(moments, trainer.steps_made, where)
     trainer.optimizer.follow(where)
@@ -84,7 +88,10 @@ def take_over(
 
 
 class StateFiles:
-    """Saves and loads the state of one rank. Owns the copy that is being written, and the thread that writes it."""
+    """Saves and loads the state of one rank.
+
+    Owns the copy that is being written, and the thread that writes it.
+    """
 
     def __init__(
         self,
@@ -93,7 +100,9 @@ class StateFiles:
         *,
         copies: bool,
     ) -> None:
-        """`copies`: whether the host has room for a copy of this rank's state."""
+        """`copies`: whether the host has room for a copy of this rank's state, so that writing can go on in the
+        background.
+        """
         self._ranks = ranks
         self._component = context.slot.component
         self._copies = copies
@@ -108,11 +117,11 @@ class StateFiles:
         state: State,
         new: Collection[str] = (),
     ) -> None:
-        """Copy the state to the host and write it into `folder` in the background, after the previous save. A
+        """Copy the state to the host, and write it into `folder` in the background, after the previous save. A
         collective.
 
-        Without room for a copy, return only when the state is written. `new`: names of tensors that are copies
-        already.
+        Without room for a copy, return only when the state is written. `new`: names of tensors that need no copy,
+        because nothing else uses them.
         """
         self._behind.wait()
         copied = state.keys() - new if self._copies else ()
@@ -124,7 +133,10 @@ class StateFiles:
             self._behind.wait()
 
     def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
-        """Write this rank's part; return the names of its files. A collective. Raises the error of the lowest rank."""
+        """Write this rank's part of the state into `folder`, and return the names of its files. A collective.
+
+        Raises the error of the lowest rank that failed.
+        """
         writer = HuggingFaceStorageWriter(
             str(folder),
             _file_numbers(state, self._ranks),
@@ -146,9 +158,10 @@ class StateFiles:
         return sorted(file.name for file in folder.glob(pattern))
 
     def load(self, folder: Path, state: State) -> None:
-        """Fill the tensors of `state` in place from `folder`.
+        """Fill the tensors of `state` in place from the files in `folder`.
 
-        Raises ConfigError for an unreadable folder or another state; then no tensor has changed.
+        Raises ConfigError if the folder is unreadable, or its tensors do not match `state`. In the second case no
+        tensor has changed.
         """
         reader = HuggingFaceStorageReader(str(folder))
         try:
@@ -170,7 +183,10 @@ class StateFiles:
         found: Metadata,
         state: State,
     ) -> None:
-        """Raise ConfigError for the first tensor that is missing, unexpected, or of another shape or dtype."""
+        """Raise ConfigError for the first tensor that is missing, unexpected, incomplete, or of another shape or dtype.
+
+        `found`: description of the tensors in `folder`. `state`: tensors of this run.
+        """
         there: Mapping[str, object] = found.state_dict_metadata
         for name in sorted(there.keys() | state.keys()):
             expected = _described(state[name]) if name in state else "nothing"
@@ -186,27 +202,28 @@ class StateFiles:
                 )
 
     def close(self) -> None:
-        """Wait for the save in progress and end the thread."""
+        """Wait a few seconds for the save in progress, and end the thread."""
         self._behind.close()
 
 
 def _at_least_1d(tensor: Tensor) -> Tensor:
-    """View a number [] as [1]: files address parts of a tensor by dimension."""
+    """Return a tensor [] as a view [1], and other tensors unchanged: files address parts of a tensor by dimension."""
     if tensor.dim():
         return tensor
     return tensor.view(1)
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory, sharded as `tensor` is."""
+    """Return a copy of the tensor in host memory, sharded like the tensor."""
     # Not pinned: torch keeps pinned memory, and rounds it up to a power of two
     local = _at_least_1d(own(tensor))
     return like(tensor, torch.empty(local.shape, dtype=local.dtype).copy_(local))
 
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
-    """Assign the tensors to files of about equal size; the same on all ranks, also where their parts differ in
-    size.
+    """Return the number of the file that each tensor is written to, so that files have about equal sizes.
+
+    The numbers are equal on all ranks, also if the ranks' parts of a tensor differ in size.
     """
     numbers = dict[str, int]()
     written = 0
@@ -217,9 +234,9 @@ def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
 
 
 def _same(stored: object, tensor: Tensor) -> bool:
-    """Whether a stored tensor is complete and has the same shape and kind of numbers.
+    """Return whether a stored tensor is complete, and has the shape and the kind of numbers of `tensor`.
 
-    Two floating-point dtypes are the same kind: the stored numbers are rounded to the dtype of this run.
+    All floating-point dtypes are the same kind: the stored numbers are rounded to the dtype of this run.
     """
     if not isinstance(stored, TensorStorageMetadata):
         return False
@@ -234,7 +251,9 @@ def _same(stored: object, tensor: Tensor) -> bool:
 
 
 def _stored(stored: TensorStorageMetadata) -> str:
-    """Describe a stored tensor for an error, and say how much of it is there."""
+    """Return dtype and shape of a stored tensor as a text for an error, with the share that is stored if it is
+    incomplete.
+    """
     numbers = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
     whole = math.prod(stored.size)
     part = "" if numbers == whole else f", {numbers:,} of its {whole:,} numbers"
@@ -242,5 +261,5 @@ def _stored(stored: TensorStorageMetadata) -> str:
 
 
 def _described(tensor: Tensor) -> str:
-    """Describe a tensor of this run for an error."""
+    """Return dtype and shape of a tensor of this run as a text for an error."""
     return f"{tensor.dtype} {list(_at_least_1d(tensor).shape)}".removeprefix("torch.")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class TrainedModel(abc.ABC):
-    """This rank's part of weights and gradients."""
+    """A model in training: this rank's part of its weights and gradients."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class TrainedModel(abc.ABC):
         kept: frozenset[str] = frozenset(),
         lora_scale: float = 0.0,
     ) -> None:
-        """`tensors`: parameters and buffers, tied ones under each of their names.
+        """`tensors`: parameters and buffers by name; a tied tensor occurs under each of its names.
 
-        `compute`: dtype of parameters in the forward pass. `kept`: names of tensors that are neither sent nor saved.
-        `lora_scale`: of the factors, if there are any.
+        `compute`: dtype of the parameters in the forward pass. `kept`: names of tensors that are neither sent nor
+        saved. `lora_scale`: scale of the LoRA factors, if there are any.
         """
         # These stay this rank's own tensors; FSDP puts gathered ones into the module during a pass
         self._tensors = dict(tensors)
@@ -81,11 +81,14 @@ class TrainedModel(abc.ABC):
 
     @abc.abstractmethod
     def trained_shards(self) -> list[Tensor]:
-        """Return the tensors that an optimizer steps: plain tensors that live as long as the model."""
+        """Return the tensors that an optimizer steps: plain tensors, which the model never replaces."""
 
     @abc.abstractmethod
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-        """Return `tensors`, one per trained shard, with the names of their parameters and sharded like them."""
+        """Return each of `tensors` with the name of its parameter, sharded like the parameter.
+
+        `tensors`: one for each trained shard, in their order and shapes.
+        """
 
     @abc.abstractmethod
     def sum_shares(self, shares: Tensor) -> Tensor:
@@ -93,30 +96,35 @@ class TrainedModel(abc.ABC):
 
     @abc.abstractmethod
     def gradients(self) -> list[Tensor]:
-        """Return the gradients summed over all ranks, in the order of `trained_shards`; call `sum_shares` first."""
+        """Return the gradients summed over all ranks, in the order of `trained_shards`; `sum_shares` must be called
+        before.
+        """
 
     @abc.abstractmethod
     def own_gradients(self) -> list[Tensor]:
-        """Return this rank's own part of the gradients, to find the rank that made them non-finite."""
+        """Return this rank's own part of the gradients, to find the ranks whose gradients are not finite."""
 
     @abc.abstractmethod
     def end_step(self) -> None:
-        """Prepare the next forward pass, after a step that was made or skipped."""
+        """Prepare the next forward pass after an optimizer step, which was made or skipped."""
 
     @abc.abstractmethod
     def drop_gathered(self) -> None:
-        """Free the memory of a step: gathered parameters and all gradients."""
+        """Free the memory of a step: the gathered parameters and all gradients."""
 
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shards(self, mode: str = "all", *, again: bool = False) -> tuple[Shard, ...]:
-        """Return this rank's weights and buffers for a sync, in the dtype of the forward pass; valid until the next
-        step.
+        """Return this rank's part of weights and buffers for a sync, in the dtype of the forward pass.
 
-        `mode`: `actor.sync`. With `lora` the factors are sent beside the frozen weights, otherwise merged into them.
-        `again`: every receiver has had a full sync, so what `mode` never changes is left out: frozen parameters with
-        `trainable`, everything but the factors with `lora`. Tensors are not copied, except merged or column-sharded
-        ones, which are in new memory; for these the call is a collective.
+        The tensors are valid until the next optimizer step.
+
+        `mode`: `actor.sync.mode`. With `lora` the LoRA factors are sent beside the frozen weights, with other modes
+        they are merged into the weights. `again`: whether every receiver has had a full sync. Then tensors that never
+        change are left out: frozen parameters with `trainable`, everything but the factors with `lora`.
+
+        Merged or column-sharded tensors are copied, and for these the call is a collective. Other tensors are not
+        copied.
         """
         merging = mode != "lora"
         shards: list[Shard] = []
@@ -132,14 +140,14 @@ class TrainedModel(abc.ABC):
         return tuple(shards)
 
     def leaves_out(self, mode: str) -> bool:
-        """Whether syncs of this mode leave out some tensors once every receiver has had all."""
+        """Return whether a sync of this mode leaves out some tensors once every receiver has had a full sync."""
         return any(
             self._stays(mode, name, tensor) for (name, *_), tensor in self._named()
         )
 
     @staticmethod
     def _stays(mode: str, name: str, tensor: Tensor) -> bool:
-        """Whether a tensor is the same in all syncs of this mode."""
+        """Return whether the tensor `name` is equal in all syncs of this mode, so that it is sent only once."""
         if mode == "lora":
             return not is_factor(name)
         frozen = (
@@ -150,10 +158,10 @@ class TrainedModel(abc.ABC):
         return mode == "trainable" and frozen
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by checkpoint name, gathered and with factors merged, in the optimizer's dtype; tied
-        ones once.
+        """Yield the name in the checkpoint and the whole tensor of all weights, in the optimizer's dtype. A collective.
 
-        A collective: all ranks must take all of them.
+        Shards are gathered, LoRA factors are merged, and tied weights are yielded once. All ranks must iterate to the
+        end.
         """
         for (name, *_), tensor in self._named():
             if is_factor(name):
@@ -168,7 +176,7 @@ class TrainedModel(abc.ABC):
     def save(self, path: Path, rank: int) -> None:
         """Save the whole weights; rank 0 replaces `path` once everything is on disk. A collective.
 
-        Raises OutputError; then `path` is unchanged.
+        Raises OutputError; `path` is unchanged then.
         """
         weights = self.whole_weights()
         try:
@@ -182,7 +190,9 @@ class TrainedModel(abc.ABC):
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
     def named_buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors that change without being trained, such as running statistics."""
+        """Return the names and tensors of the buffers, which change without being trained, such as
+        running statistics.
+        """
         return [
             (name, tensor)
             for name, tensor in self._tensors.items()
@@ -190,11 +200,11 @@ class TrainedModel(abc.ABC):
         ]
 
     def weight_tensors(self) -> list[Tensor]:
-        """Return this rank's part of all weights and buffers, for offloading and for counting bytes."""
+        """Return this rank's part of all weights and buffers, to offload them and to count their bytes."""
         return [*map(own, self._tensors.values()), *self._module.buffers()]
 
     def _named(self) -> list[tuple[list[str], Tensor]]:
-        """Return each tensor once with all its names, so that no receiver keeps a stale copy under another name."""
+        """Return each tensor once, with all its names, so that no receiver keeps an old copy under another name."""
         names: dict[Tensor, list[str]] = {}
         for name, tensor in self._tensors.items():
             if name not in self._kept:
@@ -207,7 +217,11 @@ class TrainedModel(abc.ABC):
         tensor: Tensor,
         data: Tensor | None = None,
     ) -> Shard:
-        """Return a tensor as it is sent. `data`: this rank's merged part, if it is not that of `tensor` itself."""
+        """Return this rank's part of a tensor in the form in which it is sent.
+
+        `names`: all names of the tensor. `data`: this rank's part with factors merged; None: the part of `tensor`
+        itself.
+        """
         # Buffers keep their dtype
         is_parameter = isinstance(tensor, nn.Parameter)
         dtype = self._compute if is_parameter else tensor.dtype
@@ -225,7 +239,10 @@ class TrainedModel(abc.ABC):
         tensor: Tensor,
         placements: Sequence[Placement],
     ) -> tuple[Block, ...]:
-        """Return the range of elements that each rank has of a tensor that is sharded by rows."""
+        """Return the range of elements that each rank has of a tensor that is sharded by rows, in rank order.
+
+        `placements`: how the tensor is sharded over each dimension of the mesh.
+        """
         ranks = self._ranks
         if not isinstance(tensor, DTensor):
             return replicas(tensor.numel(), ranks.world_size)
@@ -244,9 +261,9 @@ class TrainedModel(abc.ABC):
         weight: Tensor,
         part: Callable[[Tensor], Tensor],
     ) -> Tensor | None:
-        """Return a weight with its factors added; None if it has no factors.
+        """Return a weight with its LoRA factors added; None if it has no factors.
 
-        `part` selects the own rows (`own`) or the whole tensor (`whole`) of the weight.
+        `part`: function that selects this rank's rows (`own`) or the whole tensor (`whole`) of the weight.
         """
         factors = factors_of(name)
         if factors is None:
@@ -259,9 +276,9 @@ class TrainedModel(abc.ABC):
 
 
 class TrainedPolicy(TrainedModel):
-    """A simulator policy, whole on every rank: its parameters are slices of one flat float32 tensor.
+    """A policy for simulators in training, whole on every rank: its parameters are slices of one flat float32 tensor.
 
-    A step exchanges gradient and metrics in one tensor; then all ranks make the same step.
+    The ranks sum gradient and metrics in one tensor; then all ranks make the same step.
     """
 
     def __init__(
@@ -270,7 +287,9 @@ class TrainedPolicy(TrainedModel):
         compute: Dtype,
         ranks: Ranks,
     ) -> None:
-        """`module`: on the ranks' device already, with equal weights on all of them."""
+        """`module`: on the ranks' device already, with equal weights on all ranks. `compute`: dtype of the forward
+        pass.
+        """
         self.module = module
         self._flat = flatten(module)
         tensors = (*module.named_parameters(), *module.named_buffers())
@@ -278,8 +297,9 @@ class TrainedPolicy(TrainedModel):
         self.drop_gathered()
 
     def passes(self, numbers: int) -> Passes:
-        """Allocate a gradient with room for `numbers` metrics behind it, until `drop_gathered`; return the passes
-        that fill it.
+        """Allocate a gradient with room for metrics behind it, and return the passes that fill the gradient.
+
+        `numbers`: number of metrics. The memory is freed by `drop_gathered`.
         """
         size = self._flat.numel()
         device = self.device
@@ -344,7 +364,7 @@ class TrainedLm(TrainedModel):
         ranks: Ranks,
         kind: type[PackedLm] | None = None,
     ) -> None:
-        """`kind`: class of the module; None: CausalLm."""
+        """`spec`: the model to build. `kind`: class of the module; None: CausalLm."""
         from rlplace.models.causal_lm import CausalLm, build
 
         # The module, its shards, and the collectives that FSDP uses for them
@@ -419,7 +439,7 @@ class TrainedLm(TrainedModel):
         return self.gradients()
 
     def _add_gradient(self, parameter: Tensor) -> None:
-        """Add a micro-batch's gradient to its float32 sum and drop it.
+        """Add the gradient of a micro-batch to the parameter's float32 sum, and drop the gradient.
 
         FSDP would accumulate in the dtype of the parameter, which loses bits.
         """

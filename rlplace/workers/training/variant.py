@@ -8,7 +8,10 @@ from rlplace.envs.registry import named
 
 
 def variant_of(algorithm: AlgorithmConfig) -> Variant | None:
-    """Return `Class(algorithm, **kwargs)` of `algorithm.variant`; None if the config names none."""
+    """Return the user's variant of the algorithm, made by `Class(algorithm, **kwargs)` of `algorithm.variant`.
+
+    Return None if the config names no variant.
+    """
     custom = algorithm.variant
     if custom.name is None:
         return None

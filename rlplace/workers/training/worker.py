@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 
 
 class JoinedWorker(RoleWorker):
-    """Base of workers whose ranks compute together. Owns this rank's part of a model."""
+    """Base of workers whose ranks compute one model together. Owns this rank's part of the model."""
 
     # Torch has one default process group per process
     needs_own_process: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class JoinedWorker(RoleWorker):
     _files: StateFiles | None = None
 
     def _join(self) -> Ranks:
-        """Join the other ranks of the group. A collective."""
+        """Join the process group of this worker's ranks, and return this rank's membership. A collective."""
         from rlplace.workers.training.ranks import Ranks
 
         parallel = self.config.parallel_of(self.context.slot.component)
@@ -48,7 +48,10 @@ class JoinedWorker(RoleWorker):
         return self._ranks
 
     def move(self, to: Residency) -> MoveReport:
-        """Bring the parts on or off; they come back equal to the bit."""
+        """Offload or onload the parts of this worker for the residency `to`; return the resulting residency and bytes.
+
+        A part has the same bits after it was offloaded and onloaded.
+        """
         # Should a part find no room
         self.residency = min(self.residency, to)
         # What leaves makes room first
@@ -73,19 +76,25 @@ class JoinedWorker(RoleWorker):
         return super().begin_again(iteration)
 
     def _host_bytes(self) -> int:
-        """Return the bytes that are always on the host."""
+        """Return the bytes that are on the host at every residency."""
         return 0
 
     # ── its state in files, at any residency: what is off the accelerator is read and changed where it is ─────────────
 
     def _where(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or its bytes on the host while it is offloaded."""
+        """Return the tensor where its bytes are now: the tensor itself, or its copy on the host while
+        it is offloaded.
+        """
         for part in self._parts:
             tensor = part.where(tensor)
         return tensor
 
     def _save(self, folder: str, state: State, new: Collection[str] = ()) -> Metrics:
-        """Copy the state, to be written into `folder` behind what follows. `new` is not copied. A collective."""
+        """Copy the state, start to write it into `folder` in the background, and return the time of the copy. A
+        collective.
+
+        `new`: names of tensors that need no copy, because nothing else uses them.
+        """
         began = time.perf_counter()
         self._state_files().save(Path(folder), state, new)
         return {
@@ -106,9 +115,9 @@ class JoinedWorker(RoleWorker):
 
     @contextmanager
     def _working(self, stage: str) -> Iterator[None]:
-        """Account, during the block, for the working memory that the plan gives to a stage beside the resident state.
+        """Hold the working memory that the plan gives to `stage`, for the duration of the `with` block.
 
-        Raises AcceleratorOutOfMemory before the block begins.
+        The memory comes on top of the resident state. Raises AcceleratorOutOfMemory before the block begins.
         """
         device = self.context.device
         planned = self.config.working
@@ -121,10 +130,10 @@ class JoinedWorker(RoleWorker):
 
 
 class TrainedWorker(JoinedWorker):
-    """One rank of a group that trains one model together. Public methods but `move` and `close` are collectives.
+    """One rank of a worker group that trains one model. All public methods except `move` and `close` are collectives.
 
-    Owns its shards of the model, the optimizer state and the average. Residency `weights` holds parameters and buffers,
-    `full` the optimizer state too. Gradients are never kept.
+    Owns its shards of the model, the optimizer state and the moving average. The residency `weights` holds parameters
+    and buffers, `full` holds the optimizer state too. Gradients are not kept after a method has returned.
     """
 
     _model: TrainedModel
@@ -137,7 +146,10 @@ class TrainedWorker(JoinedWorker):
         *,
         ema_decay: float | None = None,
     ) -> Trainer:
-        """Take ownership of the model; make what steps it. `ema_decay`: of the average; None: keep none."""
+        """Take ownership of the model, and return the trainer that makes its optimizer steps.
+
+        `ema_decay`: decay of the moving average of the weights; None: keep no average.
+        """
         from rlplace.workers.offload import Offloadable
         from rlplace.workers.training.optimizer import Trainer
 
@@ -163,9 +175,10 @@ class TrainedWorker(JoinedWorker):
         return self._trainer.host_bytes
 
     def save_model(self, path: str) -> None:
-        """Save the weights in the optimizer's dtype: a file or folder that rank 0 replaces whole. Raises OutputError.
+        """Save the weights in the optimizer's dtype as `path`, a file or folder that rank 0 replaces as a whole.
 
-        Where their average is kept, it is saved too, under the same name with `_ema` behind it.
+        The moving average of the weights, if one is kept, is saved too, as `path` with `_ema` appended. Raises
+        OutputError.
         """
         with self._computing("save_model", Residency.WEIGHTS):
             self._model.save(Path(path), self.context.rank)
@@ -174,9 +187,11 @@ class TrainedWorker(JoinedWorker):
                     self._model.save(Path(f"{path}_ema"), self.context.rank)
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy all that the next iteration follows from; it is written into `folder` behind what follows.
+        """Copy the state that the next iteration depends on, start to write it into `folder`, and return the time of
+        the copy.
 
-        `checkpoints.written` tells when it is, `checkpoints.failed` why it is not. Waits for the save before.
+        The files are written in the background. `checkpoints.written` tells when they are complete,
+        `checkpoints.failed` why they are not. The method waits for the previous save.
         """
         moments = self._trainer.optimizer.moments
         state = self._state(moments.read(self._where))
@@ -186,7 +201,10 @@ class TrainedWorker(JoinedWorker):
         return self._save(folder, state | self._carried(), unpacked)
 
     def read_state(self, folder: str) -> Metrics:
-        """Go on from what ranks of any number have saved. Raises ConfigError for the state of something else."""
+        """Continue from the state in `folder`, which any number of ranks may have saved; return the time of reading.
+
+        Raises ConfigError if the state does not match this model and config.
+        """
         from rlplace.workers.training.state import take_over
 
         began = time.perf_counter()
@@ -203,20 +221,23 @@ class TrainedWorker(JoinedWorker):
         }
 
     def _state(self, moments: Values) -> dict[str, Tensor]:
-        """`moments`: as the optimizer's are read."""
+        """Return the state of model, optimizer and moving average, as tensors by name.
+
+        `moments`: as `Moments.read` returns them.
+        """
         from rlplace.workers.training.state import trained_state
 
         return trained_state(self._model, self._trainer, moments, self._where)
 
     def _carried(self) -> dict[str, Tensor]:
-        """Return what a learner carries from one iteration to the next, equal on all ranks, in new tensors."""
+        """Return the state that a learner keeps from one iteration to the next, equal on all ranks, in new tensors."""
         return {}
 
     def _take_over(self, carried: Mapping[str, Tensor]) -> None:
-        """Carry this instead."""
+        """Continue from the state `carried`, as `_carried` returns it."""
 
     def digest(self) -> str:
-        """Return the SHA-256 of the whole weights as they are trained."""
+        """Return the SHA-256 of the whole weights in the optimizer's dtype."""
         from rlplace.models.sharding import digest
 
         with self._computing("digest", Residency.WEIGHTS):
@@ -224,7 +245,10 @@ class TrainedWorker(JoinedWorker):
 
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:
-        """Refuse below `needs`; account what a stage's computation holds, free it at the end."""
+        """Hold the working memory of `method` for the duration of the `with` block, then free what the model gathered.
+
+        `needs`: the least residency for the block; raises an error below it.
+        """
         self._require(needs, method)
         with self._working(method):
             try:
@@ -233,7 +257,10 @@ class TrainedWorker(JoinedWorker):
                 self._model.drop_gathered()
 
     def _spec(self, trained: TrainedConfig, own_folder: Path | None = None) -> LmSpec:
-        """Describe a language model to train, of its `own_folder` or that of the job."""
+        """Return the description of a language model to train.
+
+        `trained`: config of its component. `own_folder`: folder of the model; None: the model folder of the job.
+        """
         from rlplace.models.causal_lm import LmSpec
 
         component = self.context.slot.component

@@ -12,9 +12,9 @@ from rlplace.workers.worker import WorkerContext
 
 
 def build_engine(settings: EngineSettings, context: WorkerContext) -> TextEngine:
-    """Return the engine of `settings.rollout.engine`, without weights and with residency OFF.
+    """Return the generation engine that `settings.rollout.engine` names, without weights and with residency OFF.
 
-    Only that engine's libraries are imported. Raises ConfigError, ClusterError.
+    Only the libraries of this engine are imported. Raises ConfigError, ClusterError.
     """
     context.device.verify()
     # vLLM measures free GPU memory while it starts and attributes other processes' changes to itself.
@@ -50,7 +50,10 @@ def _built(settings: EngineSettings, context: WorkerContext) -> TextEngine:
 
 
 def _claim_processes(context: WorkerContext) -> None:
-    """Have the shared memory of an engine with processes of its own be removed with the job's folder."""
+    """Let the shared memory of the engine's child processes be removed together with the job's folder.
+
+    Only an engine on several accelerators has child processes.
+    """
     if context.folder is None or len(context.slot.accelerators) < 2:
         return
     import psutil

@@ -65,7 +65,10 @@ _VLLM_BELOW = (0, 33)
 
 
 class Engine(Protocol):
-    """The contract of all engines. Used by one thread. Starts OFF without weights; `load` needs WEIGHTS."""
+    """The contract of all engines; one thread uses an engine.
+
+    An engine starts with residency OFF and without weights. `load` needs residency WEIGHTS or FULL.
+    """
 
     version: int | None  # of the loaded weights; None without weights
 
@@ -73,23 +76,25 @@ class Engine(Protocol):
     def residency(self) -> Residency: ...
     @property
     def host_bytes(self) -> int:
-        """Bytes of weight copies that the engine keeps on the host, measured."""
+        """Measured bytes of the copies of weights that the engine keeps on the host."""
 
     def move(self, to: Residency) -> int:
-        """Take or give back accelerator memory; return the bytes held afterwards on each accelerator, measured.
+        """Take or give back accelerator memory for the residency `to`; return the measured bytes then held on each
+        accelerator.
 
-        OFF drops the weights unless the engine copies them to the host: the next sync brings all weights. Raises
-        AcceleratorOutOfMemory; EngineBusy when answers are in flight.
+        OFF drops the weights, unless the engine copies them to the host; the next sync then brings all weights. Raises
+        AcceleratorOutOfMemory, and EngineBusy if answers are in flight.
         """
 
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
-        """Copy all weights into the engine.
+        """Copy all weights of the model into the engine, as `version`.
 
-        A weight with `factors` is loaded with the factors added; `weights` themselves are not changed. Answers in
-        flight keep their tokens, and their following tokens are sampled by the new weights. Raises ValueError unless
-        names and shapes are the model's; NotResident when OFF.
+        `weights`: tensors by their names in the checkpoint; they are not changed. `factors`: LoRA factors by name of
+        the weight to which the engine adds them. Answers in flight keep their tokens, and their next tokens are sampled
+        with the new weights. Raises ValueError if names or shapes are not those of the model, NotResident if the engine
+        is OFF.
         """
 
     def close(self) -> None:
@@ -97,8 +102,11 @@ class Engine(Protocol):
 
 
 def answer_seed(seed: int, request: Request, sample: int) -> int:
-    """Return a 32-bit seed for the draws of one answer, which does not depend on its batch or on the rank that
-    generates it.
+    """Return a 32-bit seed for the sampling of one answer.
+
+    It does not depend on the batch of the answer, nor on the rank that generates it.
+
+    `seed`: seed of the engine. `sample`: number of the answer in its group.
     """
     numbers = (seed, request.iteration, request.group, sample, request.turn)
     text = ",".join(map(str, numbers))
@@ -108,7 +116,7 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Everything a text engine is built from.
+    """Everything that a text engine is built from.
 
     The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
     """
@@ -132,22 +140,27 @@ class EngineSettings:
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
 
     def drawn(self, request: Request) -> TextRolloutConfig:
-        """Return the sampling parameters for answers to this request: those of evaluation or those of training."""
+        """Return the sampling parameters for answers to this request: those of evaluation for held-out prompts, else of
+        training.
+        """
         if request.held_out and self.held_out is not None:
             return self.held_out
         return self.rollout
 
     @property
     def share(self) -> float:
-        """The share of each accelerator that the engine may hold in all, for a KV cache without a size of its own."""
+        """Share of each accelerator's memory that the engine may hold in all, if the KV cache has no
+        size of its own.
+        """
         assert isinstance(self.rollout.gpu_memory_utilization, float), (
             "auto is a number once there is a plan"
         )
         return self.rollout.gpu_memory_utilization
 
     def cache_bytes(self, total: int, weights: int) -> int:
-        """Return the largest size of the KV cache, on an accelerator of `total` bytes with `weights` bytes of
-        weights.
+        """Return the largest size of the KV cache on one accelerator, in bytes.
+
+        `total`: bytes of the accelerator. `weights`: bytes of the weights on it.
         """
         limit = self.rollout.kv_cache_memory
         if limit is None:
@@ -156,41 +169,45 @@ class EngineSettings:
 
 
 class TextEngine(Engine, Protocol):
-    """Continuous batching under its caller's control: `submit` and `step` need FULL and loaded weights.
+    """An engine with continuous batching that its caller steps. `submit` and `step` need residency FULL and loaded
+    weights.
 
-    Log-probabilities of a completion belong to the distribution that each token was drawn from: logits with
+    The log-probabilities of a completion are those of the distribution from which each token was drawn: logits with
     penalties, divided by the temperature, and normalised over the tokens that min_tokens, top_k and top_p keep (vLLM:
-    `processed_logprobs`). Without penalties and such limits, a learner reproduces them by dividing its logits by the
-    temperature. A greedy answer has the log-probabilities of the model with penalties, at temperature 1.
+    `processed_logprobs`). Without penalties and such limits, a learner gets the same numbers by dividing its logits by
+    the temperature. A greedy answer has the log-probabilities of the model with penalties, at temperature 1.
     """
 
     cached_tokens: int  # prompt tokens since the engine was built whose keys and values were in the cache already
 
     @property
     def in_flight(self) -> int:
-        """Number of answers that have begun and not finished."""
+        """Number of submitted answers that no step has returned yet."""
 
     @property
     def room(self) -> int:
-        """Number of answers that can begin at once. More may be submitted; these wait."""
+        """Number of answers that can begin at once. More may be submitted, but wait."""
 
     def submit(self, request: Request) -> None:
-        """Begin all answers of a request. Raises ConfigError when the prompt leaves no room in the context."""
+        """Begin all answers to a request. Raises ConfigError if the prompt leaves no room for an
+        answer in the context.
+        """
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
-        """Advance all answers in flight by one forward pass; return the answers that this pass finished.
+        """Advance all answers in flight by one forward pass, and return the answers that are finished.
 
-        `watch` gets a lap `prefill` for each pass over prompts, sized in prompt tokens, and a lap `decode` for each
-        other pass, sized in answers in flight. An answer ends by "length" at the end of the context, even below its
-        `max_new_tokens`.
+        `watch`: gets a lap `prefill` for each pass over prompts, with the number of prompt tokens as size, and a lap
+        `decode` for each other pass, with the number of answers in flight as size. An answer that reaches the end of
+        the context ends by "length", even below its `max_new_tokens`.
         """
 
     def drop(self) -> None:
-        """Discard all answers in flight, and finished answers that no step has returned."""
+        """Discard all answers in flight, including finished answers that no step has returned."""
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """Return log p(tokens[i] | tokens[:i]) for i >= 1 by the loaded weights, without temperature; used to verify
-        a sync.
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1.
+
+        Used to verify a sync.
         """
 
 
@@ -200,8 +217,10 @@ class TextEngine(Engine, Protocol):
 def require(
     engine: Engine, owner: str, method: str, *, needs: Residency, loaded: bool = True
 ) -> None:
-    """Raise NotResident if the engine is below residency `needs`, or if it lacks weights and `loaded` asks for
-    them.
+    """Raise NotResident if the engine is below residency `needs`, or has no weights.
+
+    `owner`: rank that owns the engine, `method`: method that was called; both for the error. `loaded`: whether weights
+    are needed.
     """
     if engine.residency < needs:
         raise not_resident(owner, method, has=engine.residency, needs=needs)
@@ -215,14 +234,21 @@ def engine_busy(owner: str, in_flight: int, to: Residency) -> EngineBusy:
 
 
 def check_length(owner: str, length: int, context: int) -> None:
-    """Raise ConfigError if a prompt of `length` tokens leaves no room for an answer."""
+    """Raise ConfigError if a prompt of `length` tokens leaves no room for an answer in a context of `context` tokens.
+
+    `owner`: rank that owns the engine, for the error.
+    """
     if length >= context:
         got = f"{length} tokens"
         raise config_error("prompt-too-long", owner, got, context=context)
 
 
 def vllm_problem(kind: str) -> Problem | None:
-    """Return the problem of a missing or unsupported vLLM, without importing it. `kind`: of the accelerators."""
+    """Return the problem if vLLM is missing or its version is unsupported, without importing vLLM; None if it is
+    usable.
+
+    `kind`: kind of the accelerators, "gpu" or "emulated".
+    """
     found = installed_vllm()
     wanted = _VLLM.get(kind, "vllm")
     key = "rollout.engine"
@@ -249,14 +275,15 @@ def vllm_problem(kind: str) -> Problem | None:
 
 
 def installed_vllm() -> tuple[str, str] | None:
-    """Return the distribution that provides `vllm`, and its version; None if vLLM is not installed."""
+    """Return the name and version of the installed package that provides `vllm`; None if vLLM is not installed."""
     return next(iter(versions_of(_VLLM.values()).items()), None)
 
 
 def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
-    """Yield problems of arguments that vLLM's engine does not take, or that other keys decide.
+    """Yield a problem for each argument that vLLM's engine does not have, or that other config keys decide.
 
-    vLLM's source is parsed, not imported: the import takes long and needs its accelerator.
+    `given`: arguments by name. vLLM's source is parsed, not imported, because the import takes long and needs the
+    accelerator for which vLLM was built.
     """
     found = importlib.util.find_spec("vllm") if given else None
     if found is None or found.origin is None:

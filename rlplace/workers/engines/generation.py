@@ -35,11 +35,12 @@ _FROZEN_VERSION = 0
 
 
 class GenerationEngine:
-    """Generates answers to prompts of token ids, and scores given tokens; on the accelerators of its worker.
+    """Generates answers to prompts of token ids, and scores given tokens, on the accelerators of its worker.
 
-    Make it in `setup` of the worker. It is offloaded with the worker's component, without a call of `offload`, and
-    closed with the worker. It begins without weights: they come by a sync, `self.weights_of(self.engine)`; by `load`;
-    or from the model's folder with `frozen=True`. One thread uses it.
+    Make the engine in the worker's `setup`. It is offloaded with the worker's component, without a call of `offload`,
+    and closed with the worker. It begins without weights. They come by a sync, if `setup` calls
+    `self.weights_of(self.engine)`; by `load`; or from the model's folder, with `frozen=True`. One thread uses the
+    engine.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class GenerationEngine:
         frozen: bool = False,
         **options: Any,
     ) -> None:
-        """`model`: a Hugging Face folder with a tokenizer. `context`: longest prompt and answer together, in tokens.
+        """Build the engine in a worker's `setup`. Raises ConfigError, ClusterError.
 
-        `frozen`: load the weights of the folder, whenever the engine comes onto the accelerators without any.
+        `model`: a Hugging Face folder with a tokenizer. `context`: longest prompt and answer together, in tokens.
+        `frozen`: load the weights of the folder, whenever the engine comes onto the accelerators without weights.
         `options`: keys of the config block `rollout` of language models, such as engine="transformers",
-        temperature=0.7, dtype="fp32", kv_cache_memory="2GiB". Raises ConfigError, ClusterError.
+        temperature=0.7, dtype="fp32", kv_cache_memory="2GiB".
         """
         from rlplace.workers.engines.build import build_engine
         from rlplace.workers.engines.weights import ExpectedWeights
@@ -84,15 +86,15 @@ class GenerationEngine:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of weight copies that the engine keeps on the host, measured."""
+        """Measured bytes of the copies of weights that the engine keeps on the host."""
         return self._engine.host_bytes
 
     # ── memory and weights ───────────────────────────────────────────────────────────────────────────────────────────
 
     def move(self, to: Residency) -> int:
-        """Move the engine to the residency `to`, and return the bytes that it then holds on the accelerators.
+        """Move the engine to the residency `to`, and return the bytes that it then holds on each accelerator.
 
-        The worker's own `move` calls this. Raises AcceleratorOutOfMemory.
+        The worker's own `move` calls this method. Raises AcceleratorOutOfMemory.
         """
         self.accelerator_bytes = self._engine.move(to)
         if self._frozen and to > Residency.OFF and self._engine.version is None:
@@ -100,9 +102,10 @@ class GenerationEngine:
         return self.accelerator_bytes
 
     def load(self, weights: Weights, version: int) -> None:
-        """Copy all weights in, by their names in transformers; of tied weights, one name is enough.
+        """Copy all weights into the engine, as `version`.
 
-        Raises ValueError unless names and shapes are the model's; NotResident while the component is offloaded.
+        `weights`: tensors by their names in transformers; of tied weights, one name is enough. Raises ValueError if
+        names or shapes are not those of the model, NotResident while the component is offloaded.
         """
         self._engine.load(self._expected.complete(weights), version)
 
@@ -111,7 +114,7 @@ class GenerationEngine:
         self._engine.drop()
 
     def _weights_of_folder(self) -> dict[str, Tensor]:
-        """Read all weights of the model's folder, by the names that the engine expects."""
+        """Return all weights of the model's folder, by the names that the engine expects."""
         from rlplace.models.checkpoint import Checkpoint
         from rlplace.workers.engines.weights import EMBEDDING, HEAD
 
@@ -141,11 +144,15 @@ class GenerationEngine:
     ) -> list[list[Completion]]:
         """Return `samples` answers to each prompt, in the order of the prompts.
 
-        An answer has `tokens`; `logprobs` of the tokens, from the distribution that they were drawn from; `versions` of
-        the weights that drew each token; and `finish`, which is "stop" or "length". `max_new_tokens` None: an answer
-        may fill the context. With the option `seed`, what is drawn depends only on the seed, the iteration (None: the
-        number of this call), the rank, the prompt and the sample.
-        Raises ConfigError if a prompt leaves no room for an answer; NotResident if the engine is not at residency FULL,
+        An answer has `tokens`; `logprobs` of the tokens, in the distribution from which they were drawn; `versions`,
+        the version of the weights that drew each token; and `finish`, which is "stop" or "length".
+
+        `prompts`: token ids of each prompt. `max_new_tokens`: longest answer; None: an answer may fill the context.
+        `greedy`: take the most probable tokens. `iteration`: number for the seeds of the answers; None: the number of
+        this call. With the option `seed`, the answers depend only on the seed, the iteration, the rank, the prompt and
+        the sample.
+
+        Raises ConfigError if a prompt leaves no room for an answer, NotResident if the engine is not at residency FULL
         or has no weights.
         """
         context = self._worker.context
@@ -182,9 +189,10 @@ class GenerationEngine:
         return answers
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return log p(tokens[i] | tokens[:i]) for i >= 1, at temperature 1, by the loaded weights; one forward pass.
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1; one forward
+        pass.
 
-        Raises NotResident below FULL, or without weights.
+        Raises NotResident if the engine is below the residency that it needs to score, or has no weights.
         """
         given = [int(token) for token in tokens]
         return np.asarray(self._engine.logprobs(given), np.float32)
@@ -193,7 +201,11 @@ class GenerationEngine:
 def _settings_of(
     context: WorkerContext, folder: Path, length: int, options: Mapping[str, Any]
 ) -> EngineSettings:
-    """Return what an engine is built from. Raises ConfigError for wrong options, with all problems at once."""
+    """Return the settings from which the engine is built.
+
+    `folder`: of the model. `length`: longest prompt and answer together, in tokens. `options`: keys of the config block
+    `rollout`. Raises ConfigError with all problems of the options.
+    """
     from rlplace.config.read import read_block
     from rlplace.models.tokenizer import Tokenizer
     from rlplace.workers.engines.contract import engine_args_problems
@@ -232,7 +244,10 @@ def _no_plan() -> Problem:
 
 
 def _check_prompt(owner: str, number: int, tokens: NDArray[np.int32]) -> None:
-    """Raise WorkerMisuse unless a prompt is a row of token ids."""
+    """Raise WorkerMisuse unless `tokens` is one non-empty row of token ids.
+
+    `owner`: rank that owns the engine, `number`: number of the prompt in the call; both for the error.
+    """
     if tokens.ndim == 1 and len(tokens):
         return
     shape = f"shape {list(tokens.shape)}"

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ModuleEngine:
-    """Base of engines over one module, in eval mode. Owns its parameters and buffers; starts OFF.
+    """Base of engines that run one module, in eval mode. Owns the module's parameters and buffers; starts OFF.
 
-    Storages are emptied in place, so that references into the module stay valid. FULL also holds a workspace, such as
-    a KV cache.
+    Storages are emptied in place, so references to the tensors stay valid. FULL also holds a workspace, such as a KV
+    cache.
     """
 
     host_bytes = 0
@@ -56,7 +56,7 @@ class ModuleEngine:
         self._drop_weights()
 
     def _drop_weights(self) -> None:
-        """Empty all storages in place."""
+        """Empty the storages of all weights in place, and release their memory in the device's account."""
         for storage, _ in self._storages:
             storage.resize_(0)
         self._device.release(self.labels[0])
@@ -64,7 +64,11 @@ class ModuleEngine:
         self.residency = Residency.OFF
 
     def move(self, to: Residency) -> int:
-        """As in the contract. Steps down come first, then steps up: OFF - WEIGHTS - FULL."""
+        """Take or give back memory for the residency `to`, and return the bytes that are then held.
+
+        The workspace and then the weights are freed first; then the weights and then the workspace are allocated. The
+        content of the weights is undefined until `load`.
+        """
         weights, workspace = self.labels
         if to < Residency.FULL:
             self._set_workspace(made=False)
@@ -85,11 +89,11 @@ class ModuleEngine:
         return held + self._held_workspace_bytes
 
     def _set_workspace(self, *, made: bool) -> None:
-        """Allocate (`made`) or free the workspace: what FULL holds beside the weights."""
+        """Allocate the workspace, which FULL holds beside the weights, if `made`; else free it."""
 
     @property
     def _held_workspace_bytes(self) -> int:
-        """Bytes of the workspace now."""
+        """Bytes that the workspace holds now."""
         if self.residency == Residency.FULL:
             return self._workspace_bytes
         return 0
@@ -97,7 +101,10 @@ class ModuleEngine:
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
-        """As in the contract. After an error in the middle there is no version, so nothing generates."""
+        """Copy all weights into the module, as `Engine.load` says.
+
+        After an error in the middle the engine has no version, so it does not generate.
+        """
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
         )
@@ -113,7 +120,7 @@ class ModuleEngine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Actions for a batch of B observations, action shape A. The arrays belong to the caller."""
+    """The actions for a batch of B observations; A is the shape of an action. The arrays belong to the caller."""
 
     actions: NDArray[Any]  # [B, *A]
     logprobs: NDArray[np.float32]  # [B]
@@ -124,7 +131,7 @@ class Decision:
 
 
 class TorchEngine(ModuleEngine):
-    """Decides actions for batches of observations by a policy."""
+    """Decides on actions for batches of observations, by a policy."""
 
     labels = ("policy weights", "rollout workspace")
 
@@ -149,9 +156,10 @@ class TorchEngine(ModuleEngine):
     def decide(
         self, observations: NDArray[Any], noise: NDArray[np.float32]
     ) -> Decision:
-        """Sample one action per row, by that row's noise. Raises NotResident below FULL or without weights.
+        """Return one sampled action for each row of `observations`.
 
-        `observations`: [B, *O]. `noise`: [B, numbers of noise per action].
+        `observations`: [B, *O]. `noise`: [B, numbers of noise per action], from which each row's action is drawn.
+        Raises NotResident below FULL or without weights.
         """
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
@@ -173,8 +181,9 @@ class TorchEngine(ModuleEngine):
         )
 
     def digest(self) -> str:
-        """Return SHA-256 over all weights by name: equal if and only if all weights are bit-equal. Raises
-        NotResident.
+        """Return the SHA-256 over all weights by name: equal if and only if all weights are bit-equal.
+
+        Raises NotResident below WEIGHTS or without weights.
         """
         require(self, self._owner, "digest", needs=Residency.WEIGHTS)
         return digest(self._tensors.items())

@@ -71,15 +71,16 @@ class _Answer:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer so far."""
+        """Number of tokens of the prompt and of the answer so far."""
         return len(self.request.tokens) + len(self.tokens)
 
     def finish(
         self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int
     ) -> Finish | None:
-        """Return how the answer ends with its last token; None: it goes on.
+        """Return how the answer ends with its last token; None if it goes on.
 
-        `stops`, `texts`: what ends it. `least`: tokens before a text may end it. `context`: its longest length.
+        `stops`: tokens that end the answer. `texts`: texts that end it. `least`: number of tokens before a text may end
+        it. `context`: longest prompt and answer together, in tokens.
         """
         if self.tokens[-1] in stops:
             return "stop"
@@ -91,10 +92,10 @@ class _Answer:
 
 
 class TransformersEngine(ModuleEngine):
-    """A TextEngine over any decoder of transformers in which all layers attend to all tokens of an answer.
+    """A TextEngine for any decoder of transformers whose layers all attend to all tokens of an answer.
 
-    Each move to FULL makes a new cache. After a load, keys and values of answers in flight are recomputed by the new
-    weights.
+    Each move to FULL makes a new cache. After a load, the keys and values of answers in flight are recomputed with the
+    new weights.
     """
 
     labels = ("engine weights", "KV cache")
@@ -252,9 +253,9 @@ class TransformersEngine(ModuleEngine):
         return finished + self._take_finished(cache)
 
     def _begin(self, cache: BatchCache) -> int:
-        """Run one pass over the tokens of the next waiting answer; return how many tokens these are.
+        """Run one pass over the tokens of the next waiting answer, and return the number of these tokens.
 
-        Following answers of the same request that have no tokens yet share the pass.
+        Waiting answers of the same request that have no tokens yet share the pass.
         """
         first = self._waiting.popleft()
         alike = [first]
@@ -285,10 +286,10 @@ class TransformersEngine(ModuleEngine):
         prefix: DynamicCache,
         answers: Sequence[_Answer],
     ) -> Tensor:
-        """Return logits [1, V] after the tokens [L] that `answers` have in common; fill `prefix` with their keys and
-        values.
+        """Return the logits [1, V] after `tokens` [L], and fill `prefix` with the keys and values of these tokens.
 
-        `images`: of these tokens; the answers take over how many positions they spare.
+        `images`: images that belong to the tokens. `answers`: answers that begin with these tokens; the number of
+        positions that images save is stored in each.
         """
         if self._vision_input is None or not images:
             output = self._model(
@@ -307,7 +308,7 @@ class TransformersEngine(ModuleEngine):
         return cast(Tensor, self._model.get_output_embeddings()(states[-1:]))
 
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
-        """Draw the next token of each answer from `logits` [B, V]."""
+        """Draw the next token of each answer from `logits` [B, V], and append it to the answer."""
         assert self.version is not None
         # By the sampling parameters of its request
         drawn = [self._settings.drawn(answer.request) for answer in answers]
@@ -334,7 +335,10 @@ class TransformersEngine(ModuleEngine):
             answer.versions.append(self.version)
 
     def _take_finished(self, cache: BatchCache) -> list[Completion]:
-        """Remove finished answers and return them; the last active answer moves into a row that becomes free."""
+        """Remove the finished answers from the batch, and return them.
+
+        The last active answer moves into each row that becomes free.
+        """
         taken: list[Completion] = []
         # From the last row on, so that rows that are still to be looked at do not move
         for row in reversed(range(len(self._active))):
@@ -392,9 +396,9 @@ class TransformersEngine(ModuleEngine):
 
 
 class BatchCache(Cache):
-    """A pool of keys and values as a model's cache: a forward pass adds one token to each of the first rows.
+    """A model's cache with a pool of keys and values: a forward pass adds one token to each of the first rows.
 
-    Owns the memory. The model must be given mask and positions, since this cache implements `update` only.
+    Owns the memory. The model must be given mask and positions, because this cache implements `update` only.
     """
 
     def __init__(
@@ -430,9 +434,11 @@ class BatchCache(Cache):
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def extend(self, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Prepare a pass that adds one token to each of the first B rows, which have these lengths.
+        """Prepare a pass that adds one token to each of the first B rows; return the positions [B, 1] and the mask [B,
+        1, 1, L].
 
-        Return its positions [B, 1] and its mask [B, 1, 1, L], true where a row has a token.
+        The mask is true where a row has a token, including the new token. `lengths`: tokens of each row before the
+        pass, [B].
         """
         self._columns = torch.tensor(lengths, device=self._device)
         self._rows = torch.arange(len(lengths), device=self._device)
@@ -449,7 +455,11 @@ class BatchCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Add a layer's new keys and values [B, heads, 1, size]; return those of all tokens of the first B rows."""
+        """Add the new keys and values of a layer, and return the keys and values of all tokens of the first B rows.
+
+        `key_states`, `value_states`: [B, heads, 1, size], of one new token in each row. `layer_idx`: number of the
+        layer.
+        """
         count = len(self._rows)
         longest = self._longest
         keys = self._keys[layer_idx]
@@ -459,8 +469,9 @@ class BatchCache(Cache):
         return keys[:count, :, :longest], values[:count, :, :longest]
 
     def fill(self, first: int, count: int, prefix: DynamicCache) -> None:
-        """Copy the keys and values of one sequence, which a pass left in `prefix`, into `count` rows from `first`
-        on.
+        """Copy the keys and values of one sequence into `count` rows, from row `first` on.
+
+        `prefix`: cache of the pass over this sequence.
         """
         for keys, values, layer in zip(
             self._keys, self._values, prefix.layers, strict=True
@@ -473,7 +484,7 @@ class BatchCache(Cache):
                 pool[first : first + count, :, : made.shape[2]] = made
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of a row to another row."""
+        """Copy the keys and values of the first `length` tokens from row `source` to row `target`."""
         for tensor in (*self._keys, *self._values):
             tensor[target, :, :length] = tensor[source, :, :length]
 
@@ -491,9 +502,10 @@ def penalised(
     made: Sequence[tuple[Tokens, Sequence[int]]],
     stops: Sequence[int],
 ) -> Tensor:
-    """Return the logits [B, V] with penalties and without forbidden stops, as vLLM computes them.
+    """Return the logits [B, V] with penalties, and with forbidden stop tokens at minus infinity, as vLLM computes them.
 
-    `made`: prompt and answer so far, by row. `stops`: tokens that may not come before `min_tokens`.
+    `made`: for each row, the tokens of the prompt and of the answer so far. `stops`: tokens that are forbidden in an
+    answer shorter than `min_tokens`.
     """
     repeated = sampling.repetition_penalty
     present = sampling.presence_penalty
@@ -517,7 +529,10 @@ def penalised(
 
 
 def _token_counts(tokens: Tokens | Sequence[int], row: Tensor) -> Tensor:
-    """Return how often `tokens` contain each token of the vocabulary, [V] on the device of `row` [V]."""
+    """Return how often each token of the vocabulary occurs in `tokens`, [V].
+
+    `row`: logits [V], for the size of the vocabulary and the device.
+    """
     numbers = torch.tensor(tokens, dtype=torch.long, device=row.device)
     return numbers.bincount(minlength=len(row))
 
@@ -525,7 +540,10 @@ def _token_counts(tokens: Tokens | Sequence[int], row: Tensor) -> Tensor:
 def choose(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float | None]
 ) -> Chosen:
-    """Choose one token per row of `logits` [B, V]; `uniforms` are in [0, 1), None for the likeliest token."""
+    """Return one token for each row of `logits` [B, V], with its log-probability.
+
+    `uniforms`: for each row, a number in [0, 1) that decides the draw; None: take the likeliest token.
+    """
     drawn = [row for row, uniform in enumerate(uniforms) if uniform is not None]
     if not drawn:
         return likeliest(logits)
@@ -539,7 +557,7 @@ def choose(
 
 
 def likeliest(logits: Tensor) -> Chosen:
-    """Return the likeliest token of each row of `logits` [B, V]."""
+    """Return the likeliest token of each row of `logits` [B, V], with its log-probability."""
     logprobs, tokens = logits.float().log_softmax(-1).max(-1)
     return tokens, logprobs
 
@@ -547,9 +565,10 @@ def likeliest(logits: Tensor) -> Chosen:
 def draw(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]
 ) -> Chosen:
-    """Draw one token per row of `logits` [B, V] by inverting the cumulative distribution, with one number per row.
+    """Return one drawn token for each row of `logits` [B, V], with its log-probability.
 
-    Double precision, so that one number is fine enough for any vocabulary.
+    `uniforms`: for each row, a number in [0, 1), by which the cumulative distribution is inverted. The distribution is
+    in double precision, which is fine enough for any vocabulary.
     """
     scaled = logits.float() / sampling.temperature
     kept = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
@@ -572,8 +591,9 @@ def draw(
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
-    """Keep of each row [K], likeliest first, the fewest entries whose probabilities sum to `top_p` (Holtzman et al.
-    2020).
+    """Return the rows with all entries at minus infinity, except the fewest entries whose probabilities sum to `top_p`.
+
+    `scaled`: logits [B, K], the likeliest first in each row. The method is that of Holtzman et al. 2020.
     """
     probabilities = scaled.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

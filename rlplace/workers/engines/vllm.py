@@ -84,7 +84,7 @@ _UNUSED_SHARE = 0.01
 
 
 class _Running(NamedTuple):
-    """An answer in flight, with the weight versions that draw its tokens."""
+    """An answer in flight, with the versions of the weights that draw its tokens."""
 
     request: Request
     sample: int
@@ -93,9 +93,10 @@ class _Running(NamedTuple):
 
 
 class VllmEngine:
-    """Owns vLLM's engine, its process group and the answers in flight; one per process.
+    """A TextEngine by vLLM in this process. Owns vLLM's engine, its process group and the answers in flight.
 
-    With answers in flight, `load` keeps their tokens and recomputes their KV cache by the new weights.
+    A process can have one such engine. With answers in flight, `load` keeps their tokens, and their KV cache is
+    recomputed with the new weights.
     """
 
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
@@ -141,7 +142,7 @@ class VllmEngine:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the weights that a sleep at level 1 has copied to the host, measured."""
+        """Measured bytes of the weights that a sleep at level 1 has copied to the host."""
         return self._memory.held().host
 
     def move(self, to: Residency) -> int:
@@ -177,10 +178,12 @@ class VllmEngine:
         self._loaded(version)
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
-        """Have each worker take part in a sync as rollout rank `rank`, and load its own part while that arrives.
+        """Let each of vLLM's workers take part in a sync, and load its own part of the weights as they arrive.
 
-        Return the transports, and the tensors of the sync that are no weights. Raises as `load`; WeightSyncError,
-        ChannelTimeout.
+        Return the transports of the sync, and the tensors in it that are not weights.
+
+        `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the monotonic clock.
+        Raises the errors of `load`, WeightSyncError and ChannelTimeout.
         """
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
@@ -223,7 +226,7 @@ class VllmEngine:
         return loaded
 
     def _loaded(self, version: int) -> None:
-        """Note the new version, for the engine and for each answer in flight."""
+        """Set the version of the loaded weights, for the engine and for the next tokens of each answer in flight."""
         # Keys and values by the old weights are wrong now
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         for name, tokens in tokens_so_far(self._vllm).items():
@@ -261,8 +264,11 @@ class VllmEngine:
         self._unread += len(tokens)
 
     def _add(self, tokens: list[int], **parameters: object) -> str:
-        """Pass a request of token ids to vLLM; return its name. The engine's settings end an answer, not the
-        model's.
+        """Pass a request of token ids to vLLM, and return the name of the request.
+
+        The answer ends as the engine's settings say; the model's own end token is ignored.
+
+        `parameters`: sampling parameters of vLLM.
         """
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -294,7 +300,9 @@ class VllmEngine:
         return finished
 
     def _advance(self) -> list[Any]:
-        """Run one step; keep the answers that finished in it, return other finished outputs."""
+        """Run one step of vLLM, store the answers that finished in it, and return all other finished
+        outputs of vLLM.
+        """
         others = []
         for output in self._vllm.step():
             running = self._running.pop(output.request_id, None)
@@ -306,7 +314,7 @@ class VllmEngine:
         return others
 
     def _completion(self, running: _Running, answer: Any) -> Completion:
-        """Return a finished answer of vLLM, each token with the version of its weights."""
+        """Return a finished answer of vLLM as a Completion, with the version of the weights for each token."""
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(
                 f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}"
@@ -333,7 +341,10 @@ class VllmEngine:
         )
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """As in the contract. Answers in flight advance meanwhile; finished ones are returned by the next step."""
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1.
+
+        Answers in flight advance meanwhile. Those that finish are returned by the next `step`.
+        """
         require(self, self._owner, "logprobs", needs=Residency.FULL)
         check_length(self._owner, len(tokens), self._settings.context)
         self._add([int(token) for token in tokens], max_tokens=1, prompt_logprobs=0)
@@ -349,7 +360,7 @@ class VllmEngine:
         self._unread = 0
 
     def close(self) -> None:
-        """Shut down vLLM's workers and, with them, torch's process group of this process."""
+        """Shut down vLLM's workers, and torch's process group of this process with them."""
         self._running.clear()
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()
@@ -358,14 +369,18 @@ class VllmEngine:
 
 
 def _seed_of(seed: int | None, request: Request, sample: int) -> int | None:
-    """Return the seed of one answer; None: draws without a seed."""
+    """Return the seed of one answer; None if the engine has no seed."""
     return None if seed is None else answer_seed(seed, request, sample)
 
 
 def _build(
     settings: EngineSettings, expected: ExpectedWeights, device: torch.device
 ) -> Any:
-    """Build vLLM's engine, awake, with random weights, on `device` and the GPUs that follow it."""
+    """Return a new engine of vLLM, awake, with random weights.
+
+    `expected`: shapes of the model's weights. `device`: first of the engine's GPUs, or the CPU; the engine also uses
+    the GPUs that follow.
+    """
     on_cpu = device.type == "cpu"
     os.environ.update(_FORCED)
     rollout = settings.rollout
@@ -423,9 +438,11 @@ def _build(
 def _memory_arguments(
     settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool
 ) -> dict[str, Any]:
-    """Return the arguments that limit the KV cache; on a CPU always in bytes.
+    """Return the arguments of vLLM that limit the KV cache.
 
-    vLLM would otherwise take a share of the machine's memory there.
+    On a CPU the limit is always in bytes, because vLLM would otherwise take a share of the machine's memory.
+
+    `expected`: shapes of the model's weights.
     """
     rollout = settings.rollout
     if rollout.kv_cache_memory is None and not on_cpu:
@@ -442,7 +459,10 @@ def _memory_arguments(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about vLLM's own code, and restore torch.set_num_threads, which vLLM replaces by a no-op."""
+    """Silence warnings about vLLM's own code during the `with` block, and restore torch.set_num_threads at its end.
+
+    vLLM replaces this function by one that does nothing.
+    """
     settable = torch.set_num_threads
     try:
         with warnings.catch_warnings():

@@ -26,10 +26,10 @@ from rlplace.workers.engines.weights import SharedBucket, in_buckets
 
 
 def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
-    """Have each worker load its shards, bucket by bucket, so that the whole model is never in flight at once.
+    """Let each of vLLM's workers load its shards of the weights, one bucket of whole weights after the other.
 
-    If the weights were arguments of a call, vLLM would pickle all of them, and each worker would receive the whole
-    model.
+    `items`: names and whole tensors. The weights are not arguments of a call, because vLLM would pickle all of them,
+    and each worker would receive the whole model.
     """
     engine.collective_rpc(_begin_reload)
     for bucket in in_buckets(items):
@@ -38,8 +38,9 @@ def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class NothingLoaded(Exception):
-    """A sync failed before any worker began to load: the workers still have their previous weights. `why`: the
-    error.
+    """Raised if a sync failed before any worker began to load, so the workers still have their previous weights.
+
+    `why`: the error of the sync.
     """
 
     def __init__(self, why: Exception) -> None:
@@ -56,11 +57,15 @@ def load_from(
     others: Sequence[str],
     stored: frozenset[str],
 ) -> LoadedParts:
-    """Have each worker take part in a sync as rollout rank `rank`, and load its part.
+    """Let each of vLLM's workers take part in a sync, and load its part of the weights.
 
-    `again`: from a weight's name to a further name of it. `others`: tensors that are no weights. `stored`: the names
-    in the model's files, by which vLLM loads weights. Raises NothingLoaded; WeightSyncError or ChannelTimeout if a
-    worker had begun to load.
+    Return the transports of the sync, and the tensors in it that are not weights.
+
+    `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the monotonic clock. `again`:
+    second name under which a weight is loaded too, by its name. `others`: names of tensors that are not weights.
+    `stored`: names in the model's files, by which vLLM loads weights.
+
+    Raises NothingLoaded if no worker had begun to load, else WeightSyncError or ChannelTimeout.
     """
     parts: list[_PartLoaded] = engine.collective_rpc(
         _take_part, args=(sync, rank, deadline_s, again, others, stored)
@@ -81,11 +86,11 @@ def load_from(
 
 
 def pack_experts_anew(worker: Any) -> None:
-    """Have the next load pack experts for the processor again, as the first load did. Does nothing on a GPU.
+    """Make the next load pack the experts for the processor again, as the first load did. Does nothing on a GPU.
 
     A kernel of vLLM 0.32 packs the experts of a layer when it is created. A later load keeps the kernel, which then
-    takes plain weights for packed ones (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed there,
-    and CUDA graphs have captured the kernel.
+    takes plain weights for packed weights (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed, and
+    CUDA graphs have captured the kernel.
     """
     for layer in worker.model_runner.get_model().modules():
         method: Any = getattr(layer, "quant_method", None)
@@ -94,7 +99,7 @@ def pack_experts_anew(worker: Any) -> None:
 
 
 def _begin_reload(worker: Any) -> None:
-    """Begin the steps of vLLM's `reload_weights`, which vLLM's own engines also use to take weights in parts."""
+    """Begin a reload of weights in parts, by the steps of vLLM's `reload_weights`."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
     pack_experts_anew(worker)
@@ -102,12 +107,12 @@ def _begin_reload(worker: Any) -> None:
 
 
 def _reload(worker: Any, bucket: SharedBucket) -> None:
-    """Load one bucket."""
+    """Load the weights of one bucket, during a reload."""
     _load_some(worker, bucket.open())
 
 
 def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Load some weights, by their names in the model's files."""
+    """Load some of the weights, during a reload; `weights` has their names in the model's files."""
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(worker.vllm_config):
@@ -117,7 +122,7 @@ def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 class _PartLoaded(NamedTuple):
     """The result of a sync in one worker.
 
-    An error is returned, not raised: after a raised one vLLM assigns later answers to the wrong calls.
+    An error is returned, not raised: after an error was raised, vLLM assigns later answers to the wrong calls.
     """
 
     transport: str
@@ -135,7 +140,10 @@ def _take_part(
     others: Sequence[str],
     stored: frozenset[str],
 ) -> _PartLoaded:
-    """Receive the windows of a sync in this worker, and load each as it arrives. Arguments as in `load_from`."""
+    """Receive the windows of a sync in this worker, load the weights of each as it arrives, and return the result.
+
+    The arguments are those of `load_from`.
+    """
     # One connection per worker, for all syncs
     if not hasattr(worker, "part_taker"):
         left_s = max(1.0, deadline_s - time.monotonic())
@@ -178,11 +186,10 @@ def _take_part(
 
 
 def _give_up_reload(worker: Any) -> None:
-    """Abandon a reload, so that the next one starts from the beginning; incomplete layers get their previous tensors
-    back.
+    """Abandon a reload, so that the next reload starts from the beginning.
 
-    Those tensors keep their addresses, which CUDA graphs remember. vLLM's own end of a reload would load the parts
-    that arrived, and raise the error of a failed layer once more.
+    Incomplete layers get back their previous tensors, at the addresses that CUDA graphs have captured. vLLM's own end
+    of a reload would load the parts that arrived, and raise the error of a failed layer once more.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -195,7 +202,7 @@ def _give_up_reload(worker: Any) -> None:
 
 
 def _end_reload(worker: Any) -> None:
-    """Finish a reload: process the new weights, and drop caches that belong to the old ones."""
+    """Finish a reload: process the new weights, and drop the caches that belong to the previous weights."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

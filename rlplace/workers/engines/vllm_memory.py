@@ -41,7 +41,7 @@ Level = Literal[1, 2]
 
 
 class Held(NamedTuple):
-    """Bytes that one of the engine's workers holds, measured."""
+    """Measured bytes that one worker of vLLM's engine holds."""
 
     weights: int
     cache: int
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 class EngineMemory(ABC):
-    """The residency of one engine, which starts at FULL with random weights.
+    """Moves one engine of vLLM between residencies. The engine starts at FULL, with random weights.
 
     A subclass carries out the steps on one platform.
     """
@@ -65,18 +65,22 @@ class EngineMemory(ABC):
         self.residency = Residency.FULL
 
     def held(self) -> Held:
-        """Return the largest worker's bytes on an accelerator, and the bytes of all workers' copies on the host."""
+        """Return the bytes on an accelerator, of the worker that holds most, and the bytes of copies on the host, of
+        all workers.
+        """
         workers = self._measure()
         # The largest of each field
         largest = Held(*map(max, zip(*workers, strict=True)))
         return largest._replace(host=sum(worker.host for worker in workers))
 
     def move(self, to: Residency, level: Level | None = None) -> None:
-        """Move to a residency, step by step.
+        """Move the engine to the residency `to`, step by step.
 
-        A step acquires from the device's account before it takes memory, and releases after it freed memory. `level`:
-        of a sleep; None: the configured one. Raises AcceleratorOutOfMemory; the residency is then the last one that
-        was reached, from which the engine can be moved again.
+        A step acquires bytes in the device's account before it takes memory, and releases them after it has freed
+        memory.
+
+        `level`: of a sleep, 1 copies the weights to the host, 2 drops them; None: the configured level. Raises
+        AcceleratorOutOfMemory; the engine then stays at the last residency that was reached, and can be moved again.
         """
         if to < self.residency == Residency.FULL:
             self.drop_cache()
@@ -96,37 +100,37 @@ class EngineMemory(ABC):
             self.residency = Residency.FULL
 
     def close(self) -> None:
-        """Give everything back to the account, after the engine has ended."""
+        """Release everything in the device's account, after the engine has ended."""
         for label in self._sizes:
             self._device.release(label)
         self.residency = Residency.OFF
 
     @abstractmethod
     def drop_cache(self) -> None:
-        """FULL to WEIGHTS: give back the memory of the KV cache."""
+        """Give back the memory of the KV cache: the step from FULL to WEIGHTS."""
 
     @abstractmethod
     def wake_cache(self) -> None:
-        """WEIGHTS to FULL: take memory for an empty KV cache."""
+        """Take memory for an empty KV cache: the step from WEIGHTS to FULL."""
 
     @abstractmethod
     def sleep(self, level: Level) -> None:
-        """WEIGHTS to OFF: copy the weights to the host (1) or drop them (2)."""
+        """Copy the weights to the host (level 1) or drop them (level 2): the step from WEIGHTS to OFF."""
 
     @abstractmethod
     def wake_weights(self) -> None:
-        """OFF to WEIGHTS: copy the weights back, or take memory for new ones."""
+        """Copy the weights back, or take memory for new weights: the step from OFF to WEIGHTS."""
 
     @abstractmethod
     def _measure(self) -> list[Held]:
-        """Return what each worker holds."""
+        """Return the bytes that each worker holds."""
 
 
 class CpuMemory(EngineMemory):
-    """An engine in host memory, where vLLM has no sleep.
+    """Moves an engine in host memory, where vLLM has no sleep.
 
-    Storages of KV cache and weights are emptied in place. Packed copies of linear layers are dropped; the next load
-    packs new ones. Level 1 leaves the weights in place, since they are on the host already.
+    Storages of KV cache and weights are emptied in place. Packed copies of linear layers are dropped, and the next load
+    packs new copies. Level 1 leaves the weights in place, because they are on the host already.
     """
 
     _asleep_1 = False
@@ -155,7 +159,9 @@ class CpuMemory(EngineMemory):
 
 
 class CudaMemory(EngineMemory):
-    """vLLM's own sleep, which unmaps the pages of its pools and keeps their addresses."""
+    """Moves an engine on GPUs by vLLM's own sleep, which unmaps the pages of its memory pools and keeps their
+    addresses.
+    """
 
     def __init__(self, engine: Any, device: Device, level: Level) -> None:
         super().__init__(engine, device, level)
@@ -164,9 +170,9 @@ class CudaMemory(EngineMemory):
             device.measure = self._room
 
     def _room(self) -> Room:
-        """Return the room on the fullest GPU, measured in the engine's workers.
+        """Return free memory, capacity and own memory of the fullest GPU, as the engine's workers measure them.
 
-        Only they know which pages are unmapped, and they may be other processes.
+        Only the workers know which pages are unmapped, and they may be other processes.
         """
         rooms: list[Room] = self._engine.collective_rpc(_room_on_gpu)
         return min(rooms, key=lambda room: room.free + room.own)
@@ -193,9 +199,10 @@ class CudaMemory(EngineMemory):
         self._wake("weights", wholly=False)
 
     def _wake(self, tag: str, *, wholly: bool) -> None:
-        """Wake one part; with the cache the scheduler too. `wholly`: whether the engine must be fully awake then.
+        """Wake the part of the engine that `tag` names; with the KV cache, the scheduler wakes too.
 
-        vLLM only logs what it does not do, so its return value is checked.
+        `wholly`: whether the engine must be fully awake afterwards. The return value of vLLM is checked, because vLLM
+        only logs what it does not do.
         """
         if self._engine.wake_up(tags=[tag]) is not wholly:
             how = "still asleep in part" if wholly else "wholly awake"
@@ -208,9 +215,9 @@ class CudaMemory(EngineMemory):
 
 
 class OlderCudaMemory(CudaMemory):
-    """CudaMemory for an older vLLM, whose engine gives back the cache only together with the weights.
+    """CudaMemory for an older vLLM, whose engine can give back the KV cache only together with the weights.
 
-    The cache is unmapped in each worker instead. The scheduler is not stopped, since nothing steps it below FULL.
+    Instead, each worker unmaps the KV cache. The scheduler is not stopped, since the engine is not stepped below FULL.
     """
 
     def drop_cache(self) -> None:
@@ -229,7 +236,7 @@ class OlderCudaMemory(CudaMemory):
 
 
 def cuda_memory(engine: Any) -> type[CudaMemory]:
-    """Return the class for the installed vLLM."""
+    """Return the subclass of CudaMemory, or CudaMemory itself, that fits the installed vLLM."""
     if releases_its_cache(engine):
         return CudaMemory
     return OlderCudaMemory
@@ -239,7 +246,7 @@ def cuda_memory(engine: Any) -> type[CudaMemory]:
 
 
 def _resize_cache(worker: Any, full: bool) -> None:
-    """Allocate or free the KV cache in place."""
+    """Allocate the KV cache in place and fill it with zeros if `full`; else free it in place."""
     for storage, size in _storages(worker.model_runner.kv_caches):
         storage.resize_(size if full else 0)
         if full:
@@ -248,7 +255,7 @@ def _resize_cache(worker: Any, full: bool) -> None:
 
 
 def _drop_weights(worker: Any) -> None:
-    """Free the weights in place, and their packed copies."""
+    """Free the weights in place, and drop their packed copies."""
     model = worker.model_runner.get_model()
     for layer in _packed(model):
         layer.cpu_linear = None
@@ -261,7 +268,7 @@ def _drop_weights(worker: Any) -> None:
 
 
 def _make_room_for_weights(worker: Any) -> None:
-    """Allocate the weights without content; the next load fills them and packs the linear layers again."""
+    """Allocate the weights without content. The next load fills them, and packs the linear layers again."""
     model = worker.model_runner.get_model()
     for storage, size in _storages(model.parameters()):
         storage.resize_(size)
@@ -270,10 +277,10 @@ def _make_room_for_weights(worker: Any) -> None:
 
 
 def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
-    """Return the bytes of weights and cache that one worker of vLLM holds on CPU.
+    """Return the bytes of weights and KV cache that one worker of vLLM holds on a CPU.
 
     `weights_asleep`: whether the weights count as host memory; else they count as accelerator memory. Each weight
-    counts once. A packed weight counts with its size in a checkpoint; the packed copy of the output head does not
+    counts once. A packed weight counts with its size in a checkpoint, and the packed copy of the output head does not
     count.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -299,13 +306,17 @@ def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
 
 
 def _room_on_gpu(worker: Any) -> Room:
-    """Measure free and total memory of this worker's GPU, and what the worker holds of it."""
+    """Return free memory and capacity of this worker's GPU, and the bytes that the worker holds on it."""
     free, capacity = torch.cuda.mem_get_info()
     return Room(free, capacity, _held_on_gpu(worker).accelerator)
 
 
 def _held_on_gpu(worker: Any) -> Held:
-    """Measure one worker. Torch counts the pools of vLLM as reserved, also where vLLM has unmapped their pages."""
+    """Return the bytes that one worker of vLLM holds on its GPU.
+
+    Torch counts vLLM's memory pools as reserved, even if vLLM has unmapped their pages. This function counts mapped
+    pages.
+    """
     from vllm.device_allocator import get_mem_allocator_instance
 
     allocator: Any = get_mem_allocator_instance()
@@ -332,15 +343,16 @@ def _held_on_gpu(worker: Any) -> Held:
 
 
 def _packed(model: nn.Module) -> list[Any]:
-    """Return the linear layers whose product is computed by a function of vLLM, which may own a packed copy of the
-    weight.
+    """Return the linear layers that vLLM computes by a function of its own, which may have a packed
+    copy of the weight.
     """
     return [layer for layer in model.modules() if "cpu_linear" in vars(layer)]
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[torch.UntypedStorage, int]]:
-    """Yield each storage once, also an empty one, with the largest number of bytes that one of the tensors needs of
-    it.
+    """Yield each storage of the tensors once, with the largest number of bytes that a tensor needs of it.
+
+    Empty storages are included; their tensors still have shapes.
     """
     found: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for tensor in tensors:

@@ -62,12 +62,14 @@ RequestedAnswer = tuple[Request, int]  # a request, and the number of one of its
 
 
 class VllmServer:
-    """Owns the answers in flight on the server, and the folder, through a lock in it: one rank sends weights to one
-    server.
+    """A TextEngine by a vLLM server that runs outside the job. Owns its answers in flight, and the folder for weights.
 
-    `url`: of the server. `folder`: must have the same path on the server's side. `timeout_s`: for one answer, or for
-    one step of a load. `start_s`: for a server that is still starting. `api_key_env`: environment variable with the
-    server's key. Raises EngineError if the folder is in use, or the server is absent or unsuitable.
+    A lock in the folder ensures that only one rank sends weights to a server.
+
+    `url`: address of the server. `folder`: must have the same path for the server. `timeout_s`: longest wait for one
+    answer, or for one step of a load. `start_s`: longest wait for a server that is still starting. `api_key_env`:
+    environment variable with the server's key. Raises EngineError if the folder is in use, or the server is absent or
+    unsuitable.
     """
 
     host_bytes = 0
@@ -125,8 +127,9 @@ class VllmServer:
             raise
 
     def _check(self, start_s: float) -> None:
-        """Wait until the server is up. Raises EngineError if it is not, or if it was started with unsuitable
-        options.
+        """Wait up to `start_s` seconds until the server is up, and check how it was started.
+
+        Raises EngineError if the server is not up in time, or was started with unsuitable options.
         """
         until = time.monotonic() + start_s
         start = _START.format(self._settings.model, self._settings.context)
@@ -220,12 +223,12 @@ class VllmServer:
         self.version = version
 
     def _call_weights(self, version: str) -> None:
-        """Set the version name of the server's weights."""
+        """Set the server's name for the version of its weights, with the mark of this engine in front."""
         self._called = f"{self._mark}.{version}"
         self._post("/update_weight_version", {"new_version": self._called})
 
     def _check_alone(self) -> None:
-        """Raise EngineError if the version name is no longer the one that this engine has set."""
+        """Raise EngineError if the server's version name is no longer the name that this engine has set."""
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
             raise self._failed("shared", found=found, called=self._called)
@@ -286,7 +289,10 @@ class VllmServer:
     def _generate(
         self, tokens: list[int], parameters: Mapping[str, object]
     ) -> Mapping[str, Any]:
-        """Request one answer; block until it is there. Runs in a thread of its own."""
+        """Request one answer, and return the server's response. Blocks, and runs in a thread of its own.
+
+        `tokens`: prompt. `parameters`: sampling parameters of vLLM.
+        """
         return self._post(
             "/inference/v1/generate",
             {"token_ids": tokens, "sampling_params": parameters},
@@ -311,7 +317,11 @@ class VllmServer:
     def _completion(
         self, request: Request, sample: int, answer: Mapping[str, Any]
     ) -> Completion:
-        """Return an answer as a Completion, each token with its version. Raises EngineError for foreign weights."""
+        """Return the server's response as a Completion, with the version of the weights for each token.
+
+        `sample`: number of the answer in its group. Raises EngineError if tokens were drawn with weights of another
+        engine.
+        """
         details = answer["usage"].get("prompt_tokens_details") or {}
         self.cached_tokens += details.get("cached_tokens") or 0
         (choice,) = answer["choices"]
@@ -344,7 +354,7 @@ class VllmServer:
         )
 
     def drop(self) -> None:
-        """Abort all answers on the server, and wait until it has."""
+        """Abort all answers in flight on the server, and wait until they have ended."""
         # Requests that no thread has begun never reach the server
         for future in list(self._running):
             if future.cancel():
@@ -369,14 +379,16 @@ class VllmServer:
     def _post(
         self, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """As `_answer`, with POST."""
+        """Return the server's response to a POST of `body`, as `_answer` does."""
         return self._answer("POST", path, body)
 
     def _answer(
         self, method: str, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """Return the server's answer. Raises EngineError if there is none within the deadline, or if the server
-        refuses.
+        """Return the server's response to one request.
+
+        `body`: sent as JSON. Raises EngineError if no response comes within the deadline, or if the server refuses the
+        request.
         """
         name = path.partition("?")[0]
         try:
@@ -401,7 +413,10 @@ class VllmServer:
         body: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[int, Any]:
-        """Return the HTTP status and the decoded body. Raises errors of urllib3."""
+        """Return the HTTP status and the decoded body of the response to one request. Raises errors of urllib3.
+
+        `body`: sent as JSON. `timeout_s`: deadline; None: that of the engine.
+        """
         timeout = urllib3.Timeout(total=timeout_s or self._timeout_s)
         response = self._pool.request(
             method, self._url + path, json=body, timeout=timeout, redirect=False
@@ -412,7 +427,10 @@ class VllmServer:
         return response.status, response.data.decode()
 
     def _failed(self, error: str, **facts: Any) -> EngineError:
-        """Return an error about the server. `error`: its name in the texts."""
+        """Return an error about the server.
+
+        `error`: name of the text in the error's code. `facts`: values in the text.
+        """
         return EngineError(
             problem("engine-server", self._owner, self._url, error=error, **facts)
         )

@@ -3,15 +3,16 @@
 Each function checks whether vLLM has a function or attribute, and not which version number it has. The sources of
 0.26.0 and 0.32.0 were read, and both were tried on a CPU.
 
-==========================  ==================================  ================================================ what
-newer (0.32)                        older (0.26) ==========================  ==================================
-================================================ memory of the KV cache      `release_kv_cache_memory`
-`unmap_cache` of this module a sleep after that          skips what is asleep                would unmap it twice:
-`sleep_but_for_what_sleeps` pools of memory             a list of pairs for each tag        the last pair of each tag:
-`pools` adapters after a reload     `reset_lora_state`                  there is none: `reset_lora` config while it
-reloads     set by the worker                   not set: `reload` draws on a CPU              by seed, if there is one
-ignore seeds if one answer has none: `seeded_draws` ==========================  ==================================
-================================================
+========================  =============================  ======================================================
+what                      newer (0.32)                   older (0.26)
+========================  =============================  ======================================================
+memory of the KV cache    `release_kv_cache_memory`      `unmap_cache` of this module
+a sleep after that        skips what is asleep           would unmap it twice: `sleep_but_for_what_sleeps`
+pools of memory           a list of pairs for each tag   the last pair of each tag: `pools`
+adapters after a reload   `reset_lora_state`             there is none: `reset_lora`
+config while it reloads   set by the worker              not set: `reload`
+draws on a CPU            by seed, if there is one       ignore seeds if one answer has none: `seeded_draws`
+========================  =============================  ======================================================
 
 Functions whose first argument is `worker` run in each of the engine's workers, through `collective_rpc`.
 """
@@ -26,7 +27,7 @@ from torch import Tensor
 
 
 def releases_its_cache(engine: Any) -> bool:
-    """Whether vLLM's engine can give back the memory of its KV cache alone."""
+    """Return whether vLLM's engine can give back the memory of its KV cache alone, without that of the weights."""
     return hasattr(engine, "release_kv_cache_memory")
 
 
@@ -39,7 +40,7 @@ def tokens_so_far(engine: Any) -> dict[str, int]:
 
 
 def pools(allocator: Any) -> Iterator[Any]:
-    """Yield the torch pools of vLLM's allocator."""
+    """Yield the torch memory pools of vLLM's allocator."""
     for kept in allocator.allocator_and_pools.values():
         pairs = kept if isinstance(kept, list) else [kept]
         for pool, _ in pairs:
@@ -47,9 +48,9 @@ def pools(allocator: Any) -> Iterator[Any]:
 
 
 def seeded_draws() -> dict[str, bool]:
-    """Return the engine arguments with which every answer that has a seed is drawn by it on a CPU.
+    """Return engine arguments with which, on a CPU, each answer that has a seed is drawn by its seed.
 
-    An older vLLM ignores the seeds of a step in which one answer, such as a greedy one, has none.
+    An older vLLM ignores all seeds in a step if one answer, such as a greedy one, has no seed.
     """
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
@@ -63,8 +64,9 @@ def seeded_draws() -> dict[str, bool]:
 
 
 def unmap_cache(worker: Any) -> None:
-    """Give back the pages of the KV cache and keep its addresses. `wake_up` with the tag `kv_cache` maps new
-    pages.
+    """Give back the pages of the KV cache, and keep its addresses.
+
+    `wake_up` with the tag `kv_cache` maps new pages later.
     """
     from vllm.device_allocator import get_mem_allocator_instance
     from vllm.device_allocator.cumem import unmap_and_release
@@ -79,8 +81,9 @@ def unmap_cache(worker: Any) -> None:
 
 
 def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
-    """Call the worker's `sleep` without the allocations that are asleep already: older vLLM would unmap them
-    again.
+    """Call the worker's `sleep` with only the allocations that are still awake.
+
+    An older vLLM would unmap the sleeping allocations again.
     """
     from vllm.device_allocator import get_mem_allocator_instance
 
@@ -96,7 +99,11 @@ def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
 
 
 def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
-    """Load all weights by vLLM's `reload_weights`, with the engine's config set, which layers read meanwhile."""
+    """Load all weights by vLLM's `reload_weights`, with the engine's config set, because layers read the config
+    meanwhile.
+
+    `items`: names and tensors of the weights.
+    """
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(worker.vllm_config):
@@ -104,6 +111,6 @@ def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def reset_lora(runner: Any) -> None:
-    """Drop what was computed for adapters by the old weights, if this vLLM can."""
+    """Drop what was computed for LoRA adapters with the previous weights, if this vLLM has a function for it."""
     if hasattr(runner, "reset_lora_state"):
         runner.reset_lora_state()

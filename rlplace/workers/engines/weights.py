@@ -47,9 +47,12 @@ _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which ev
 
 
 class KeptWeights:
-    """Keeps the last full version, because later versions contain only changed weights.
+    """Keeps the last version that had all weights, to complete later versions, which have only the changed weights.
 
-    All ranks of a node share its memory. `keeps`: such versions will come. `scale`: of factors that travel apart.
+    All ranks of a node share the memory of the kept version.
+
+    `keeps`: whether incomplete versions will come. `scale`: scale of LoRA factors that are sent beside the weights;
+    None: no such factors are sent.
     """
 
     def __init__(self, owner: str, *, keeps: bool, scale: float | None = None) -> None:
@@ -62,7 +65,11 @@ class KeptWeights:
     def completed(
         self, received: ReceivedWeights
     ) -> Iterator[tuple[Weights, FactorsOf]]:
-        """Give all weights of the received version; release it afterwards, or keep it. Raises WeightSyncError."""
+        """Yield all weights of the received version, and the LoRA factors to add to them, for a `with` block.
+
+        At the end of the block the received version is released, or kept for later versions. Raises WeightSyncError if
+        the version is incomplete and none is kept.
+        """
         with contextlib.ExitStack() as releasing:
             releasing.enter_context(received)
             yield self._completed(received)
@@ -98,9 +105,9 @@ class KeptWeights:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedWeights:
-    """Names and shapes of a model's checkpoint, read without reading a weight.
+    """Names and shapes of the weights in a model's checkpoint, known without reading a weight.
 
-    `tied`: the head is the embedding, which checkpoints mostly store once.
+    `tied`: whether the output head is the embedding, which most checkpoints then store once.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -108,7 +115,10 @@ class ExpectedWeights:
 
     @classmethod
     def of_folder(cls, folder: Path) -> ExpectedWeights:
-        """Raises FileNotFoundError without safetensors or config.json, OSError for a file that cannot be read."""
+        """Return the names and shapes of the weights in a model's folder.
+
+        Raises FileNotFoundError without safetensors or config.json, OSError for a file that cannot be read.
+        """
         for file in folder.glob("*.safetensors"):
             try:
                 with safe_open(file, framework="np"):
@@ -133,7 +143,7 @@ class ExpectedWeights:
 
     @property
     def elements(self) -> int:
-        """Number of weights, a tied one counted once."""
+        """Number of elements of all weights; a tied weight counts once."""
         return sum(
             math.prod(shape)
             for name, shape in self.shapes.items()
@@ -141,7 +151,10 @@ class ExpectedWeights:
         )
 
     def complete(self, weights: Mapping[str, Each]) -> Mapping[str, Each]:
-        """Add a tied head under its own name: an engine that packs its head does not see that it is the embedding."""
+        """Return the weights, with the embedding under the name of the output head too, if the two are tied.
+
+        An engine that packs its head needs the head by name.
+        """
         if self.tied and HEAD not in weights and EMBEDDING in weights:
             return {**weights, HEAD: weights[EMBEDDING]}
         return weights
@@ -150,7 +163,7 @@ class ExpectedWeights:
 def merged(
     weights: Weights, factors: FactorsOf, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights by name, those that have factors with them added on `device`."""
+    """Yield the name and tensor of each weight; LoRA factors are added to their weights, on `device`."""
     for name, weight in weights.items():
         yield (
             name,
@@ -170,7 +183,7 @@ _ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBucket:
-    """Whole weights in memory of process `pid`, which keeps them until the next bucket is asked for."""
+    """Whole weights in memory of the process `pid`, which keeps this memory until the next bucket is requested."""
 
     pid: int
     file: int
@@ -179,7 +192,11 @@ class SharedBucket:
     weights: tuple[tuple[str, str, tuple[int, ...], int], ...]
 
     def open(self) -> list[tuple[str, Tensor]]:
-        """Return the weights, which stay as long as any of them is held. Writes into them reach no other process."""
+        """Return the names and tensors of the bucket's weights, in memory that is mapped into this process.
+
+        The memory stays mapped as long as one of the tensors exists. Writes to the tensors are not seen by other
+        processes.
+        """
         file = os.open(f"/proc/{self.pid}/fd/{self.file}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             pages = mmap.mmap(file, self.size_bytes, access=mmap.ACCESS_COPY)
@@ -194,7 +211,10 @@ class SharedBucket:
 def in_buckets(
     items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES
 ) -> Iterator[SharedBucket]:
-    """Yield all weights in order, in buckets of at most `size_bytes` or one weight; their memory is not in /dev/shm."""
+    """Yield all weights in order, in buckets. Their memory is not in /dev/shm.
+
+    `items`: names and tensors. `size_bytes`: most bytes of a bucket; a larger weight has a bucket of its own.
+    """
     with contextlib.ExitStack() as opened:
         pages = None
         file = -1
@@ -231,7 +251,10 @@ def in_buckets(
 
 
 def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Tensor:
-    """Return a tensor over `pages`, which it keeps."""
+    """Return a tensor over `pages`, from byte `first` on, which keeps `pages` mapped.
+
+    `dtype`: its name in torch.
+    """
     kind: torch.dtype = getattr(torch, dtype)
     if not math.prod(shape):
         return torch.empty(shape, dtype=kind)
@@ -241,14 +264,17 @@ def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Ten
 
 
 class Shaped(Protocol):
-    """A tensor, or what describes one."""
+    """An object with a shape: a tensor or a description of a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 class UnfitWeights(ValueError):
-    """Names or shapes of weights are not the model's. `misfits`: a text for each."""
+    """Raised if names or shapes of weights are not those of the model.
+
+    `misfits`: one text for each weight that does not fit.
+    """
 
     def __init__(self, owner: str, version: int, misfits: Sequence[str]) -> None:
         self.misfits = tuple(misfits)
@@ -265,7 +291,12 @@ def check_fit(
     owner: str,
     version: int,
 ) -> None:
-    """Raise UnfitWeights, naming all that is missing, unknown or of another shape in `given`."""
+    """Raise UnfitWeights if the weights do not fit the model; the error names all that are missing, unknown or
+    misshapen.
+
+    `given`: weights by name. `expected`: shapes of the model's weights by name. `owner`: rank that loads the weights,
+    `version`: their version; both for the error.
+    """
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     problems += [
         f"{name} is not the model's" for name in sorted(given.keys() - expected.keys())
@@ -295,7 +326,7 @@ _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 
 def probe_tokens(job: WorkerArguments) -> list[int]:
-    """Draw tokens evenly from the vocabulary, the same in every process."""
+    """Return the probe's tokens: drawn uniformly from the vocabulary, and equal in every process."""
     config = json.loads((job.model / "config.json").read_text(encoding="utf-8"))
     vocabulary: int = text_keys(config)["vocab_size"]
     length = min(_TOKENS, job.config.algorithm.longest - 1)
@@ -304,7 +335,11 @@ def probe_tokens(job: WorkerArguments) -> list[int]:
 
 
 def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shard:
-    """Wrap the `scores` of all but the first of `length` tokens, equal on all `ranks`; None: not probed."""
+    """Return the probe's log-probabilities as a tensor that is sent with the weights.
+
+    `scores`: log-probabilities of all but the first token, equal on all ranks; None: this version is not probed.
+    `length`: number of tokens. `ranks`: number of ranks that send.
+    """
     data = (
         torch.full((length - 1,), torch.nan)
         if scores is None
@@ -320,7 +355,10 @@ def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shar
 
 
 class SyncProbe:
-    """A rollout rank's side. Owns the actor's log-probabilities of the last loaded version until they are compared."""
+    """Compares, on a rollout rank, the engine's log-probabilities of the probe with those that the actor has sent.
+
+    It keeps the actor's log-probabilities of the last loaded version until they are compared.
+    """
 
     def __init__(self, engine: TextEngine, job: WorkerArguments, owner: str) -> None:
         self._engine, self._tokens, self._owner = engine, probe_tokens(job), owner
@@ -332,7 +370,7 @@ class SyncProbe:
         self._largest: float | None = None
 
     def take(self, tensors: dict[str, Tensor]) -> None:
-        """Take the enclosed log-probabilities out of `tensors`."""
+        """Remove the actor's log-probabilities from the received `tensors`, and keep them for `compare`."""
         expected = tensors.pop(NAME, None)
         self._expected = (
             None
@@ -341,10 +379,12 @@ class SyncProbe:
         )
 
     def compare(self) -> Metrics:
-        """Compare the engine's log-probabilities with the actor's, once for each version that is probed.
+        """Compare the log-probabilities of engine and actor, once for each probed version; return the largest
+        difference.
 
-        Does nothing while the engine cannot generate. Return the largest difference of the last comparison. Raises
-        WeightSyncError where they differ by more than rounding.
+        While the engine is not at residency FULL, compare nothing. The result is the largest difference of the last
+        comparison, as a metric; empty before the first comparison. Raises WeightSyncError if the difference is larger
+        than rounding explains.
         """
         if self._expected is not None and self._engine.residency is Residency.FULL:
             expected = self._expected

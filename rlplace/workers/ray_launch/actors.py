@@ -46,9 +46,9 @@ _DEPTH = 7
 
 
 class RayHost:
-    """A Ray actor with the workers of one process.
+    """The Ray actor of one process, which has one or several workers.
 
-    Each worker has a number and one thread that runs all its methods.
+    Each worker has a number, and one thread that runs all its methods.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class RayHost:
         outputs: Sequence[Path | None],
         nodes: Sequence[str] = (),
     ) -> None:
-        """`outputs`: the output file of each worker. `nodes`: addresses of the cluster's machines."""
+        """`environment`: environment variables to set. `outputs`: output file of each worker. `nodes`: addresses of all
+        machines in the cluster.
+        """
         self._files = outputs
         self._outputs = Outputs(outputs)
         ray_is_set_up()
@@ -79,9 +81,9 @@ class RayHost:
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
-        """Show the workers' names in `ps` and `nvidia-smi`.
+        """Set the process name that `ps` and `nvidia-smi` show to the names of the workers.
 
-        After each call, Ray restores the name of the actor's class.
+        The name of the actor's class is changed too, because Ray restores that name after each call.
         """
         name = ", ".join(self._owners)
         self.__class__ = type(name, (RayHost,), {})
@@ -90,10 +92,10 @@ class RayHost:
     def report(
         self, number: int, serve_at: str | None, folder: Path | None
     ) -> WorkerReport:
-        """Report where this process runs, and the socket in `folder` where the worker takes requests (`folder` None: no
-        socket).
+        """Return where this process runs, and the socket at which the worker takes requests.
 
-        Opens the rendezvous at address `serve_at` ("": this node's address) unless it is None.
+        `number`: number of the worker in this process. `serve_at`: address at which to open the rendezvous of the
+        group; "": the address of this node; None: open none. `folder`: where to make the socket; None: no socket.
         """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
@@ -125,9 +127,11 @@ class RayHost:
         folder: Path,
         rendezvous: Rendezvous,
     ) -> None:
-        """Create a worker from `pickled`: the folder of its code, and a GroupSpec and channel addresses, pickled too.
+        """Create the worker `number`.
 
-        A failing import is a failure of this rank.
+        `pickled`: the folder of the worker's code, and a pickle of its GroupSpec and channel addresses. `folder`: the
+        job folder of this node. `rendezvous`: where the ranks of the group meet. If an import fails, the next call of
+        the worker reports it.
         """
         unblock_sigterm()
         self._outputs.enter(self._files[number], slot.owner)
@@ -174,7 +178,7 @@ class RayHost:
         return outcomes
 
     def answer(self, number: int) -> None:
-        """Answer requests at the worker's socket until the worker is closed."""
+        """Answer requests at the socket of the worker `number`, until the worker is closed."""
         service = self._services[number]
         assert service is not None, "report was given a folder"
         self._name_process()
@@ -183,16 +187,20 @@ class RayHost:
     def control(
         self, number: int, method: str, after: object = None, *arguments: Any
     ) -> Any:
-        """Call `cancel`, `proceed`, `where`, `meet` or `part` of a worker's host, beside the worker's own thread."""
+        """Call a method of a worker's host, in a thread of its own, and return the result.
+
+        `number`: number of the worker. `method`: `cancel`, `proceed`, `where`, `meet` or `part`. `after`: result of an
+        earlier call, only to be called after it. `arguments`: of the method.
+        """
         return getattr(self._hosts[number], method)(*arguments)
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method that does not wait on a channel inside this process."""
+        """Call a method on a channel inside this process, and return the result; the method must not wait."""
         return getattr(self._ends.local(spec), method)(*args)
 
 
 class RayProcess:
-    """The actor of one process. It counts its running workers and ends with the last one."""
+    """Handle of the actor of one process. It counts the running workers, and ends the actor with the last of them."""
 
     def __init__(self, actor: Any, workers: int) -> None:
         self.actor = actor
@@ -204,7 +212,7 @@ class RayProcess:
         return self._running == 0
 
     def leave(self) -> None:
-        """Count a worker that has been stopped."""
+        """Count one running worker less, and end the actor if none is left."""
         with self._lock:
             self._running -= 1
         if self.ended and ray.is_initialized():
@@ -212,14 +220,14 @@ class RayProcess:
 
 
 def thread_of(number: int) -> str:
-    """Name the concurrency group of a worker."""
+    """Return the name of the Ray concurrency group that is the thread of the worker `number`."""
     return f"worker {number}"
 
 
 class RayWorker(WorkerHandle):
-    """One worker of a process; `number` is its number there.
+    """Handle of one worker in a process; `number` is the worker's number there.
 
-    Calls go through a socket connection if there is one, else through Ray.
+    Calls go through a socket if the worker has one on this machine, else through Ray.
     """
 
     def __init__(
@@ -230,7 +238,9 @@ class RayWorker(WorkerHandle):
         number: int,
         address_of: Callable[[Channel], ChannelAddress],
     ) -> None:
-        """`address_of`: returns the address of a channel for the worker's node."""
+        """`process`: handle of the worker's process. `number`: number of the worker in it. `address_of`: returns the
+        address of a channel for the worker's node.
+        """
         super().__init__(slot)
         self._address_of = address_of
         self._device = device
@@ -242,21 +252,21 @@ class RayWorker(WorkerHandle):
         self._cancelling: Any = None
 
     def report(self, serve_at: str | None, folder: Path | None) -> Any:
-        """Ask for the worker's WorkerReport. Returns a Ray reference to it."""
+        """Call `RayHost.report`, and return a Ray reference to the WorkerReport."""
         return self._in_its_thread("report").remote(self._number, serve_at, folder)
 
     def connect(self, connections: Connections, path: Path) -> None:
-        """Send calls through the worker's socket from now on.
+        """Send all later calls through the worker's socket at `path`.
 
-        If the worker has died, calls go through Ray, whose error says why.
+        If the worker has died, calls go through Ray, whose error says why it died.
         """
         with contextlib.suppress(OSError):
             self._connection = connections.open(path)
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
-        """Start creating the worker from the reference `pickled`, without waiting.
+        """Start to create the worker, without waiting; the first call reports a failure.
 
-        A failure is reported by the first call.
+        `pickled`: Ray reference to the argument of `RayHost.make`. `folder`: the job folder of the worker's node.
         """
         self._in_its_thread("make").remote(
             self._number, pickled, self.slot, self._device, folder, rendezvous
@@ -312,7 +322,10 @@ class RayWorker(WorkerHandle):
         return answer
 
     def end(self) -> None:
-        """End one worker. In a shared process, its running call may go on until the last worker of the process ends."""
+        """End the worker.
+
+        In a shared process, a running call may go on until the last worker of the process ends.
+        """
         if self._ended:
             return
         self._ended = True
@@ -336,7 +349,7 @@ class RayWorker(WorkerHandle):
 
 
 def explain(error: BaseException) -> str:
-    """Describe in one line why a call ended without an outcome."""
+    """Return one line that says why a call ended without a result."""
     text = str(error)
     if not isinstance(error, RayActorError):
         return f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
@@ -360,7 +373,11 @@ def explain(error: BaseException) -> str:
 
 
 def answer_of(reference: Any, timeout_s: float) -> Any:
-    """Wait for the result of a call. Raises what our own code raised there, else GetTimeoutError or RayActorError."""
+    """Wait for the result of a Ray call, and return it.
+
+    `reference`: Ray reference to the result. Raises the error of the called code itself, else GetTimeoutError or
+    RayActorError.
+    """
     try:
         return ray.get(reference, timeout=timeout_s)
     except RayTaskError as error:

@@ -53,7 +53,7 @@ _ANSWER_S = 5.0  # longest wait for a worker process to answer while it works
 
 
 class JobChannels:
-    """Owns all channels of a cluster and the folders they live in."""
+    """Owns all channels of a cluster, and the job folders of the nodes in which the channels live."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class JobChannels:
         shared_bytes: Mapping[int, int],
         timeout_s: float,
     ) -> None:
-        """`machines`: by node rank. `processes`: shared worker processes by name.
+        """`machines`: by node number. `processes`: handles of processes with several workers, by name.
 
-        `shared_bytes`: shared memory that the job needs on each node, if known. `timeout_s`: longest wait for another
-        node.
+        `shared_bytes`: bytes of shared memory that the job needs on each node, where known. `timeout_s`: longest wait
+        for an answer of another node.
         """
         self._machines = machines
         self._config = config
@@ -86,9 +86,10 @@ class JobChannels:
         locations: Sequence[ChannelLocation],
         node: int | None = None,
     ) -> Channel:
-        """Create a channel and return the driver's end.
+        """Create a channel, and return the driver's end of it.
 
-        Without `locations` the channel lives on `node`; None: the driver's node.
+        `locations`: nodes or processes in which the keys of the channel live. If there are none, all keys live on
+        `node`; None: the driver's node.
         """
         node = self._place.node if node is None else node
         self._start({location.node for location in locations if not location.process})
@@ -114,7 +115,7 @@ class JobChannels:
     def addresses_for(
         self, nodes: set[int], channels: Mapping[str, Channel]
     ) -> dict[str, ChannelAddress]:
-        """Return the addresses of channels for workers on `nodes`.
+        """Return the address of each channel, by name, for workers on `nodes`.
 
         Raises ClusterError for a channel that this object did not create.
         """
@@ -138,7 +139,7 @@ class JobChannels:
         return address
 
     def drop_weights(self) -> None:
-        """Remove the double weight buffers of all nodes: the next push makes new ones."""
+        """Remove the double weight buffers of all nodes; the next push makes new buffers."""
         for node in self._nodes.values():
             node.drop_weights()
 
@@ -146,11 +147,17 @@ class JobChannels:
         return self._node(node).folder()
 
     def account(self, node: int, capacity_bytes: Sequence[int]) -> SharedAccount:
-        """Return the account of a node's emulated accelerators."""
+        """Return the memory account of a node's emulated accelerators.
+
+        `capacity_bytes`: memory of each accelerator of the node.
+        """
         return SharedAccount(capacity_bytes, self._node(node).folder() / ACCOUNT)
 
     def release(self, node: int, owners: Iterable[str]) -> None:
-        """Remove what workers of a node held from the node's account. Raises ClusterError."""
+        """Remove everything that workers of a node hold from the node's memory account.
+
+        `owners`: names of the workers. Raises ClusterError if the node does not answer.
+        """
         self._node(node).release(tuple(owners))
 
     def close(self) -> None:
@@ -171,7 +178,9 @@ class JobChannels:
         return location.connect(self._place)
 
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
-        """Return the address with a channel server for each location that `nodes` reach from another node."""
+        """Return the address, with a channel server for each location that a node in `nodes` reaches
+        from another node.
+        """
         found = tuple(
             dataclasses.replace(location, server=self._server(location.node))
             if isinstance(location, NodeLocation) and not nodes <= {location.node}
@@ -200,7 +209,7 @@ class JobChannels:
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, nodes: Iterable[int]) -> None:
-        """Start several nodes in parallel. Raises ClusterError if a node lacks shared memory."""
+        """Start the nodes that were not started yet, in parallel. Raises ClusterError if one lacks shared memory."""
         started = {
             node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())
         }
@@ -232,13 +241,14 @@ def make_keys(security: Literal["encrypted", "password"]) -> Keys:
 
 
 class NodeChannels:
-    """Owns the job folder of this process' node, its channels and, if needed, a channel server.
+    """Owns the job folder of the node on which it runs, the channels in the folder, and a channel server if one is
+    needed.
 
     The folder is removed even if the process is killed.
     """
 
     def __init__(self, parent: Path | None) -> None:
-        """`parent`: where the job folder is made; None: the machine's folder for shared memory."""
+        """`parent`: folder in which the job folder is made; None: the machine's folder for shared memory."""
         self._folder = JobFolder.create(parent)
         self._guard = Guard.removing(
             self._folder.path, (self._folder.path / SPILL).readlink()
@@ -250,11 +260,11 @@ class NodeChannels:
         return self._folder.path
 
     def check(self, needed_bytes: int) -> None:
-        """Raise ClusterError unless the node has this much shared memory free."""
+        """Raise ClusterError unless the node has at least `needed_bytes` of free shared memory."""
         check_space(self._folder.path.parent, needed_bytes)
 
     def create(self, spec: ChannelSpec) -> Path:
-        """Make a channel; the node's processes attach to the file it returns."""
+        """Create a channel, and return its file, to which the node's processes attach."""
         channel = SharedChannel.create(self._folder.path, spec)
         self._channels.append(channel)
         if self._server is not None:
@@ -262,7 +272,7 @@ class NodeChannels:
         return channel.path
 
     def release(self, owners: Iterable[str]) -> None:
-        """Remove what these workers held from the account."""
+        """Remove everything that the workers `owners` hold from the memory account of the node."""
         for owner in owners:
             SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
 
@@ -274,7 +284,10 @@ class NodeChannels:
             buffer.unlink(missing_ok=True)
 
     def serve(self, host: str, keys: Keys) -> str:
-        """Open the channel server at an address of the node. Returns its endpoint."""
+        """Start the channel server, and return its endpoint.
+
+        `host`: address of this node. `keys`: secrets with which clients are accepted.
+        """
         # Imported here: ZeroMQ is needed only with several nodes.
         from rlplace.comm.network import (
             ChannelServer,
@@ -286,7 +299,7 @@ class NodeChannels:
         return self._server.start()
 
     def close(self) -> None:
-        """Break the channels and remove the folder. Idempotent; bounded in time."""
+        """Break the channels and remove the folder. Idempotent, and bounded in time."""
         channels = self._channels
         self._channels = []
         for channel in channels:
@@ -304,13 +317,16 @@ class NodeChannels:
 
 
 class RemoteNode:
-    """NodeChannels in an actor on another machine.
+    """A NodeChannels in a Ray actor on another machine, with the same methods.
 
-    Each call waits for the answer and raises ClusterError if none comes.
+    Each call waits for the answer, and raises ClusterError if none comes.
     """
 
     def __init__(self, machine: Machine, parent: Path | None, timeout_s: float) -> None:
-        """Start the actor without waiting for it."""
+        """Start the actor on `machine`, without waiting for it.
+
+        `parent`: folder in which the job folder is made. `timeout_s`: longest wait for an answer.
+        """
         on_machine = NodeAffinitySchedulingStrategy(machine.id, soft=False)
         options: dict[str, Any] = {
             "num_cpus": 0,
@@ -350,12 +366,17 @@ class RemoteNode:
 
 
 class ProcessEnd(Channel):
-    """The driver's end of a channel inside a worker process, for statistics and closing. `put` and `get` are misuse."""
+    """The driver's end of a channel that lives inside a worker process.
+
+    It gives statistics and closes the channel; `put` and `get` raise ChannelMisuse.
+    """
 
     def __init__(
         self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]
     ) -> None:
-        """`processes`: the shared processes that run, by name; the one of this channel may start later."""
+        """`name`: process in which the channel lives. `processes`: handles of the running processes, by name; the
+        process of this channel may be added later.
+        """
         super().__init__(spec, "the driver")
         self._name = name
         self._processes = processes

@@ -11,9 +11,9 @@ import sys
 
 
 def code_folder(kind: type) -> str | None:
-    """Return the folder in which Python found the top-level package of a class; None for classes without such a one.
+    """Return the folder in which Python found the top-level package or module of a class.
 
-    Classes of a script have none: they travel whole.
+    Return None if it has no file, or is the script itself: cloudpickle sends classes of a script whole.
     """
     top = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)
@@ -27,6 +27,9 @@ def code_folder(kind: type) -> str | None:
 
 
 def look_in(folder: str | None) -> None:
-    """Let Python look for modules in `folder` too, after all other places. A folder that is not here is skipped."""
+    """Add `folder` to the places where Python looks for modules, as the last place.
+
+    Do nothing if `folder` is None or does not exist on this machine.
+    """
     if folder is not None and folder not in sys.path and os.path.isdir(folder):
         sys.path.append(folder)

@@ -38,7 +38,7 @@ _END_S = 5.0
 
 
 class Service:
-    """A worker's end. It takes requests from the first process that connects to `path`."""
+    """A worker's end of a connection. It takes requests from the first process that connects to its socket `path`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"calls-{secrets.token_hex(4)}"
@@ -47,7 +47,10 @@ class Service:
         self._listening.listen(1)
 
     def answer(self, run: Callable[[Sequence[Request]], list[Outcome]]) -> None:
-        """Answer requests until the worker is closed or the driver is gone."""
+        """Answer requests until the worker is closed or the driver has ended.
+
+        `run`: carries out the requests of one message, and returns their outcomes.
+        """
         connected, _ = self._listening.accept()
         self._listening.close()
         self.path.unlink(missing_ok=True)
@@ -70,10 +73,10 @@ class Service:
 
 
 def _pickled(outcomes: list[Outcome]) -> bytes:
-    """Pickle outcomes. If one cannot be pickled, it becomes a failure and ends the list.
+    """Return the pickled outcomes. An outcome that cannot be pickled is replaced by a failure, which ends the list.
 
     Plain pickle takes half the time of cloudpickle. It refers to classes by name, which the driver can resolve, except
-    for classes of the driver's main module; those go to cloudpickle.
+    for classes of the driver's main module; outcomes with such classes are pickled by cloudpickle.
     """
     with contextlib.suppress(Exception):
         return pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
@@ -93,7 +96,11 @@ def _pickled(outcomes: list[Outcome]) -> bytes:
 
 
 class Connection:
-    """The driver's end for one worker. Any thread may call `send` and `fail`; neither waits."""
+    """The driver's end of the connection to one worker.
+
+    Any thread may call `send` and `fail`; neither waits. The other methods are for the thread that serves the
+    connections.
+    """
 
     def __init__(
         self, path: Path, post: Callable[[Callable[[], None]], None], poll: select.epoll
@@ -110,7 +117,10 @@ class Connection:
         self._incoming, self._outgoing = bytearray(), bytearray()
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Send requests. `settle` gets their outcomes or the failure. Raises pickling errors."""
+        """Send requests to the worker, without waiting. Raises the errors of pickling.
+
+        `settle`: called with the outcomes of the requests, or with the failure of the connection.
+        """
         try:
             message = cloudpickle.dumps(list(requests))
         except Exception as error:
@@ -125,11 +135,14 @@ class Connection:
         self._post(functools.partial(self._begin, settle, message))
 
     def fail(self, failure: Failure) -> None:
-        """Fail all open requests whose answers have not arrived."""
+        """Give `failure` to all requests whose answers have not arrived, and to all later requests."""
         self._post(functools.partial(self._end, failure))
 
     def work(self, events: int) -> None:
-        """Write pending bytes and read answers, as far as the socket allows now."""
+        """Write pending bytes and read answers, as far as the socket allows now.
+
+        `events`: what epoll has reported for the socket.
+        """
         if events & select.EPOLLOUT:
             self._write()
         if events & ~select.EPOLLOUT:
@@ -193,7 +206,7 @@ class Connection:
 
 
 class Connections:
-    """All connections of a driver, and the thread that serves them."""
+    """All connections of a driver to workers, and the thread that serves them."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -212,7 +225,7 @@ class Connections:
         self._thread.start()
 
     def open(self, path: Path) -> Connection:
-        """Connect to a Service of this machine. Raises OSError."""
+        """Return a new connection to the Service whose socket is `path`, on this machine. Raises OSError."""
 
         def post(act: Callable[[], None]) -> None:
             self._posted.append((connection, act))
@@ -248,7 +261,7 @@ class Connections:
                 self._do(*self._posted.popleft())
 
     def _do(self, connection: Connection, act: Callable[[], None]) -> None:
-        """Run one action of a connection. If it fails, only that connection fails."""
+        """Run one action of a connection. If the action fails, only this connection fails."""
         try:
             act()
         except Exception as error:

@@ -51,9 +51,10 @@ _ANSWER_S = 45.0
 
 
 def template(listening: str, modules: list[str]) -> None:
-    """Import the modules, then serve fork requests at an inherited socket until standard input ends.
+    """Run the template process: import the modules, then fork for each client, until standard input ends.
 
-    Exits with a message if the process cannot be forked safely.
+    `listening`: number of the inherited socket at which clients connect. `modules`: names of the modules. Exits with a
+    message if the process cannot be forked safely.
     """
     with socket.socket(fileno=int(listening)) as door:
         load(modules)
@@ -96,7 +97,10 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
-    """Return `holds()` as a forked child sees it: only in a fork does torch tell that cuInit was called before."""
+    """Return what `holds` returns in a forked child of this process.
+
+    torch tells only in a fork that cuInit was called before the fork.
+    """
     # A new program inherits an ignored SIGCHLD, with which waitpid would fail.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not (child := os.fork()):
@@ -105,7 +109,9 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a client's request and its descriptors; nothing if the client is gone or late."""
+    """Return a client's request and the descriptors that the client hands over; both are empty if the client has ended
+    or is late.
+    """
     message = b""
     descriptors = list[int]()
     with contextlib.suppress(OSError):
@@ -122,7 +128,11 @@ def become(
     environment: dict[str, str],
     folder: str,
 ) -> None:
-    """Run the script that is the first argument, as Python would, then exit."""
+    """Become the worker in a new fork: take over what the client handed over, run the script, then exit.
+
+    `link`: connection to the client. `descriptors`: standard input, output and error. `arguments`: the script and its
+    arguments. `environment`, `folder`: environment and working folder of the client.
+    """
     # Ray kills what is left of the process group of a process that ends.
     os.setpgid(0, 0)
     link.settimeout(None)
@@ -160,15 +170,15 @@ def become(
 
 
 def ray_is_set_up() -> None:
-    """Allow workers to import the modules that were hidden from Ray."""
+    """Allow workers to import the modules that a fork has hidden from Ray."""
     if sys.modules.get(_NOT_FOR_RAY, "") is None:
         del sys.modules[_NOT_FOR_RAY]
 
 
 def end_with(link: socket.socket) -> None:
-    """End this process when its client ends.
+    """End this process when the client at the other end of `link` ends.
 
-    Ray kills the client if the worker is late, and knows no other process until the worker has registered.
+    Ray kills the client if the worker is late, and does not know this process until the worker has registered.
     """
     with contextlib.suppress(OSError):
         link.recv(1)
@@ -176,9 +186,10 @@ def end_with(link: socket.socket) -> None:
 
 
 def client(path: str, arguments: list[str]) -> None:
-    """Ask the template for a fork and wait for its end; without a template, become the worker.
+    """Ask the template for a fork, and wait for the end of the fork; without a template, become the worker.
 
-    Also ends, together with the fork, once the Ray server that started it is gone.
+    `path`: socket of the template. `arguments`: the worker's script and its arguments. The client and the fork also end
+    when the Ray server that started the client ends.
     """
     asked = {
         "arguments": arguments,
@@ -205,7 +216,7 @@ def client(path: str, arguments: list[str]) -> None:
 
 
 def _server_of_ray() -> list[int]:
-    """Return a descriptor that shows when the parent is gone; nothing before Linux 5.3."""
+    """Return a descriptor, in a list, that becomes readable when the parent process ends; empty before Linux 5.3."""
     try:
         return [os.pidfd_open(os.getppid())]
     except OSError:
@@ -213,9 +224,10 @@ def _server_of_ray() -> list[int]:
 
 
 def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> bytes:
-    """Wait for a byte or the end of the connection.
+    """Wait for one byte on `link`, and return it; empty if the connection has ended.
 
-    Raises TimeoutError. Exits if the Ray server is gone before.
+    `server`: descriptor that shows the end of the Ray server; this process exits when it ends. `timeout_s`: longest
+    wait; None: no limit. Raises TimeoutError.
     """
     either: list[Any] = [link, *server]
     ready = select.select(either, [], [], timeout_s)[0]
@@ -227,7 +239,10 @@ def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> 
 
 
 def set_up(script: str, arguments: list[str]) -> None:
-    """Start the worker that Ray's `script` stands for: as a client of the template, else through setup_worker.py."""
+    """Start the worker for which Ray has called `script`: as a client of the template, else through setup_worker.py.
+
+    `arguments`: what Ray has passed to the script.
+    """
     contexts = [
         json.loads(word.removeprefix(_CONTEXT))
         for word in arguments

@@ -91,10 +91,10 @@ class RayLauncher:
         template: Template | None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`shared_bytes`: shared memory that the job needs on each node, by node rank, if known.
+        """`shared_bytes`: bytes of shared memory that the job needs on each node, by node number, where known.
 
-        `tell` is called with each step of the start. `template`: template process of this machine, for a Ray of one
-        machine. `variables`: environment variables of all workers.
+        `tell`: called with a line for each step of the start. `template`: template process of this machine, for a Ray
+        with one machine; None: there is none. `variables`: environment variables of all workers.
         """
         self._variables = variables or {}
         self._tell = tell
@@ -122,7 +122,7 @@ class RayLauncher:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Connect to the machines, once. Raises ClusterError."""
+        """Start or join Ray, and find its machines; call once. Raises ClusterError."""
         self._session.start()
         self._tell(
             "Ray: started"
@@ -146,9 +146,9 @@ class RayLauncher:
         )
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
-        """Reserve what `slots` use (None: everything), once; block until it is free.
+        """Reserve the accelerators and nodes of `slots`, and block until they are free; call once.
 
-        Raises ClusterError that names what is missing.
+        `slots`: None: reserve the whole cluster. Raises ClusterError, which names what is missing.
         """
         needed = reservation.node_uses(slots, self._topology)
         reservation.check_size(needed, self._machines, self._session.address)
@@ -183,7 +183,10 @@ class RayLauncher:
             )
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
-        """Reserve more accelerators of a used node, if they are free now. Return whether that succeeded."""
+        """Reserve more accelerators of a node in use, if they are free now, and return whether this succeeded.
+
+        `accelerators`: their numbers.
+        """
         use = self._reserved[node]
         ids = dict[int, str]()
         if use.kind == "cuda":
@@ -210,7 +213,7 @@ class RayLauncher:
         return True
 
     def _on(self, node: int) -> dict[str, Any]:
-        """Return the Ray options that place a process in the bundle of a node."""
+        """Return the Ray options that place a process in the reserved bundle of a node."""
         assert self._bundles is not None, "reserve comes before launch"
         index = list(self._reserved).index(node)
         strategy = PlacementGroupSchedulingStrategy(
@@ -221,10 +224,10 @@ class RayLauncher:
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
-        """Start the workers of all groups and verify their places. Return handles by group name, then rank.
+        """Start the workers of all groups, check their places, and return their handles, by group name, in rank order.
 
-        Constructors may still be running; an error there fails the first call. Raises ClusterError, also for a slot
-        outside of the reservation.
+        The constructors of workers may still be running; the first call reports their errors. Raises ClusterError, also
+        for a slot that is not reserved.
         """
         slots = [slot for spec in specs for slot in spec.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
@@ -241,7 +244,11 @@ class RayLauncher:
     def restart(
         self, specs: Sequence[GroupSpec], slots: Collection[Slot]
     ) -> dict[str, list[WorkerHandle]]:
-        """End the workers of `slots` and start them again. Their processes must not be shared. Errors as `launch`."""
+        """End the workers of `slots`, start new workers in these slots, and return the new handles, by group name.
+
+        `specs`: groups of the workers. A process of these workers must not have other workers. Raises the errors of
+        `launch`.
+        """
         # These workers may have been in other slots before.
         owners = {slot.owner for slot in slots}
         for worker in [
@@ -265,9 +272,9 @@ class RayLauncher:
         )
 
     def lost_nodes(self) -> dict[int, str]:
-        """Return the nodes in use that are gone, rank -> address.
+        """Return the address of each node in use that is lost, by node number.
 
-        Waits for Ray's decision if a node does not answer.
+        If a node does not answer, wait until Ray has decided whether it is lost.
         """
         until = time.monotonic() + _DECIDED_S
         while self._reserved and not self._session.local:
@@ -287,7 +294,7 @@ class RayLauncher:
         return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
-        """Reset channels, and drop the double weight buffers, which the next push creates anew."""
+        """Reset the channels, and drop the double weight buffers, which the next push creates anew."""
         assert self._channels is not None, "start makes the channels' locations"
         for channel in channels:
             channel.reset()
@@ -337,7 +344,11 @@ class RayLauncher:
         workers: Sequence[RayWorker],
         reports: Mapping[Slot, WorkerReport],
     ) -> None:
-        """Start creating the workers of a group. Ranks join at rank 0's address if rank 0 is among them."""
+        """Start to create the workers of a group, without waiting.
+
+        `workers`: those to create. `reports`: reports of the started workers by slot; if rank 0 is among them, the
+        ranks meet at its address.
+        """
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
         addresses = self._channels.addresses_for(nodes, spec.channels)
@@ -366,9 +377,9 @@ class RayLauncher:
             worker.make(pickled, folders[worker.slot.node], rendezvous)
 
     def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
-        """Start the process of `slots`, with one thread for each worker.
+        """Start the process of `slots`, with one thread for each worker, and return the handles of the workers.
 
-        `output`: folder for what the workers print.
+        `output`: folder for what the workers print; None: no folder.
         """
         slot = slots[0]
         runtime_env = slots[0].runtime_env
@@ -439,9 +450,11 @@ class RayLauncher:
         tell: Callable[[str], None],
         output: Path | None,
     ) -> dict[Slot, WorkerReport]:
-        """Wait for the workers' reports. Groups in `serving` open a rendezvous.
+        """Wait for the reports of started workers, and return them by slot.
 
-        Raises ClusterError if a worker is late, WorkerError if it died.
+        `serving`: names of the groups whose rank 0 opens a rendezvous. `tell`: called with a line for each group.
+        `output`: folder of what the workers print, for errors. Raises ClusterError if a worker is late, WorkerError if
+        it died.
         """
         assert self._channels is not None, "start makes the folders"
         asked = dict[Slot, Any]()
@@ -490,15 +503,16 @@ class RayLauncher:
         locations: Sequence[ChannelLocation],
         node: int | None = None,
     ) -> Channel:
-        """Create a channel in `locations` (without any: on `node`; None: the driver's node).
+        """Create a channel, and return the driver's end of it.
 
-        Return the driver's end.
+        `locations`: nodes or processes in which the keys of the channel live. If there are none, all keys live on
+        `node`; None: the driver's node.
         """
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.create(spec, locations, node)
 
     def _address_of(self, node: int, channel: Channel) -> ChannelAddress:
-        """Return the address of a channel for a worker on a node. Raises ClusterError for an unknown channel."""
+        """Return the address of a channel for a worker on `node`. Raises ClusterError for an unknown channel."""
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.addresses_for({node}, {"": channel})[""]
 
@@ -520,7 +534,7 @@ class RayLauncher:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """End everything that was started here. Idempotent and bounded in time."""
+        """End everything that this launcher has started. Idempotent, and bounded in time."""
         workers = self._workers
         self._workers = []
         for worker in workers:
@@ -553,7 +567,10 @@ class RayLauncher:
     def _end_processes(
         self, processes: Sequence[psutil.Process], patience_s: float
     ) -> None:
-        """Kill what Ray has not ended by then: it does not wait for its processes. One would hold its GPU's memory."""
+        """Wait up to `patience_s` seconds for processes to end, then kill the others.
+
+        Ray does not wait for its processes, and a process that goes on would hold the memory of its GPU.
+        """
         _, alive = psutil.wait_procs(processes, timeout=patience_s)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -585,7 +602,10 @@ def _late(missing: Sequence[str], limit_s: float) -> ClusterError:
 def _ask(
     what: Callable[[], object], bundles: PlacementGroup, index: int, count: int
 ) -> Any:
-    """Call `what` where Ray gives the `count` GPUs of a bundle. Returns a reference to its result."""
+    """Call `what` in a process to which Ray gives `count` GPUs of a bundle; return a Ray reference to the result.
+
+    `index`: number of the bundle in `bundles`.
+    """
     strategy = PlacementGroupSchedulingStrategy(
         bundles, placement_group_bundle_index=index
     )
@@ -597,7 +617,7 @@ def _ask(
 
 
 def _given_ids() -> list[str]:
-    """List the ids of the GPUs that Ray gave to this process, in order."""
+    """Return the ids of the GPUs that Ray has given to this process, in order."""
     return sorted(
         map(str, ray.get_gpu_ids()),
         key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu),
@@ -605,5 +625,5 @@ def _given_ids() -> list[str]:
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:
-    """List these ids, and all GPUs of the node."""
+    """Return the ids of the GPUs that Ray has given to this process, and all GPUs of the node."""
     return _given_ids(), list_gpus()

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def let_modules_travel() -> None:
-    """Have every imported module of a special type be pickled by its name, unless the type says how."""
+    """Make pickle store each imported module of a special type by its name, unless the type says how to pickle it."""
     kinds = {type(module) for module in list(sys.modules.values())}
     for kind in kinds:
         special = issubclass(kind, ModuleType) and kind is not ModuleType
@@ -26,7 +26,7 @@ def let_modules_travel() -> None:
 
 
 def _by_name(module: Any) -> tuple[Any, tuple[str]]:
-    """Return how to make a module again: by importing it."""
+    """Return what pickle needs to make a module again: the import function and the module's name."""
     for name, known in list(sys.modules.items()):
         if known is module:
             return importlib.import_module, (name,)

@@ -26,7 +26,7 @@ _ADDRESS_FILE = "ray/ray_current_cluster"  # file where `ray start` writes its a
 
 
 def why_not_lean() -> str | None:
-    """Return why `lean_start` does not change how this Ray starts; None where it does."""
+    """Return why `lean_start` has no effect on this version of Ray; None if it has."""
     import ray
 
     window = untried("ray", ray.__version__)
@@ -52,13 +52,13 @@ _LEFT_OUT: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
 
 @contextlib.contextmanager
 def lean_start(setup_worker: str) -> Iterator[None]:
-    """Start Ray with only the services that workers need, and start workers through `setup_worker`.
+    """Let a Ray that is started in the `with` block start only the services that workers need.
 
-    Ray has no public switch.
+    Ray has no public switch for this. Left out are the API server, for which the others would wait, the dashboard's
+    part of a node's agent, the autoscaler's monitor, and the collection of logs. A started node is seen at once. Has no
+    effect on a version of Ray that was not tried, or that lacks one of the replaced parts.
 
-    Left out are the API server, which the others wait for, the dashboard's part of a node's agent, the autoscaler's
-    monitor, and the collection of logs; a node that has started is seen at once. Changes nothing of a version that
-    was not tried, or that has not all of it.
+    `setup_worker`: script through which Ray starts workers.
     """
     if why_not_lean() is not None:
         yield
@@ -75,7 +75,7 @@ def lean_start(setup_worker: str) -> Iterator[None]:
 
 
 def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
-    """Return the (object, attribute, replacement) triples that apply while Ray starts."""
+    """Return what is replaced while Ray starts, as triples of object, name of the attribute and replacement."""
     from ray._private import node, parameter, services, utils
 
     params = functools.partial(
@@ -106,7 +106,10 @@ def _name(owner: Any) -> str:
 
 
 def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Call Ray's `ask` until a node is listed, and return its result. Ray's own loop asks once a second."""
+    """Wait until Ray lists a node, and return what Ray's function `ask` then says about it.
+
+    Ray's own loop looks only once a second. `gcs_address`: address of the cluster.
+    """
     from ray._private import services, state
 
     nodes = state.GlobalState()
@@ -123,7 +126,10 @@ def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) 
 
 @contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
-    """Keep the program's SIGTERM handler; Ray would replace it by one that exits inside Ray's own calls."""
+    """Keep the program's SIGTERM handler during the `with` block.
+
+    Ray would replace it by a handler that exits inside Ray's own calls.
+    """
     from ray._private import utils
 
     before = getattr(utils, "set_sigterm_handler", None)
@@ -140,7 +146,10 @@ def signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm_put_back() -> Iterator[None]:
-    """As `signals_kept`, with public functions only: Ray's handler is active while Ray starts or ends."""
+    """Restore the program's SIGTERM handler at the end of the `with` block, with public functions only.
+
+    Unlike in `signals_kept`, Ray's handler is active during the block.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -154,7 +163,10 @@ def _sigterm_put_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def servers_killed() -> Iterator[None]:
-    """Make `ray.shutdown` kill the servers that it started; it would wait a second for each to end by SIGTERM."""
+    """Let `ray.shutdown` in the `with` block kill the servers that it started.
+
+    Otherwise it would wait a second for each server to end by SIGTERM.
+    """
     from ray._private import worker
 
     node: Any = getattr(worker, "_global_node", None)
@@ -170,7 +182,10 @@ def servers_killed() -> Iterator[None]:
 
 
 def free_by_node() -> Mapping[str, Mapping[str, float]]:
-    """Return the free resources by node id. Ray has no public function for it; empty if the private one is missing."""
+    """Return the amount of each free resource, by node id.
+
+    Ray has no public function for it; the result is empty if the private function is missing.
+    """
     try:
         from ray._private.state import available_resources_per_node
     except ImportError:
@@ -179,7 +194,7 @@ def free_by_node() -> Mapping[str, Mapping[str, float]]:
 
 
 def address_of_start() -> str | None:
-    """Return the address that the last `ray start` on this machine wrote; None if there is none."""
+    """Return the address that the last `ray start` on this machine has written; None if there is none."""
     try:
         from ray._private.services import find_bootstrap_address
     except ImportError:
@@ -192,7 +207,10 @@ def address_of_start() -> str | None:
 
 
 def is_server(words: Sequence[str]) -> bool:
-    """Return whether a command line belongs to a Ray server of a node."""
+    """Return whether a command line belongs to the server that Ray runs on each node.
+
+    `words`: the words of the command line.
+    """
     try:
         from ray._private.services import _is_raylet_process
     except ImportError:
@@ -211,7 +229,7 @@ def show_name(name: str) -> None:
 
 
 def token_loader() -> Any | None:
-    """Return the object that finds the token for all Ray code in this process; None before Ray 2.52."""
+    """Return the object that finds the token for all Ray code in this process; None if this Ray is older than 2.53."""
     if not hasattr(_extension(), "AuthenticationTokenLoader"):
         return None
     loader = _extension().AuthenticationTokenLoader.instance()
@@ -225,7 +243,7 @@ def token_loader() -> Any | None:
 
 
 def read_mode_again() -> None:
-    """Make Ray read RAY_AUTH_MODE and the token again."""
+    """Make Ray read RAY_AUTH_MODE and the token from the environment again."""
     _extension().Config.initialize("")
     if (loader := token_loader()) is not None:
         loader.reset_cache()

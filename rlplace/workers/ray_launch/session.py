@@ -77,9 +77,10 @@ _REMOVE = (
 
 @contextlib.contextmanager
 def ray_environment(address: str | None) -> Iterator[None]:
-    """Set variables for importing and starting Ray (`address` None) or joining one; the user's own settings win.
+    """Set environment variables for the import and the start of Ray during the `with` block.
 
-    Raises ClusterError for a folder of Ray's that is too long for its sockets.
+    Variables that the user has set are not changed. `address`: cluster to join; None: Ray will be started here. Raises
+    ClusterError if a folder of Ray has too long a path for sockets.
     """
     wanted = _ALWAYS | (_JOINED if address else {**_STARTED_HERE, **ray_variables()})
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -92,9 +93,9 @@ def ray_environment(address: str | None) -> Iterator[None]:
 
 
 class RaySession:
-    """This process's connection to Ray.
+    """The connection of this process to Ray.
 
-    `close` ends a Ray that was started here; a Ray that was joined keeps running.
+    `close` ends a Ray that was started here, and leaves a Ray that was joined running.
     """
 
     def __init__(self, config: RayConfig) -> None:
@@ -111,7 +112,7 @@ class RaySession:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        """Start or join Ray, once. Raises ClusterError when Ray cannot be started or reached."""
+        """Start or join Ray, as the config says; call once. Raises ClusterError if Ray cannot be started or reached."""
         with ray_environment(self._config.address):
             import ray
 
@@ -135,11 +136,11 @@ class RaySession:
 
     @property
     def local(self) -> bool:
-        """Return whether Ray was started here and ends with this session."""
+        """Whether Ray was started here, so that it ends with this session."""
         return self._config.address is None and not self._shared
 
     def machines(self) -> list[Machine]:
-        """List the living nodes, in the plan's order."""
+        """Return the living nodes of the cluster, in the order of the plan."""
         import ray
 
         return [
@@ -152,7 +153,7 @@ class RaySession:
         ]
 
     def servers(self) -> dict[str, tuple[str, int]]:
-        """Return the address (host, port) of the server of each living node, by node id."""
+        """Return host and port of the Ray server of each living node, by node id."""
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -162,11 +163,15 @@ class RaySession:
         }
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the resources that are free now, by node id."""
+        """Return the amount of each free resource, by node id."""
         return private.free_by_node()
 
     def processes(self) -> list[psutil.Process]:
-        """List the processes that Ray has started here so far, including workers that have not reported."""
+        """Return the processes that Ray has started on this machine so far, including workers that have not reported
+        yet.
+
+        Empty if Ray was joined.
+        """
         found: list[psutil.Process] = []
         for server in self._servers:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -179,7 +184,7 @@ class RaySession:
                 server.kill()
 
     def close(self) -> None:
-        """End the Ray that was started here, or leave the one that was joined. Idempotent."""
+        """End a Ray that was started here, or leave a Ray that was joined. Idempotent."""
         if not self._begun:
             return
         self._begun = False
@@ -246,9 +251,10 @@ def _start_local(timeout_s: float) -> None:
 
 
 def _join(address: str) -> Callable[[], None] | None:
-    """Connect to the cluster at `address`.
+    """Connect to the cluster at `address`, and return a function that undoes the settings for it; None if nothing was
+    set.
 
-    Returns a function that undoes what was set for it; None if nothing was.
+    Raises ClusterError.
     """
     import ray
 
@@ -293,7 +299,10 @@ def _join(address: str) -> Callable[[], None] | None:
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:
-    """Return the error for a cluster with another version of Ray or Python, which Ray's message `said` describes."""
+    """Return the error for a cluster that has another version of Ray or Python; None if this is not the reason.
+
+    `said`: Ray's message about the failed connection. `address`: address of the cluster in the config.
+    """
     versions = [
         dict(re.findall(r"(Ray|Python): (\S+)", part))
         for part in said.partition("This process")[::2]
@@ -329,9 +338,11 @@ def _of_other_versions(said: str, address: str) -> ClusterError | None:
 
 
 def _shared_address() -> str:
-    """Return the cluster that `auto` joins: that of RAY_ADDRESS, which Ray jobs have too, or that of `ray start`.
+    """Return the address of the cluster that `auto` joins.
 
-    Raises ClusterError if every Ray of this machine belongs to a program; `ray.init("auto")` would join one of them.
+    It is that of RAY_ADDRESS, which also Ray jobs have, else that of `ray start`. Raises ClusterError if every Ray of
+    this machine belongs to a program, because `ray.init("auto")` would join one of them. Raises ConnectionError if
+    there is no cluster, or several.
     """
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
@@ -357,8 +368,10 @@ def _shared_address() -> str:
 
 
 def _at_work() -> tuple[set[str], list[str]]:
-    """Return the addresses of clusters joined by `ray start`, and the addresses of programs' own clusters with the
-    programs.
+    """Return the addresses of clusters on this machine, in two groups.
+
+    The first are those that `ray start` has started or joined. The second are those that belong to one program, each as
+    a text that names the program.
     """
     shared = set[str]()
     alone = list[str]()
@@ -385,9 +398,9 @@ def _at_work() -> tuple[set[str], list[str]]:
 
 
 def _starts_ray_for_itself(program: psutil.Process) -> bool:
-    """Return whether a Ray server's parent runs Ray itself and is not `ray start --block`.
+    """Return whether a program has started its own Ray, by running Ray itself without being `ray start --block`.
 
-    Otherwise the parent only adopted the server.
+    `program`: parent process of a Ray server. A program that does not run Ray has only adopted the server.
     """
     words = [Path(word).name for word in program.cmdline()]
     if any(pair == ("ray", "start") for pair in itertools.pairwise(words)):
@@ -402,10 +415,11 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
 
 
 class Guard:
-    """Run a clean-up command after this process ends, even if it is killed.
+    """Runs a clean-up command after this process has ended, even if it was killed.
 
-    A shell reads from a pipe that only this process holds open. A line dismisses the guard; the end of the pipe
-    triggers it. The shell is detached from its parent, because Ray kills the children of a worker that it ends.
+    A shell reads from a pipe that only this process holds open. A line in the pipe dismisses the guard, and the end of
+    the pipe makes the shell run the command. The shell is detached from its parent, because Ray kills the children of a
+    worker that it ends.
     """
 
     def __init__(self, script: str, arguments: Iterable[str]) -> None:
@@ -422,9 +436,9 @@ class Guard:
 
     @classmethod
     def killing(cls, pids: Iterable[int]) -> Guard:
-        """Return a guard that kills processes.
+        """Return a guard that kills the processes `pids`.
 
-        The kernel ends Ray's servers with the driver, but their agents would stay for a minute.
+        The kernel ends Ray's servers with the driver, but their agents would go on for a minute.
         """
         return cls(_KILL, map(str, pids))
 

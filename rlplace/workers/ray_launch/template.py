@@ -24,17 +24,18 @@ _LIBRARIES = ("numpy", "torch", "gymnasium")
 
 
 class Template:
-    """The template process of this node. Owns the process and its folder.
+    """The template process of this node. Owns the process, and the folder of its socket.
 
-    On other nodes it lives in a Ray actor.
+    The object for another node lives in a Ray actor on that node.
     """
 
     def __init__(
         self, modules: Iterable[str], variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start the template without waiting; fork requests wait for it.
+        """Start the template process, without waiting; clients wait until it is ready to fork.
 
-        `variables`: environment variables for imports, added to the environment.
+        `modules`: names of the modules that it imports. `variables`: environment variables that are added for the
+        imports.
         """
         self._door = (
             Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
@@ -72,20 +73,20 @@ class Template:
         )
 
     def command(self) -> str:
-        """Return the command that starts a fork in place of Python."""
+        """Return the command that starts a fork, to be used in place of the Python command."""
         return shlex.join(
             [sys.executable, "-I", "-S", fork.__file__, "--client", str(self._door)]
         )
 
     def why_not(self) -> str | None:
-        """Return why the template has ended; None while it runs."""
+        """Return why the template has ended, from its output; None while it runs."""
         if self._process.poll() is None:
             return None
         self.stop()
         return self._errors.strip().rpartition("\n")[2]
 
     def stop(self) -> None:
-        """End the template. Idempotent; forks keep running."""
+        """End the template process; its forks go on. Idempotent."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
                 # Closes its standard input.
@@ -101,10 +102,11 @@ class Template:
 
 
 def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
-    """Return the modules that the template imports for these worker classes; none named: for classes of users.
+    """Return the names of the modules that a template imports for these worker classes.
 
-    They are modules of rlplace, and libraries. Modules of users are left out: threads that they start would be lacking
-    in a fork.
+    These are modules of rlplace and libraries. Modules of users are left out, because a fork would lack the threads
+    that they start. If no class has named modules, or some class is a user's, the list includes the slow libraries that
+    this process has imported.
     """
     found: dict[str, None] = {}
     ours = True

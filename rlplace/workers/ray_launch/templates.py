@@ -17,12 +17,12 @@ _WAKE_S = 0.2  # longest wait between two deliveries of deferred signals
 
 
 class Templates:
-    """The templates of all nodes. On a node without one, workers start as Ray starts them."""
+    """The templates of all nodes of a cluster. On a node without a template, Ray starts workers in its own way."""
 
     def __init__(
         self, here: Template | None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`here`: the template of this machine, for a Ray of one machine.
+        """`here`: template of this machine, for a Ray with one machine; None: `start_on` starts templates.
 
         `variables`: environment variables of workers.
         """
@@ -39,10 +39,12 @@ class Templates:
         modules: Iterable[str],
         timeout_s: float,
     ) -> None:
-        """Start a template process on each node where no start was tried yet; wait up to `timeout_s` for all of them.
+        """Start a template on each node where no start was tried yet, and wait up to `timeout_s` seconds for all of
+        them.
 
-        `nodes`: the options of the template's Ray actor, by node. `modules`: names of the modules that a template
-        imports. A node whose template does not start in time, or fails, stays without one.
+        `nodes`: options of the template's Ray actor, by node number. `modules`: names of the modules that a template
+        imports. A node whose template fails, or does not start in time, has no template. Does nothing if this machine's
+        template is used.
         """
         if self._here is not None:
             return
@@ -70,7 +72,7 @@ class Templates:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
     def command(self, node: int) -> str | None:
-        """Return the command that starts a fork on a node in place of Python; None without a template."""
+        """Return the command that starts a fork on a node, in place of the Python command; None without a template."""
         if self._here is not None:
             return self._here.command()
         if node in self._elsewhere:
@@ -78,7 +80,7 @@ class Templates:
         return None
 
     def why_not(self) -> str | None:
-        """Return why workers start without a template, and on which nodes; None if all nodes have one."""
+        """Return why workers on some nodes start without a template, in one line; None if all nodes have a template."""
         if self._here is not None:
             return self._here.why_not()
         asked = {
@@ -101,7 +103,7 @@ class Templates:
         )
 
     def stop(self) -> None:
-        """End all templates; forks keep running. Idempotent."""
+        """End all templates; their forks go on. Idempotent."""
         if self._here is not None:
             self._here.stop()
         hosts = [host for host, _ in self._elsewhere.values()]
@@ -118,7 +120,10 @@ class Templates:
 
 
 def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
-    """Wait for Ray results and return those that are late. Delivers deferred signals meanwhile."""
+    """Wait up to `timeout_s` seconds for Ray results, and return the references whose results are late.
+
+    Deferred signals are delivered meanwhile.
+    """
     late = list(references)
 
     def poll(seconds: float) -> bool:
@@ -132,9 +137,9 @@ def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
 
 
 def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
-    """Call `poll` with the seconds that it may wait, until it returns True. Return False after `timeout_s`.
+    """Call `poll` until it returns True; return False if it has not after `timeout_s` seconds, else True.
 
-    Delivers deferred signals in between.
+    `poll`: gets the seconds that it may wait. Deferred signals are delivered between the calls.
     """
     until = time.monotonic() + timeout_s
     while True:

@@ -24,10 +24,10 @@ _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 def make_token() -> Callable[[], None] | None:
-    """Create a token for a Ray that will be started here, if there is none: Ray would write one into HOME.
+    """Create a token for a Ray that will be started here, and return a function that removes the token again.
 
-    Returns a function that removes it again, for clusters that are joined later and for subprocesses; None if a token
-    existed.
+    Without a token, Ray would write one into HOME. The token must be removed for clusters that are joined later, and
+    for subprocesses. Return None, and create nothing, if there is a token already, or Ray uses none.
     """
     loader = private.token_loader()
     mode = os.environ.get(_MODE)
@@ -53,9 +53,10 @@ def make_token() -> Callable[[], None] | None:
 
 
 def use_token(address: str) -> Callable[[], None] | None:
-    """Make Ray send the token to the cluster at `host:port` if that cluster asks for one, and else ask for none here.
+    """Make Ray send the token to the cluster at `address`, or switch tokens off if this cluster asks for none.
 
-    Returns a function that undoes the latter; None if nothing was changed. Raises ClusterError if the token is missing.
+    `address`: "host:port". Return a function that switches tokens on again; None if they were not switched off. Raises
+    ClusterError if the cluster asks for a token, and the token is missing or wrong.
     """
     loader = private.token_loader()
     if loader is None:
@@ -84,10 +85,11 @@ def use_token(address: str) -> Callable[[], None] | None:
 
 
 def _ask_for_none(loader: Any) -> Callable[[], None] | None:
-    """Switch tokens off in this process, where Ray would find one and ask for it by itself.
+    """Switch tokens off in this process if Ray would find a token, and return a function that undoes this; None if not
+    needed.
 
-    A cluster without tokens sends none, so its calls of this process would be rejected: Ray would take the process for
-    dead, and end its actors.
+    Ray would otherwise ask for the token in calls to this process. A cluster without tokens sends none, so its calls
+    would be rejected: Ray would take this process for dead, and end its actors.
     """
     if _MODE in os.environ or not loader.has_token(ignore_auth_mode=True):
         return None
@@ -102,9 +104,9 @@ def _ask_for_none(loader: Any) -> Callable[[], None] | None:
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:
-    """Return whether a cluster rejects these headers for a missing or wrong token.
+    """Return whether the cluster at `address` rejects a request with these headers, for a missing or wrong token.
 
-    Ray itself would try for 20 s and say less.
+    Ray itself would try for 20 s, and say less about the reason.
     """
     import grpc
 

@@ -1,4 +1,5 @@
-"""A generation engine in a worker of one's own: vLLM, transformers, or a class with the contract of a TextEngine.
+"""A generation engine in a worker that a user has written: vLLM, transformers, or a class with the contract of a
+TextEngine.
 
 ::
 

@@ -1,5 +1,5 @@
-"""Engines over a PyTorch module whose weights come and go; and the engine that decides actions, numpy in and numpy
-out.
+"""Engines that run a PyTorch module whose weights can be offloaded; and the engine that decides on actions, with numpy
+arrays as input and output.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     submit ──▶ waiting ──▶ ┌ step: one forward pass of all that runs ┐ ──▶ Completion, at once
                            └── load: KV recomputed by new weights ◀──┘
 
-Its memory on the accelerators: `vllm_memory`.
+The module `vllm_memory` manages its memory on the accelerators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A TextEngine over a vLLM server that runs by itself: answers by HTTP, weights through a folder that both sides see.
+"""A TextEngine by a vLLM server that runs outside the job: answers by HTTP, weights through a folder that both can
+read.
 
 ::
 

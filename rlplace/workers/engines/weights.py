@@ -1,4 +1,4 @@
-"""Weights as an engine loads them: completed by kept weights, checked against names and shapes, verified by effect.
+"""Weights as an engine loads them: completed by kept weights, checked by names and shapes, verified by a probe.
 
 ::
 
@@ -6,7 +6,8 @@
     later ones    trained weights ──▶ replace the kept ones ───────────────────────────┼──▶ engine.load: all weights
                   low-rank factors alone ──▶ added to the kept weights while loading ──┘
 
-Each version is made from the first one: rounding does not add up, and an engine that dropped its weights gets them all.
+Each version is made from the first version, so rounding errors do not add up, and an engine that has dropped its
+weights gets all of them.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class KeptWeights:
                 self._kept = received
 
     def _completed(self, received: ReceivedWeights) -> tuple[Weights, FactorsOf]:
-        # No copy: a release lets go of what is in there
+        # Not copied: the tensors are views of memory that `received` releases
         weights: Weights = received.tensors
         if received.partial:
             if self._kept is None:
@@ -176,7 +177,7 @@ def merged(
 #   engine     writes whole weights into a bucket ─▶ SharedBucket, a note ─▶ the next bucket, once all have taken it
 #   worker     opens the bucket's memory ─▶ loads its shards of the weights out of it
 #
-# A worker keeps a bucket until the last layer is whole that has a weight in it, so at most two are there at a time.
+# A worker keeps a bucket until all layers with a weight in it are complete, so at most two buckets exist at a time.
 
 _ALIGNMENT = 64
 

@@ -1,7 +1,7 @@
 """The folder of a custom worker's code, for processes that look for modules in other folders than the driver.
 
 A worker's class reaches its process as a name, `my_job:Policy`, and is imported there. The driver may have found the
-module in a folder that Ray does not know, such as that of a config file.
+module in a folder that Ray does not know, such as the folder of a config file.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     driver ── Connection.send ──▶ one thread ──▶ a socket in the job's private folder ──▶ Service.answer, in the
               settle(answer) ◀── of all      ◀──                                          worker's own thread
 
-All reading and writing of the driver is done by that thread: a signal that interrupts its main thread cannot break a
-message. A message is its length and a pickle; answers come in the order of the requests. That a worker died is told by
-Ray, which knows why: until then its requests are open.
+One thread of the driver does all reading and writing, so a signal that interrupts the main thread cannot break a
+message. A message is its length and a pickle. Answers come in the order of the requests. If a worker dies, its requests
+stay open until Ray reports the death and its cause.
 """
 
 from __future__ import annotations

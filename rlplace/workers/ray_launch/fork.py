@@ -5,8 +5,8 @@
     fork.py --template: imports, waits ◀── fork.py --client: what Ray starts in place of Python; hands over its
         └── fork: becomes the worker           arguments, environment and descriptors 0-2, waits for the end
 
-A fork is a Ray actor like any other: it has its own process, logs and death. The template has one thread and no CUDA;
-where it cannot be made so, or is gone, the client becomes the worker itself.
+A fork is a Ray actor like any other, with a process and logs of its own, and it dies alone. The template must have one
+thread and no CUDA; if the imports break this rule, or the template has ended, the client becomes the worker itself.
 
 Ray starts `setup_worker.py` first, which imports Ray only to execute the client. A Ray that is started here starts this
 file in its place: it is the client at once, or executes `setup_worker.py` for any other worker.

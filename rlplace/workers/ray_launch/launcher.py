@@ -560,7 +560,7 @@ class RayLauncher:
             try:
                 self._session.close()
             finally:
-                # Not before: who waits for it would begin to import for itself
+                # Not earlier: a client that waits for the template would begin to import for itself
                 self._templates.stop()
                 self._end_processes(list(processes), patience_s=_END_S)
 

@@ -1,8 +1,8 @@
 """Let modules of special types travel to workers by their names.
 
-cloudpickle sends a class of a script whole, with the modules that its code may use. It finds them by the words in the
-code: one that has both `torch.distributed` and `self.config` seems to use `torch.distributed.config`. Plain modules go
-by name. That one is an object of a subclass of ModuleType, which cannot be pickled.
+cloudpickle sends a class of a script whole, with the modules that its code may use. It finds these modules by the words
+in the code: code with both `torch.distributed` and `self.config` seems to use `torch.distributed.config`. Plain modules
+are pickled by name. But `torch.distributed.config` is an object of a subclass of ModuleType, which cannot be pickled.
 """
 
 from __future__ import annotations

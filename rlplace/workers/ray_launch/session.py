@@ -1,4 +1,4 @@
-"""Start or join Ray, list its nodes, and leave nothing behind. Imports Ray only inside `ray_environment`."""
+"""Start or join Ray, list its nodes, and end what was started. Imports Ray only inside `ray_environment`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The authentication token of a Ray cluster, which a client sends with each call.
 
-Ray asks for one where there is one when it is started: in RAY_AUTH_TOKEN, in the file of RAY_AUTH_TOKEN_PATH, else in
-~/.ray/auth_token. It looks there itself when it joins `auto`, not when it joins an address.
+A Ray asks for a token if it finds one when it is started: in RAY_AUTH_TOKEN, in the file of RAY_AUTH_TOKEN_PATH, else
+in ~/.ray/auth_token. Ray looks for the token itself when it joins `auto`, but not when it joins an address.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 A simulator policy learns from trajectories, one for each actor rank. A language model learns from groups of samples::
 
-    infer                 samples ──▶ every rank: log-probabilities by its own weights ──▶ rank 0      where asked for
+    infer                 samples ──▶ every rank: log-probabilities by its own weights ──▶ rank 0      if asked for
     compute_advantages    rank 0: scores of all components ──▶ advantages of each token ──▶ returns, for a critic
     accumulate            rank 0: whole groups, as many as come, while others are generated ──▶ every rank: gradients
     learn                 rank 0: tokens and targets ──▶ every rank: the update
     critic, infer         samples.critic ──▶ rank 0 ──▶ every rank: values of all tokens ──▶ rank 0 ──▶ scores.critic
-    critic, learn         returns ──▶ rank 0 ──▶ every rank: values are brought nearer to them
+    critic, learn         returns ──▶ rank 0 ──▶ every rank: the values are fitted to the returns
 """
 
 from __future__ import annotations

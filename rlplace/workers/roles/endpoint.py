@@ -1,4 +1,4 @@
-"""Rules of a reward endpoint: asked before the launch, and by the worker that posts to it."""
+"""Rules for the config of a reward endpoint: checked before the launch, and by the worker that uses the endpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Files with the state of simulators in the middle of episodes, by global rows, so any number of ranks can read them.
+"""Files with the state of simulators in the middle of episodes.
+
+The files are named by global rows, so that any number of ranks can read what another number of ranks has written.
 
 ::
 
-    rows_00000-00031.npz      observations          [rows, *O], what comes next
+    rows_00000-00031.npz      observations          [rows, *O], the observations for the next step
                               lengths               [rows], steps of the episodes in progress
                               <n>.<name>, <n>.rows  of alike arrays, one for each of these rows
 """

@@ -1,5 +1,7 @@
-"""Files with groups of samples that were generated ahead of learning, by global group, so any number of ranks can read
-them.
+"""Files with groups of samples that were generated ahead of learning.
+
+The files are named by global group numbers, so that any number of ranks can read what another number of ranks has
+written.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Policy clients of an env rank: remote rollout ranks through channels, or the rollout rank of the same process by a
+"""How an env rank gets actions: from rollout ranks through channels, or from the rollout rank in its own process by a
 call.
 """
 

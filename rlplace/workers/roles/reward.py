@@ -1,6 +1,6 @@
 """Reward workers without a model: score whole episodes by a Python function, or by an HTTP endpoint.
 
-What an endpoint is asked is the protocol of OpenRLHF's remote reward models (`--remote_rm_url`)::
+The requests to an endpoint follow the protocol of OpenRLHF's remote reward models (`--remote_rm_url`)::
 
     POST url   {"query": [text], "prompts": [text], "labels": [anything]}      a text is a whole episode
     200        {"rewards": [number]}                                           one for each query, in their order

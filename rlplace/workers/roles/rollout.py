@@ -1,12 +1,13 @@
 """Rollout workers: pull weights into a generation engine, then generate until the iteration ends.
 
-One answers simulators, one continues the token sequences of language models::
+`VectorRolloutWorker` decides on actions for simulators. `TextRolloutWorker` continues the token sequences of language
+models::
 
     requests ──▶ take while there is room ──▶ engine.step() ──▶ completions, each as soon as it has finished
                           ▲                        │
                           └── newer weights? load ─┘   no answer waits for a batch
 
-Where the actor learns while answers are in flight, the rest of an answer is sampled by newer weights than its beginning
+If the actor learns while answers are in flight, the rest of an answer is sampled by newer weights than its beginning
 (a partial rollout: Kimi k1.5, arXiv:2501.12599; AReaL, arXiv:2505.24298). Each token carries its version.
 """
 

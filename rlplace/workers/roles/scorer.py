@@ -1,17 +1,18 @@
 """Scorers: workers that read whole groups of samples as they arrive, score each sample and do not learn.
 
-This module has what all share, and those that are models: the reference and reward models. `reward` has the others.
+This module has the base of all scorers, and the scorers that are models: reference and reward models. The module
+`reward` has the scorers without a model.
 
 ::
 
-    samples.<component> ── all groups that are there ──▶ score ──▶ scores.<component>, as soon as there are some
+    samples.<component> ── all groups that have arrived ──▶ score ──▶ scores.<component>, as soon as they are computed
 
 A scorer whose accelerators no other component needs during rollout scores while rollout still generates: it waits for
 the next group like any reader of a channel, and ends after the last group of the iteration. A model scores in passes:
 
     whole      every rank reads groups by itself; no rank waits for another
-    sharded    rank 0 reads what is there, packs it for all ranks, announces it ──▶ equally many passes on each rank
-    or cut     between ranks with the same samples, which run the same passes
+    sharded    rank 0 reads the arrived groups, packs and scatters them ──▶ equally many passes on each rank;
+               also for a model that is split over ranks with the same samples, which run the same passes
 """
 
 from __future__ import annotations

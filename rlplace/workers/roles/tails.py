@@ -1,15 +1,16 @@
 """Tail batching: choose the prompts of an iteration; prompts with slow answers move to a later round that waits for
-all.
+all answers.
 
-With `short_rounds: 2` and 4 prompts in an iteration, prompts by their numbers in the run::
+An example with `short_rounds: 2` and 4 prompts in an iteration; prompts are named by their numbers in the run::
 
-    round 0   asks 0-3 and 8, 10     ends when 4 of them are whole; the other 2 are left, answers and all
-    round 1   asks 4-7 and 9, 11     the same
-    round 2   asks the 4 that were left, and waits for them      learned so far: 0-11, each once
+    round 0   asks 0-3 and 8, 10                   ends when 4 groups are complete, and postpones the other 2 prompts
+    round 1   asks 4-7 and 9, 11                   ends when 4 groups are complete, and postpones the other 2 prompts
+    round 2   asks the 4 postponed prompts         waits for all; learned so far: 0-11, each once
 
-So the prompts of three rounds are those that three rounds without a tail would ask (RollPacker, arXiv 2509.21009).
-Prompt 8 was asked ahead and, say, prompt 2 left: from then on 2 is asked where 8 would have been. A checkpoint has such
-pairs, so that they mean the same for other rounds: a run that goes on in the middle of a cycle loses no prompt.
+So the prompts of three rounds are those that three rounds without postponing would ask (RollPacker, arXiv 2509.21009).
+The answers to a postponed prompt are dropped. If prompt 8 was asked ahead and prompt 2 was postponed, round 2 asks
+prompt 2 in place of prompt 8. A checkpoint has these pairs of prompts, so a run that resumes between two rounds loses
+no prompt.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ::
 
     prompts ──▶ requests ──▶ rollout ──▶ completions ──▶ reply? ── yes ──▶ requests (the next turn)
-                                                            └ no ──▶ grader ──▶ samples: a group when it is whole
+                                                            └ no ──▶ grader ──▶ samples: a group when it is complete
     end: every env rank puts Done for rank 0, which then puts one EndOfIteration for each rollout rank
 """
 

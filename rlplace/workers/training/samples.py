@@ -1,4 +1,5 @@
-"""Samples of a language model between channels and learners: taken by rank 0, scattered, packed into tensors.
+"""Samples of a language model on their way from channels to learners: rank 0 takes and scatters them, each rank makes
+tensors of them.
 
 ::
 

@@ -6,12 +6,13 @@
     learned     ━━━━━━━━━━━━━━  ━━━━━━━━━━━━━━  ━━━━━━━━━━━━━━
     burn-in                ╌╌╌╌╌           ╌╌╌╌╌                   no gradient goes through it
 
-A sequence begins `burn_in` steps before its first learned step, with the memory that was stored with the observation
-there. The burn-in steps are run again with the current weights, so that the memory at the first learned step belongs
-to the current weights (Kapturowski et al. 2019, R2D2, openreview.net/forum?id=r1lyTjAqYX). The first sequence of an
-iteration has no steps before it and begins with the stored memory. Where an episode begins, the memory is emptied.
+A sequence begins `burn_in` steps before its first learned step, with the memory that was stored with the observation at
+which the sequence begins. The burn-in steps are run again with the current weights, so that the memory at the first
+learned step belongs to the current weights (Kapturowski et al. 2019, R2D2, openreview.net/forum?id=r1lyTjAqYX). The
+first sequence of an iteration has no steps before it and begins with the stored memory. Where an episode begins, the
+memory is emptied.
 
-Letters: T steps, B rows of this rank, M sequences, L steps of one, b of burn-in.
+Letters: T steps, B rows of this rank, M sequences, L learned steps of a sequence, b burn-in steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model in training: a language model sharded by FSDP2, or a simulator policy that is whole on every rank.
 
 Provides the gradients, the tensors that an optimizer steps, and the weights to send and to save. Parameters of a
-model with LoRA factors have two names: the module's, and the checkpoint's, which knows no factors.
+model with LoRA factors have two names: the name in the module, and the name in the checkpoint, which has no factors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers whose ranks compute together: their memory comes and goes; what they train is saved, whatever its loss."""
+"""Bases of workers whose ranks compute one model together: they offload, train, save and load the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JoinedWorker(RoleWorker):
     needs_own_process: ClassVar[bool] = True
 
     _ranks: Ranks
-    # Of what comes and goes, and the least residency that has each
+    # Each part that can be offloaded, with the least residency at which it is on the accelerator
     _parts: dict[Offloadable, Residency]
     _files: StateFiles | None = None
 
@@ -52,9 +52,9 @@ class JoinedWorker(RoleWorker):
 
         A part has the same bits after it was offloaded and onloaded.
         """
-        # Should a part find no room
+        # The residency is right also if a part finds no room
         self.residency = min(self.residency, to)
-        # What leaves makes room first
+        # Offload first, to make room
         for part, needs in reversed(self._parts.items()):
             if to < needs:
                 part.offload()
@@ -79,7 +79,7 @@ class JoinedWorker(RoleWorker):
         """Return the bytes that are on the host at every residency."""
         return 0
 
-    # ── its state in files, at any residency: what is off the accelerator is read and changed where it is ─────────────
+    # ── its state in files, at any residency: offloaded tensors are read and changed on the host ─────────────────────
 
     def _where(self, tensor: Tensor) -> Tensor:
         """Return the tensor where its bytes are now: the tensor itself, or its copy on the host while

@@ -106,7 +106,8 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
 
     It does not depend on the batch of the answer, nor on the rank that generates it.
 
-    `seed`: seed of the engine. `sample`: number of the answer in its group.
+    `seed`: seed of the engine. `request`: request that the answer belongs to. `sample`: number of the answer in its
+    group.
     """
     numbers = (seed, request.iteration, request.group, sample, request.turn)
     text = ",".join(map(str, numbers))
@@ -140,8 +141,8 @@ class EngineSettings:
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
 
     def drawn(self, request: Request) -> TextRolloutConfig:
-        """Return the sampling parameters for answers to this request: those of evaluation for held-out prompts, else of
-        training.
+        """Return the sampling parameters for answers to a request: evaluation's for a held-out prompt,
+        else training's.
         """
         if request.held_out and self.held_out is not None:
             return self.held_out

@@ -253,9 +253,11 @@ class TransformersEngine(ModuleEngine):
         return finished + self._take_finished(cache)
 
     def _begin(self, cache: BatchCache) -> int:
-        """Run one pass over the tokens of the next waiting answer, and return the number of these tokens.
+        """Run one pass over the tokens of the next waiting answer, and return the number of tokens.
 
         Waiting answers of the same request that have no tokens yet share the pass.
+
+        `cache`: gets the keys and values of the tokens.
         """
         first = self._waiting.popleft()
         alike = [first]
@@ -338,6 +340,8 @@ class TransformersEngine(ModuleEngine):
         """Remove the finished answers from the batch, and return them.
 
         The last active answer moves into each row that becomes free.
+
+        `cache`: the rows of the batch.
         """
         taken: list[Completion] = []
         # From the last row on, so that rows that are still to be looked at do not move
@@ -504,8 +508,8 @@ def penalised(
 ) -> Tensor:
     """Return the logits [B, V] with penalties, and with forbidden stop tokens at minus infinity, as vLLM computes them.
 
-    `made`: for each row, the tokens of the prompt and of the answer so far. `stops`: tokens that are forbidden in an
-    answer shorter than `min_tokens`.
+    `sampling`: sampling parameters, with the penalties. `made`: for each row, the tokens of the prompt and of the
+    answer so far. `stops`: tokens that are forbidden in an answer shorter than `min_tokens`.
     """
     repeated = sampling.repetition_penalty
     present = sampling.presence_penalty
@@ -542,7 +546,8 @@ def choose(
 ) -> Chosen:
     """Return one token for each row of `logits` [B, V], with its log-probability.
 
-    `uniforms`: for each row, a number in [0, 1) that decides the draw; None: take the likeliest token.
+    `sampling`: sampling parameters. `uniforms`: for each row, a number in [0, 1) that decides the draw; None: take the
+    likeliest token.
     """
     drawn = [row for row, uniform in enumerate(uniforms) if uniform is not None]
     if not drawn:
@@ -567,8 +572,8 @@ def draw(
 ) -> Chosen:
     """Return one drawn token for each row of `logits` [B, V], with its log-probability.
 
-    `uniforms`: for each row, a number in [0, 1), by which the cumulative distribution is inverted. The distribution is
-    in double precision, which is fine enough for any vocabulary.
+    `sampling`: sampling parameters. `uniforms`: for each row, a number in [0, 1), by which the cumulative distribution
+    is inverted. The distribution is in double precision, which is fine enough for any vocabulary.
     """
     scaled = logits.float() / sampling.temperature
     kept = min(sampling.top_k or logits.shape[-1], logits.shape[-1])

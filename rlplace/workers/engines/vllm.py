@@ -314,7 +314,10 @@ class VllmEngine:
         return others
 
     def _completion(self, running: _Running, answer: Any) -> Completion:
-        """Return a finished answer of vLLM as a Completion, with the version of the weights for each token."""
+        """Return a finished answer of vLLM as a Completion, with the version of the weights for each token.
+
+        `running`: the answer's request and weight versions. `answer`: vLLM's output for the answer.
+        """
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(
                 f"{self._owner}: vLLM ended an answer by {answer.finish_reason!r}"
@@ -343,7 +346,7 @@ class VllmEngine:
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1.
 
-        Answers in flight advance meanwhile. Those that finish are returned by the next `step`.
+        Answers in flight advance meanwhile. Answers that finish are returned by the next `step`.
         """
         require(self, self._owner, "logprobs", needs=Residency.FULL)
         check_length(self._owner, len(tokens), self._settings.context)
@@ -442,7 +445,7 @@ def _memory_arguments(
 
     On a CPU the limit is always in bytes, because vLLM would otherwise take a share of the machine's memory.
 
-    `expected`: shapes of the model's weights.
+    `expected`: shapes of the model's weights. `on_cpu`: whether the engine runs on a CPU.
     """
     rollout = settings.rollout
     if rollout.kv_cache_memory is None and not on_cpu:

@@ -28,8 +28,8 @@ from rlplace.workers.engines.weights import SharedBucket, in_buckets
 def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
     """Let each of vLLM's workers load its shards of the weights, one bucket of whole weights after the other.
 
-    `items`: names and whole tensors. The weights are not arguments of a call, because vLLM would pickle all of them,
-    and each worker would receive the whole model.
+    `engine`: vLLM's engine. `items`: names and whole tensors. The weights are not arguments of a call, because vLLM
+    would pickle all of them, and each worker would receive the whole model.
     """
     engine.collective_rpc(_begin_reload)
     for bucket in in_buckets(items):
@@ -61,9 +61,9 @@ def load_from(
 
     Return the transports of the sync, and the tensors in it that are not weights.
 
-    `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the monotonic clock. `again`:
-    second name under which a weight is loaded too, by its name. `others`: names of tensors that are not weights.
-    `stored`: names in the model's files, by which vLLM loads weights.
+    `engine`: vLLM's engine. `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the
+    monotonic clock. `again`: second name under which a weight is loaded too, by its name. `others`: names of tensors
+    that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
 
     Raises NothingLoaded if no worker had begun to load, else WeightSyncError or ChannelTimeout.
     """
@@ -91,6 +91,8 @@ def pack_experts_anew(worker: Any) -> None:
     A kernel of vLLM 0.32 packs the experts of a layer when it is created. A later load keeps the kernel, which then
     takes plain weights for packed weights (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed, and
     CUDA graphs have captured the kernel.
+
+    `worker`: worker of vLLM's engine.
     """
     for layer in worker.model_runner.get_model().modules():
         method: Any = getattr(layer, "quant_method", None)
@@ -99,7 +101,10 @@ def pack_experts_anew(worker: Any) -> None:
 
 
 def _begin_reload(worker: Any) -> None:
-    """Begin a reload of weights in parts, by the steps of vLLM's `reload_weights`."""
+    """Begin a reload of weights in parts, by the steps of vLLM's `reload_weights`.
+
+    `worker`: worker of vLLM's engine.
+    """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
     pack_experts_anew(worker)
@@ -142,7 +147,7 @@ def _take_part(
 ) -> _PartLoaded:
     """Receive the windows of a sync in this worker, load the weights of each as it arrives, and return the result.
 
-    The arguments are those of `load_from`.
+    The arguments after `worker` are those of `load_from`.
     """
     # One connection per worker, for all syncs
     if not hasattr(worker, "part_taker"):
@@ -190,6 +195,8 @@ def _give_up_reload(worker: Any) -> None:
 
     Incomplete layers get back their previous tensors, at the addresses that CUDA graphs have captured. vLLM's own end
     of a reload would load the parts that arrived, and raise the error of a failed layer once more.
+
+    `worker`: worker of vLLM's engine.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -202,7 +209,10 @@ def _give_up_reload(worker: Any) -> None:
 
 
 def _end_reload(worker: Any) -> None:
-    """Finish a reload: process the new weights, and drop the caches that belong to the previous weights."""
+    """Finish a reload: process the new weights, and drop the caches that belong to the previous weights.
+
+    `worker`: worker of vLLM's engine.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

@@ -202,7 +202,7 @@ class CudaMemory(EngineMemory):
         """Wake the part of the engine that `tag` names; with the KV cache, the scheduler wakes too.
 
         `wholly`: whether the engine must be fully awake afterwards. The return value of vLLM is checked, because vLLM
-        only logs what it does not do.
+        only writes a log line if it fails to wake a part.
         """
         if self._engine.wake_up(tags=[tag]) is not wholly:
             how = "still asleep in part" if wholly else "wholly awake"
@@ -236,7 +236,10 @@ class OlderCudaMemory(CudaMemory):
 
 
 def cuda_memory(engine: Any) -> type[CudaMemory]:
-    """Return the subclass of CudaMemory, or CudaMemory itself, that fits the installed vLLM."""
+    """Return the subclass of CudaMemory, or CudaMemory itself, that fits the installed vLLM.
+
+    `engine`: vLLM's engine.
+    """
     if releases_its_cache(engine):
         return CudaMemory
     return OlderCudaMemory
@@ -246,7 +249,10 @@ def cuda_memory(engine: Any) -> type[CudaMemory]:
 
 
 def _resize_cache(worker: Any, full: bool) -> None:
-    """Allocate the KV cache in place and fill it with zeros if `full`; else free it in place."""
+    """Allocate the KV cache in place and fill it with zeros if `full`; else free it in place.
+
+    `worker`: worker of vLLM's engine.
+    """
     for storage, size in _storages(worker.model_runner.kv_caches):
         storage.resize_(size if full else 0)
         if full:
@@ -255,7 +261,10 @@ def _resize_cache(worker: Any, full: bool) -> None:
 
 
 def _drop_weights(worker: Any) -> None:
-    """Free the weights in place, and drop their packed copies."""
+    """Free the weights in place, and drop their packed copies.
+
+    `worker`: worker of vLLM's engine.
+    """
     model = worker.model_runner.get_model()
     for layer in _packed(model):
         layer.cpu_linear = None
@@ -268,7 +277,10 @@ def _drop_weights(worker: Any) -> None:
 
 
 def _make_room_for_weights(worker: Any) -> None:
-    """Allocate the weights without content. The next load fills them, and packs the linear layers again."""
+    """Allocate the weights without content. The next load fills them, and packs the linear layers again.
+
+    `worker`: worker of vLLM's engine.
+    """
     model = worker.model_runner.get_model()
     for storage, size in _storages(model.parameters()):
         storage.resize_(size)

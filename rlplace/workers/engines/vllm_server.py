@@ -320,8 +320,8 @@ class VllmServer:
     ) -> Completion:
         """Return the server's response as a Completion, with the version of the weights for each token.
 
-        `sample`: number of the answer in its group. Raises EngineError if tokens were drawn with weights of another
-        engine.
+        `answer`: decoded body of the response. `sample`: number of the answer in its group. Raises EngineError if
+        tokens were drawn with weights of another engine.
         """
         details = answer["usage"].get("prompt_tokens_details") or {}
         self.cached_tokens += details.get("cached_tokens") or 0
@@ -380,7 +380,10 @@ class VllmServer:
     def _post(
         self, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """Return the server's response to a POST of `body`, as `_answer` does."""
+        """Return the server's response to a POST of `body`, as `_answer` does.
+
+        `path`: path and query of the endpoint.
+        """
         return self._answer("POST", path, body)
 
     def _answer(
@@ -388,8 +391,8 @@ class VllmServer:
     ) -> Mapping[str, Any]:
         """Return the server's response to one request.
 
-        `body`: sent as JSON. Raises EngineError if no response comes within the deadline, or if the server refuses the
-        request.
+        `method`: HTTP method. `path`: path and query of the endpoint. `body`: sent as JSON. Raises EngineError if no
+        response comes within the deadline, or if the server refuses the request.
         """
         name = path.partition("?")[0]
         try:
@@ -416,7 +419,8 @@ class VllmServer:
     ) -> tuple[int, Any]:
         """Return the HTTP status and the decoded body of the response to one request. Raises errors of urllib3.
 
-        `body`: sent as JSON. `timeout_s`: deadline; None: that of the engine.
+        `method`: HTTP method. `path`: path and query of the endpoint. `body`: sent as JSON. `timeout_s`: deadline in
+        seconds; None: the engine's `timeout_s`.
         """
         timeout = urllib3.Timeout(total=timeout_s or self._timeout_s)
         response = self._pool.request(

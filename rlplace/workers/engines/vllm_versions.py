@@ -27,12 +27,17 @@ from torch import Tensor
 
 
 def releases_its_cache(engine: Any) -> bool:
-    """Return whether vLLM's engine can give back the memory of its KV cache alone, without that of the weights."""
+    """Return whether vLLM's engine can give back the memory of its KV cache alone, without the memory
+    of the weights.
+    """
     return hasattr(engine, "release_kv_cache_memory")
 
 
 def tokens_so_far(engine: Any) -> dict[str, int]:
-    """Return the number of tokens of each answer in flight, by the name of its request."""
+    """Return the number of tokens of each answer in flight, by the name of its request.
+
+    `engine`: vLLM's engine.
+    """
     states: Iterable[Any] = engine.output_processor.request_states.values()
     return {
         state.external_req_id: state.detokenizer.num_output_tokens() for state in states
@@ -66,7 +71,7 @@ def seeded_draws() -> dict[str, bool]:
 def unmap_cache(worker: Any) -> None:
     """Give back the pages of the KV cache, and keep its addresses.
 
-    `wake_up` with the tag `kv_cache` maps new pages later.
+    `wake_up` with the tag `kv_cache` maps new pages later. `worker`: worker of vLLM's engine.
     """
     from vllm.device_allocator import get_mem_allocator_instance
     from vllm.device_allocator.cumem import unmap_and_release
@@ -84,6 +89,8 @@ def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
     """Call the worker's `sleep` with only the allocations that are still awake.
 
     An older vLLM would unmap the sleeping allocations again.
+
+    `worker`: worker of vLLM's engine. `level`: 1 copies the weights to the host, 2 drops them.
     """
     from vllm.device_allocator import get_mem_allocator_instance
 
@@ -111,6 +118,9 @@ def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def reset_lora(runner: Any) -> None:
-    """Drop what was computed for LoRA adapters with the previous weights, if this vLLM has a function for it."""
+    """Drop the data that were computed for LoRA adapters with the previous weights, if this vLLM has a function for it.
+
+    `runner`: model runner of a worker of vLLM's engine.
+    """
     if hasattr(runner, "reset_lora_state"):
         runner.reset_lora_state()

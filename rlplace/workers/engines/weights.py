@@ -356,7 +356,8 @@ def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shar
 
 
 class SyncProbe:
-    """Compares, on a rollout rank, the engine's log-probabilities of the probe with those that the actor has sent.
+    """Compares, on a rollout rank, the engine's log-probabilities of the probe with the log-probabilities that the
+    actor has sent.
 
     It keeps the actor's log-probabilities of the last loaded version until they are compared.
     """

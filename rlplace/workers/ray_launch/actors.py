@@ -252,13 +252,18 @@ class RayWorker(WorkerHandle):
         self._cancelling: Any = None
 
     def report(self, serve_at: str | None, folder: Path | None) -> Any:
-        """Call `RayHost.report`, and return a Ray reference to the WorkerReport."""
+        """Call `RayHost.report`, and return a Ray reference to the WorkerReport.
+
+        `serve_at`, `folder`: as in `RayHost.report`.
+        """
         return self._in_its_thread("report").remote(self._number, serve_at, folder)
 
     def connect(self, connections: Connections, path: Path) -> None:
         """Send all later calls through the worker's socket at `path`.
 
         If the worker has died, calls go through Ray, whose error says why it died.
+
+        `connections`: connections of the driver.
         """
         with contextlib.suppress(OSError):
             self._connection = connections.open(path)
@@ -267,6 +272,7 @@ class RayWorker(WorkerHandle):
         """Start to create the worker, without waiting; the first call reports a failure.
 
         `pickled`: Ray reference to the argument of `RayHost.make`. `folder`: the job folder of the worker's node.
+        `rendezvous`: where the ranks of the group meet.
         """
         self._in_its_thread("make").remote(
             self._number, pickled, self.slot, self._device, folder, rendezvous
@@ -375,8 +381,8 @@ def explain(error: BaseException) -> str:
 def answer_of(reference: Any, timeout_s: float) -> Any:
     """Wait for the result of a Ray call, and return it.
 
-    `reference`: Ray reference to the result. Raises the error of the called code itself, else GetTimeoutError or
-    RayActorError.
+    `reference`: Ray reference to the result. `timeout_s`: longest wait. Raises the error of the called code itself,
+    else GetTimeoutError or RayActorError.
     """
     try:
         return ray.get(reference, timeout=timeout_s)

@@ -141,7 +141,7 @@ class Connection:
     def work(self, events: int) -> None:
         """Write pending bytes and read answers, as far as the socket allows now.
 
-        `events`: what epoll has reported for the socket.
+        `events`: events that epoll has reported for the socket.
         """
         if events & select.EPOLLOUT:
             self._write()

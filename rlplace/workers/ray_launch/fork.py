@@ -110,7 +110,7 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return a client's request and the descriptors that the client hands over; both are empty if the client has ended
-    or is late.
+    or is late. `link`: connection to the client.
     """
     message = b""
     descriptors = list[int]()
@@ -128,7 +128,7 @@ def become(
     environment: dict[str, str],
     folder: str,
 ) -> None:
-    """Become the worker in a new fork: take over what the client handed over, run the script, then exit.
+    """Become the worker in a new fork: take over the client's descriptors and environment, run the script, then exit.
 
     `link`: connection to the client. `descriptors`: standard input, output and error. `arguments`: the script and its
     arguments. `environment`, `folder`: environment and working folder of the client.
@@ -241,7 +241,7 @@ def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> 
 def set_up(script: str, arguments: list[str]) -> None:
     """Start the worker for which Ray has called `script`: as a client of the template, else through setup_worker.py.
 
-    `arguments`: what Ray has passed to the script.
+    `arguments`: arguments that Ray has passed to the script.
     """
     contexts = [
         json.loads(word.removeprefix(_CONTEXT))

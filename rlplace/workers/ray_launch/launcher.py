@@ -148,7 +148,7 @@ class RayLauncher:
     def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Reserve the accelerators and nodes of `slots`, and block until they are free; call once.
 
-        `slots`: None: reserve the whole cluster. Raises ClusterError, which names what is missing.
+        `slots`: None: reserve the whole cluster. Raises ClusterError, which names the missing resources.
         """
         needed = reservation.node_uses(slots, self._topology)
         reservation.check_size(needed, self._machines, self._session.address)
@@ -346,7 +346,7 @@ class RayLauncher:
     ) -> None:
         """Start to create the workers of a group, without waiting.
 
-        `workers`: those to create. `reports`: reports of the started workers by slot; if rank 0 is among them, the
+        `workers`: workers to create. `reports`: reports of the started workers by slot; if rank 0 is among them, the
         ranks meet at its address.
         """
         assert self._channels is not None, "start makes the channels' locations"
@@ -379,7 +379,7 @@ class RayLauncher:
     def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
         """Start the process of `slots`, with one thread for each worker, and return the handles of the workers.
 
-        `output`: folder for what the workers print; None: no folder.
+        `output`: folder for the output of the workers; None: no folder.
         """
         slot = slots[0]
         runtime_env = slots[0].runtime_env
@@ -453,8 +453,8 @@ class RayLauncher:
         """Wait for the reports of started workers, and return them by slot.
 
         `serving`: names of the groups whose rank 0 opens a rendezvous. `tell`: called with a line for each group.
-        `output`: folder of what the workers print, for errors. Raises ClusterError if a worker is late, WorkerError if
-        it died.
+        `output`: folder with the output of the workers, for errors. Raises ClusterError if a worker is late,
+        WorkerError if it died.
         """
         assert self._channels is not None, "start makes the folders"
         asked = dict[Slot, Any]()

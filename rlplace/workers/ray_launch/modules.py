@@ -26,7 +26,9 @@ def let_modules_travel() -> None:
 
 
 def _by_name(module: Any) -> tuple[Any, tuple[str]]:
-    """Return what pickle needs to make a module again: the import function and the module's name."""
+    """Return the function and the arguments by which pickle makes a module again: the import function and the module's
+    name.
+    """
     for name, known in list(sys.modules.items()):
         if known is module:
             return importlib.import_module, (name,)

@@ -75,7 +75,11 @@ def lean_start(setup_worker: str) -> Iterator[None]:
 
 
 def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
-    """Return what is replaced while Ray starts, as triples of object, name of the attribute and replacement."""
+    """Return the parts of Ray that are replaced during the start, as triples of object, name of the attribute and
+    replacement.
+
+    `setup_worker`: script through which Ray starts workers.
+    """
     from ray._private import node, parameter, services, utils
 
     params = functools.partial(
@@ -106,7 +110,7 @@ def _name(owner: Any) -> str:
 
 
 def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Wait until Ray lists a node, and return what Ray's function `ask` then says about it.
+    """Wait until Ray lists a node, and return the result of Ray's function `ask` for this node.
 
     Ray's own loop looks only once a second. `gcs_address`: address of the cluster.
     """

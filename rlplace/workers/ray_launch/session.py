@@ -340,9 +340,9 @@ def _of_other_versions(said: str, address: str) -> ClusterError | None:
 def _shared_address() -> str:
     """Return the address of the cluster that `auto` joins.
 
-    It is that of RAY_ADDRESS, which also Ray jobs have, else that of `ray start`. Raises ClusterError if every Ray of
-    this machine belongs to a program, because `ray.init("auto")` would join one of them. Raises ConnectionError if
-    there is no cluster, or several.
+    This is the address in RAY_ADDRESS, which Ray jobs have too, else the address that `ray start` has left. Raises
+    ClusterError if every Ray of this machine belongs to a program, because `ray.init("auto")` would join one of them.
+    Raises ConnectionError if there is no cluster, or several.
     """
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
@@ -370,8 +370,8 @@ def _shared_address() -> str:
 def _at_work() -> tuple[set[str], list[str]]:
     """Return the addresses of clusters on this machine, in two groups.
 
-    The first are those that `ray start` has started or joined. The second are those that belong to one program, each as
-    a text that names the program.
+    The first group has the clusters that `ray start` has started or joined. The second group has the clusters that
+    belong to one program, each as a text that names the program.
     """
     shared = set[str]()
     alone = list[str]()

@@ -90,6 +90,8 @@ def _ask_for_none(loader: Any) -> Callable[[], None] | None:
 
     Ray would otherwise ask for the token in calls to this process. A cluster without tokens sends none, so its calls
     would be rejected: Ray would take this process for dead, and end its actors.
+
+    `loader`: object of `private.token_loader`.
     """
     if _MODE in os.environ or not loader.has_token(ignore_auth_mode=True):
         return None

@@ -308,7 +308,8 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def compute_advantages(self, iteration: int) -> Metrics:
-        """On rank 0, take all scores of `iteration`, compute advantages, put the critic's returns, and return metrics.
+        """On rank 0, take all scores of `iteration`, compute advantages, put the critic's returns, and return the
+        metrics.
 
         Other ranks do nothing and return no metrics. The method uses no accelerator and no collective.
         """
@@ -412,7 +413,10 @@ class LmActor(Actor):
         }
 
     def _named(self, experience: Experience, iteration: int) -> list[str]:
-        """Return one line for each sample that was left out because of non-finite numbers."""
+        """Return one line for each sample that was left out because of non-finite numbers.
+
+        `experience`: has the samples that were left out, with the reasons.
+        """
         first = iteration * self.config.prompts
         return [
             f"{self.context.owner}: sample {sample.sample} of prompt {first + sample.group}: {why}"
@@ -671,6 +675,8 @@ class Critic(TrainedWorker):
         """Return the returns [M] of all response tokens, on this rank's device and equal on all ranks.
 
         Samples with non-finite numbers have the return nan.
+
+        `inferred`: what `infer` has kept of the iteration.
         """
         import torch
 

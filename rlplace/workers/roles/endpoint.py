@@ -29,7 +29,7 @@ def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
 
 
 def _malformed(case: Endpoint) -> Iterator[Found]:
-    """Yield the address if it is no valid HTTP or HTTPS address."""
+    """Yield the address if it is not a valid HTTP or HTTPS address."""
     url = case.block.url
     try:
         parts = urllib.parse.urlsplit(str(url))

@@ -219,10 +219,11 @@ class StageGroup:
         )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
-        """Resume the episodes of `saved`, and return the numbers of lost steps [rows that could not be restored].
+        """Resume the episodes of `saved`, and return the number of lost steps of each row that could not be restored,
+        [such rows].
 
-        Such a row keeps the new episode that was started before this call. Its lost steps are those of its saved
-        episode.
+        A row that could not be restored keeps the new episode that was started before this call, and loses the steps of
+        its saved episode.
         """
         simulator = self.simulator
         begun = dict(enumerate(self.observations))
@@ -356,7 +357,10 @@ class VectorEnvWorker(EnvWorker):
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
     ) -> None:
-        """Step every stage group `steps` times with the oracle's actions, and write all of it into `recording`."""
+        """Step every stage group `steps` times with the oracle's actions, and write all of it into `recording`.
+
+        `watch`: measures the parts of the work.
+        """
         for group in self._groups:
             recording.observations[0, group.columns] = group.observations
             self._oracle.ask(group, 0)
@@ -442,7 +446,8 @@ class VectorEnvWorker(EnvWorker):
         """Return the step with its non-finite numbers replaced as `Trajectory` describes, and restart the affected
         episodes.
 
-        `what`: the step in words, for errors. Raises SimulatorError unless the config skips non-finite steps.
+        `result`: of one step of the group's simulator. `what`: the step in words, for errors. Raises SimulatorError
+        unless the config skips non-finite steps.
         """
         cut = np.flatnonzero(result.truncated)
         poisoned = ~(

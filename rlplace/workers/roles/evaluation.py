@@ -117,6 +117,8 @@ def _both(
     """Return the answered samples: run `env` in this thread and `rollout` in another, connected by `channels`.
 
     If one of them fails, the channels break, so that the other ends too.
+
+    `greedy`: answer with the most probable tokens.
     """
 
     def generate() -> None:

@@ -72,7 +72,9 @@ class ChannelOracle(Oracle):
     """
 
     def __init__(self, context: WorkerContext, cuts: Mapping[int, slice]) -> None:
-        """`cuts`: for each rollout rank, the rows of a stage group on which that rank decides."""
+        """`cuts`: for each rollout rank, the rows of a stage group on which that rank decides. `context`: of the env
+        rank.
+        """
         self._context = context
         self._cuts = cuts
 

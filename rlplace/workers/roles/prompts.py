@@ -122,7 +122,10 @@ class Prompts:
         return tokens, images, episodes
 
     def _place(self, row: int) -> Source | None:
-        """Return the file and line of the data set that has this prompt; None if unknown."""
+        """Return the file and line of the data set that has this prompt; None if unknown.
+
+        `row`: number of the prompt in the task.
+        """
         place: Source | None = (
             self.task.place(row) if hasattr(self.task, "place") else None
         )

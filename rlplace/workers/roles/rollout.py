@@ -184,7 +184,10 @@ class VectorRolloutWorker(RolloutWorker):
         return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
-        """Answer all observations of this rank's channel in `iteration`, and return the number of batches."""
+        """Answer all observations of this rank's channel in `iteration`, and return the number of batches.
+
+        `watch`: measures the parts of the work.
+        """
         context = self.context
         config = self.config.config.torch_rollout
         source = context.channels[OBSERVATIONS]
@@ -219,6 +222,8 @@ class VectorRolloutWorker(RolloutWorker):
         """Lend this rank's policy to the env rank of the same process, and return the number of decisions.
 
         The thread of the env rank computes all decisions, while this thread waits.
+
+        `watch`: measures the parts of the work.
         """
         import torch
 
@@ -318,7 +323,9 @@ class RowNoise:
     def rows(
         self, iteration: int, step: int, first: int, count: int
     ) -> NDArray[np.float32]:
-        """Return the noise of `count` global rows from row `first` on, [count, *shape], as a read-only view."""
+        """Return the noise of `count` global rows, from row `first` on, in one step: [count, *shape],
+        a read-only view.
+        """
         return self._step(iteration, step)[first : first + count]
 
     def _draw(self, iteration: int, step: int) -> NDArray[np.float32]:
@@ -441,10 +448,12 @@ class TextRolloutWorker(RolloutWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Receive and load all versions of the weights up to `version` that were not loaded yet; return the last pull's
-        metrics.
+        """Receive and load all versions of the weights up to `version` that were not loaded yet; return the metrics of
+        the last pull.
 
         Does nothing and returns no metrics if `generate` has loaded `version` already.
+
+        `source`: as in the base class.
         """
         metrics: Metrics = {}
         if version > self._ahead:

@@ -68,7 +68,8 @@ class Scoring:
     def __init__(
         self, context: WorkerContext, *, groups: int, due: int, skip: bool = False
     ) -> None:
-        """`groups`: number of groups of the iteration. `due`: number of groups that this rank has to take.
+        """`context`: of the scorer's rank. `groups`: number of groups of the iteration. `due`: number of groups that
+        this rank has to take.
 
         `skip`: whether to put non-finite scores instead of raising; the actor then leaves these samples out.
         """
@@ -203,7 +204,10 @@ class Scorer(RoleWorker, abc.ABC):
 
     @abc.abstractmethod
     def _score(self, scoring: Scoring) -> None:
-        """Take groups, score their samples and put the scores, until no group is due."""
+        """Take groups, score their samples and put the scores, until no group is due.
+
+        `scoring`: takes, puts and counts the samples of one iteration.
+        """
 
 
 class ModelScorer(Scorer, JoinedWorker):
@@ -295,9 +299,9 @@ class ModelScorer(Scorer, JoinedWorker):
         return 0
 
     def _score(self, scoring: Scoring) -> None:
-        """Score micro-batches until no group is due, and free what the passes hold at the end.
+        """Score micro-batches until no group is due, then free the memory that the passes have gathered.
 
-        The working memory of the passes is accounted on the accelerator meanwhile.
+        The working memory of the passes is counted in the accelerator's memory account meanwhile.
         """
         from rlplace.workers.training.samples import sizes_of
 
@@ -320,6 +324,8 @@ class ModelScorer(Scorer, JoinedWorker):
 
         The ranks of a sharded model get equally many micro-batches, some of them empty, because its forward passes are
         collectives. Only rank 0 takes samples from the channel; the other ranks wait until rank 0 scatters them.
+
+        `scoring`: takes and counts the samples.
         """
         from rlplace.algo.packing import pack
         from rlplace.workers.training.samples import sizes_of

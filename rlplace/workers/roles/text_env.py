@@ -305,8 +305,8 @@ def _mean_reward(samples: Sequence[Sample]) -> Metric:
 def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
     """Return the share of prompts with at least one answer whose reward is 1 or more, as a metric.
 
-    Return nothing if prompts have a single answer. `prefix`: first part of the metric's name. `each`: answers to each
-    prompt.
+    Return nothing if each prompt has a single answer. `prefix`: first part of the metric's name. `each`: answers to
+    each prompt.
     """
     best: dict[int, float] = {}
     for sample in samples:
@@ -348,7 +348,8 @@ def _metrics(
 ) -> Metrics:
     """Return the metrics of graded samples. Means are over episodes; samples with non-finite numbers are left out.
 
-    `component`: first part of the metrics' names.
+    `component`: first part of the metrics' names. `rewards`: named rewards of the task. `watch`: measured times of the
+    work.
     """
     samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
@@ -426,7 +427,7 @@ class Pass:
         refills: int = 0,
         more: int = 0,
     ) -> None:
-        """`greedy`: whether answers have the most probable tokens instead of sampled tokens.
+        """`worker`: the env rank. `greedy`: whether answers have the most probable tokens instead of sampled tokens.
 
         `refills`: how often another prompt replaces a group whose rewards are all equal or unknown.
 

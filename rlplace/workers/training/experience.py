@@ -281,7 +281,7 @@ class AdvantageEstimator:
         reference.
 
         `known`: targets computed so far. The policy's log-probabilities are those of the trainer if the actor inferred
-        them, else those of the inference engine.
+        them, else those of the inference engine. `groups`: the samples.
         """
         if "reference" not in known:
             return None, {}
@@ -303,7 +303,7 @@ class AdvantageEstimator:
 
     def _group_advantages(self, outcomes: Outcomes, penalty: Tensor | None) -> Tensor:
         """Return the advantages [M] of an estimator that compares the samples of a group: all tokens of a sample have
-        the same.
+        the same advantage.
 
         `outcomes`: reward, length and group of each sample. `penalty`: KL of each token, [M], which is subtracted from
         the sample's reward; None: subtract nothing.

@@ -109,8 +109,8 @@ class LmLearner:
         """Return the packing of each optimizer step of `iteration`, which assigns samples to replicas; equal on every
         rank.
 
-        `lengths`: of all samples. Actor and critic step on the same samples. Without any response token there is
-        nothing to learn, so the result has no steps.
+        `lengths`: lengths of all samples. Actor and critic step on the same samples. Without any response token there
+        is nothing to learn, so the result has no steps.
         """
         has_responses = any(lengths.responses)
         return pack_steps(
@@ -123,8 +123,10 @@ class LmLearner:
         )
 
     def inference_plan(self, lengths: Lengths) -> Packing:
-        """Return the packing for one forward pass over all samples, which assigns them to replicas; equal on every
-        rank.
+        """Return the packing for one forward pass over all samples, which assigns samples to replicas; equal on all
+        ranks.
+
+        `lengths`: lengths of all samples.
         """
         return pack(lengths.sizes, self._ranks.replicas, self._token_budget)
 
@@ -179,8 +181,9 @@ class LmLearner:
     ) -> Tensor:
         """Return the outputs of the model for all M response tokens, [rows, M], on every rank. A collective.
 
-        `micro_batches`: those of this rank; together, those of all replicas have each sample once, and each replica has
-        equally many. `scores`: runs the model on a packed micro-batch, and returns `rows` tensors [N].
+        `micro_batches`: micro-batches of this rank. All replicas together have each sample in one micro-batch, and all
+        replicas have equally many micro-batches. `scores`: runs the model on a packed micro-batch, and returns `rows`
+        tensors [N].
         """
         watch = Stopwatch()
         # Each token is filled by one primary rank and stays zero elsewhere, so a sum assembles all tokens
@@ -240,11 +243,11 @@ class LmLearner:
         differentiate: Differentiate,
         counted: Sequence[int] | None = None,
     ) -> Update:
-        """Make the optimizer steps of `plan`, and return what they did. A collective.
+        """Make the optimizer steps of `plan`, and return their result. A collective.
 
-        `differentiate`: runs the model on a micro-batch, and returns loss and metrics. `counted`: number of response
-        tokens of each sample that are learned; None: all of them. A replica runs a micro-batch without samples too,
-        because the other ranks wait for it in the collectives.
+        `lengths`: of all samples. `differentiate`: runs the model on a micro-batch, and returns loss and metrics.
+        `counted`: number of response tokens of each sample that are learned; None: all response tokens. A replica runs
+        a micro-batch without samples too, because the other ranks wait for this replica in the collectives.
         """
         steps: list[Numbers] = []
         lr = 0.0
@@ -358,7 +361,10 @@ class ActorLearner(LmLearner):
         shard: SampleShard,
         asked: Collection[Target],
     ) -> dict[Target, BySample]:
-        """Return the `asked` targets of all samples under the current weights; equal on every rank. A collective."""
+        """Return the `asked` targets of all samples under the current weights; equal on every rank. A collective.
+
+        `shard`: samples of this rank's forward passes.
+        """
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
 
@@ -390,8 +396,8 @@ class ActorLearner(LmLearner):
     ) -> Tensor:
         """Return outputs of the model for all M response tokens, [fields, M], on every rank. A collective.
 
-        `fields`: names of the outputs, such as `logprobs`. `micro_batches`: those of this rank, with each sample once
-        over all replicas.
+        `fields`: names of the outputs, such as `logprobs`. `micro_batches`: micro-batches of this rank. All replicas
+        together have each sample in one micro-batch.
         """
 
         def scores(packed: Packed) -> list[Tensor]:
@@ -475,7 +481,8 @@ class ActorLearner(LmLearner):
         return importance_weights(behaviour, engine, lengths, self._correction)
 
     def accumulate(self, shard: SampleShard) -> None:
-        """Add the gradients of the shard's samples to those of the iteration's step, which `learn` makes. A collective.
+        """Add the gradients of the shard's samples to the accumulated gradients; `learn` makes the optimizer step. A
+        collective.
 
         The number of tokens in the step is not known yet, so the gradients are divided by the largest number possible;
         `_step` rescales them. Until `learn` or `drop`, no other call may discard the gradients.
@@ -528,7 +535,7 @@ class ActorLearner(LmLearner):
         )
 
     def _step(self, iteration: int) -> Update:
-        """Make one optimizer step from all accumulated gradients, and return what it did. A collective.
+        """Make one optimizer step from all accumulated gradients, and return its result. A collective.
 
         The step equals a step over all samples at once.
         """
@@ -659,6 +666,8 @@ class CriticLearner(LmLearner):
         """Return the values [M] of all samples' response tokens under the current weights, on every rank. A collective.
 
         Every rank needs all values, because the learning passes may assign a sample to another rank.
+
+        `shard`: samples of this rank's forward passes.
         """
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
@@ -675,10 +684,10 @@ class CriticLearner(LmLearner):
         returns: Tensor,
         iteration: int,
     ) -> Update:
-        """Learn from an iteration's samples in all epochs, and return what the optimizer steps did. A collective.
+        """Learn from an iteration's samples in all epochs, and return the result of the optimizer steps. A collective.
 
-        `old_values`, `returns`: [M], on this rank's device. Tokens with NaN returns belong to non-finite samples, and
-        are not learned.
+        `shard`: samples of this rank's learning passes. `old_values`, `returns`: [M], on this rank's device. Tokens
+        with NaN returns belong to non-finite samples, and are not learned.
         """
         batch = Batch(shard, self._lm.device)
         clip = self._algorithm.value_clip

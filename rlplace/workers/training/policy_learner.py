@@ -77,7 +77,7 @@ class PolicyLearner:
         self._custom_loss = self._variant if differentiates else None
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
-        """Learn from an iteration's samples in all epochs, and return what the optimizer steps did. A collective.
+        """Learn from an iteration's samples in all epochs, and return the result of the optimizer steps. A collective.
 
         `trajectory`: the steps of exactly this rank's rows.
         """
@@ -269,7 +269,7 @@ class PolicyLearner:
         trajectory: Trajectory,
         sound: Tensor | None,
     ) -> SequenceSamples | None:
-        """Return the samples as an object that cuts them into sequences; None for a policy without memory.
+        """Return the samples as an object that cuts the samples into sequences; None for a policy without memory.
 
         `sound`: which of this rank's samples count, [N] bool; None: all.
         """
@@ -304,7 +304,7 @@ class PolicyLearner:
         minibatch is above `target_kl`; that minibatch is evaluated, but its step is not made.
 
         `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks count, [T * all rows] bool
-        on the host; None: all. `lr`: learning rate.
+        on the host; None: all. `lr`: learning rate. `watch`: measures the parts of the work.
         """
         steps: list[Numbers] = []
         target = self._algorithm.target_kl
@@ -346,10 +346,11 @@ class PolicyLearner:
         sound: Tensor | None,
         generator: torch.Generator,
     ) -> Iterator[tuple[Tensor | Sequences, StepSamples, int]]:
-        """Yield for each minibatch of one epoch: the input of the forward pass, this rank's samples, and the count of
-        all ranks'.
+        """Yield for each minibatch of one epoch: the input of the forward pass, this rank's samples, and the number of
+        samples over all ranks.
 
         `sound`: which samples of all ranks count, on the host; None: all. `generator`: draws the order of the samples.
+        `sequences`: for a policy with memory, else None.
         """
         number = self._algorithm.num_minibatches
         if sequences is not None:
@@ -382,8 +383,9 @@ class PolicyLearner:
     ) -> Tensor:
         """Run forward and backward pass of a minibatch; return this rank's partial sums of the step's means.
 
-        `given`: input of the forward pass. `mine`: samples of this rank; may be none, because the other ranks wait for
-        this call. `count`: samples of the minibatch over all ranks.
+        `passes`: forward and backward pass of the policy. `given`: input of the forward pass. `mine`: samples of this
+        rank; may be empty, but the call must be made, because the other ranks wait for it. `count`: samples of the
+        minibatch over all ranks.
         """
         algorithm = self._algorithm
         outputs, values = passes.forward(given)

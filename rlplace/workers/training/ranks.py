@@ -159,6 +159,8 @@ class Ranks:
 
         NCCL would wait without a deadline for a rank that never comes. Raises ClusterError, which names the absent
         ranks, and ChannelBroken if the run is cancelled meanwhile.
+
+        `timeout_s`: longest wait.
         """
         self.store.set(f"here {self.rank}", "1")
         here = self.store.add("here", 1)
@@ -195,7 +197,10 @@ class Ranks:
         )
 
     def _tensor_parallel_mesh(self, device_type: str, timeout: timedelta) -> DeviceMesh:
-        """Return the device mesh with the dimensions [copies of the model, ranks of a copy]. A collective."""
+        """Return the device mesh with the dimensions [copies of the model, ranks of a copy]. A collective.
+
+        `timeout`: longest wait of a collective.
+        """
         ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
         groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
         return DeviceMesh.from_group(
@@ -312,7 +317,7 @@ class Ranks:
         All ranks must make the call equally often. It leaves no key in the store. Raises ChannelTimeout, and
         ChannelBroken if the run is cancelled meanwhile.
 
-        `what`: noun for errors: what rank 0 brings to the other ranks.
+        `what`: noun for the data that rank 0 brings to the other ranks, for errors.
         """
         number = f"{self._epoch}.{self._waits}"
         self._waits += 1
@@ -367,7 +372,7 @@ def _listed(ranks: Sequence[int]) -> str:
 def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
     """Make a process group of each row of `ranks`, and return the group that contains this rank. A collective.
 
-    `ranks`: [groups, ranks of a group], the numbers of the ranks.
+    `ranks`: [groups, ranks of a group], the numbers of the ranks. `timeout`: longest wait of a collective.
     """
     group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
         ranks.tolist(), timeout=timeout

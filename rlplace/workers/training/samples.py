@@ -86,8 +86,8 @@ def sizes_of(
 ) -> SampleSizes:
     """Return the sizes of samples for packing, with the length of the prefix that the samples of each group share.
 
-    `samples`: those of a group must be neighbours. `shared_prefix_cost`: cost of a prefix token for each sample that
-    shares it, relative to a token of its own (`SampleSizes.again`); None: nothing is shared.
+    `samples`: the samples of a group must be neighbours. `shared_prefix_cost`: cost of a prefix token for each sample
+    that shares it, relative to a token of its own (`SampleSizes.again`); None: nothing is shared.
 
     A shared prefix ends before the first scored token of any sample. With images, either the whole unscored prefix is
     shared, or nothing.
@@ -160,7 +160,7 @@ def arriving_groups(
 ) -> Iterator[Sequence[Sample]]:
     """Yield the groups of an iteration in the order of arrival.
 
-    `groups`: their number. `owner`: this rank, for errors. Raises the errors of `take_groups`.
+    `groups`: number of groups. `owner`: this rank, for errors. Raises the errors of `take_groups`.
     """
     taken = set[int]()
     while len(taken) < groups:

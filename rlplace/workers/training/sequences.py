@@ -40,8 +40,8 @@ class SequenceSamples:
     ) -> None:
         """`samples`: [T * B], each observation flattened. `trajectory`: the same steps, to know where episodes end.
 
-        `length`: learned steps of a sequence. `burn_in`: steps before them. `sound`: which samples count, [T * B] bool;
-        None: all.
+        `length`: learned steps of a sequence. `burn_in`: steps of a sequence before its learned steps. `sound`: which
+        samples count, [T * B] bool; None: all.
         """
         self._policy = policy
         self._samples = samples

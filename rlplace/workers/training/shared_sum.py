@@ -74,7 +74,7 @@ class SharedSum:
 
     @staticmethod
     def possible() -> bool:
-        """Return whether the processor lets other cores see writes in the order in which they were made; Arm does not.
+        """Return whether other cores of this processor see writes in the order in which they were made; not so on Arm.
 
         The class relies on this order.
         """

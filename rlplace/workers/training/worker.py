@@ -245,9 +245,10 @@ class TrainedWorker(JoinedWorker):
 
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:
-        """Hold the working memory of `method` for the duration of the `with` block, then free what the model gathered.
+        """Hold the working memory of `method` for the duration of the `with` block, then free the memory that the model
+        has gathered.
 
-        `needs`: the least residency for the block; raises an error below it.
+        `needs`: the least residency for the block; raises NotResident below this residency.
         """
         self._require(needs, method)
         with self._working(method):

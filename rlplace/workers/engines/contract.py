@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rlplace.models.lora import Factors
 
-# By names of the checkpoint; tied weights under each of their names
+# Weights by their names in the checkpoint; tied weights under each of their names
 Weights = Mapping[str, "Tensor"]
 # Low-rank factors, by the name of the weight that they are added to
 FactorsOf = Mapping[str, "Factors"]
@@ -124,7 +124,7 @@ class EngineSettings:
 
     # Without a seed, draws are not reproducible; with one, see `answer_seed`
     rollout: TextRolloutConfig
-    # The same with the temperature and top_p of evaluation; None: as rollout
+    # As `rollout`, with the temperature and top_p of evaluation; None: equal to `rollout`
     held_out: TextRolloutConfig | None = None
     # A Hugging Face folder; only names and shapes of its weights are read, since a sync brings the weights
     model: Path

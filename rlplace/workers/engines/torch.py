@@ -47,11 +47,11 @@ class ModuleEngine:
             (storage, storage.nbytes()) for storage in storages(self._tensors.values())
         ]
         self._weight_bytes = sum(size for _, size in self._storages)
-        # Of all names
+        # Shape of each tensor, by all its names
         self.shapes = {
             name: tuple(tensor.shape) for name, tensor in self._tensors.items()
         }
-        # Of FULL
+        # Bytes of the workspace at FULL
         self._workspace_bytes = 0
         self._drop_weights()
 

@@ -312,7 +312,7 @@ class TransformersEngine(ModuleEngine):
     def _choose(self, answers: Sequence[_Answer], logits: Tensor) -> None:
         """Draw the next token of each answer from `logits` [B, V], and append it to the answer."""
         assert self.version is not None
-        # By the sampling parameters of its request
+        # Each answer is drawn with the sampling parameters of its request
         drawn = [self._settings.drawn(answer.request) for answer in answers]
         made = [(answer.request.tokens, answer.tokens) for answer in answers]
         allowed = penalised(logits, self._sampling, made, self._settings.stop_token_ids)
@@ -321,7 +321,7 @@ class TransformersEngine(ModuleEngine):
         for answer, kind in zip(answers, drawn, strict=True):
             greedy = kind.temperature == 0 or answer.request.greedy
             uniforms.append(None if greedy else answer.numbers.random())
-        # All rows as the first; then once more the rows with other parameters
+        # Draw all rows with the parameters of the first row, then draw the rows with other parameters again
         tokens, logprobs = choose(allowed, drawn[0], uniforms)
         others = [row for row, kind in enumerate(drawn) if kind is not drawn[0]]
         if others:
@@ -344,7 +344,7 @@ class TransformersEngine(ModuleEngine):
         `cache`: the rows of the batch.
         """
         taken: list[Completion] = []
-        # From the last row on, so that rows that are still to be looked at do not move
+        # Backwards from the last row, so that rows that are not checked yet do not move
         for row in reversed(range(len(self._active))):
             answer = self._active[row]
             least = self._sampling.min_tokens
@@ -428,7 +428,7 @@ class BatchCache(Cache):
         self._keys = pools[:layers]
         self._values = pools[layers:]
         self._device = device
-        # Of the pass in progress: row and column of each new token
+        # Row and column of each new token of the pass in progress
         self._rows = torch.empty(0, dtype=torch.long, device=device)
         self._columns = torch.empty(0, dtype=torch.long, device=device)
         self._longest = 0

@@ -68,9 +68,8 @@ _FORCED = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-# Its warnings are about settings that are intended here
-# A rank does not own the cores that vLLM would bind it to
-# Workers of a tensor-parallel engine: a fork would copy torch's threads
+# vLLM's warnings are about settings that are intended here, so only errors are logged. A rank does not own the cores
+# that vLLM would bind it to. A tensor-parallel engine spawns its workers, because a fork would copy torch's threads.
 _UNLESS_SET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -79,7 +78,7 @@ _UNLESS_SET = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_BLOCK = 32  # tokens; with vLLM's 128, samples of a group would share no prompt that is shorter
-# Of a GPU that vLLM wants free at the start, even for a cache of a fixed size
+# Share of a GPU that vLLM needs free at the start, even for a cache of a fixed size
 _UNUSED_SHARE = 0.01
 
 
@@ -88,7 +87,7 @@ class _Running(NamedTuple):
 
     request: Request
     sample: int
-    # From which token on, and the version
+    # Pairs: number of a token, and the version that draws the tokens from this one on
     versions: list[tuple[int, int | None]]
 
 
@@ -120,7 +119,7 @@ class VllmEngine:
         self.version: int | None = None
         # Answers in flight, by vLLM's name
         self._running: dict[str, _Running] = {}
-        # Of vLLM's requests
+        # Names for the next requests to vLLM
         self._names = map(str, itertools.count())
         # Finished, to be returned by the next step
         self._ready: list[Completion] = []

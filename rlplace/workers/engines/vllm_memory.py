@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
     weights: int
     cache: int
-    # Everything of the worker there, including the residue of a sleep, which no step frees
+    # All bytes of the worker on its accelerator, including what remains during a sleep and no step frees
     accelerator: int
     host: int  # copies of the weights
 
@@ -136,7 +136,7 @@ class CpuMemory(EngineMemory):
     _asleep_1 = False
 
     def drop_cache(self) -> None:
-        # Its blocks will be gone
+        # The blocks that the prefix cache refers to will be gone
         self._engine.reset_prefix_cache()
         self._engine.collective_rpc(_resize_cache, args=(False,))
 
@@ -221,7 +221,7 @@ class OlderCudaMemory(CudaMemory):
     """
 
     def drop_cache(self) -> None:
-        # Its blocks will be gone
+        # The blocks that the prefix cache refers to will be gone
         self._engine.reset_prefix_cache()
         self._engine.collective_rpc(unmap_cache)
 

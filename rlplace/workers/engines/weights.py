@@ -366,7 +366,7 @@ class SyncProbe:
         self._engine, self._tokens, self._owner = engine, probe_tokens(job), owner
         rollout = job.config.text_rollout
         dtypes = (job.config.actor.compute, rollout.dtype, rollout.cache)
-        # By the coarsest in use
+        # The tolerance of the coarsest dtype in use
         self._tolerance = max(_TOLERANCE[dtype] for dtype in dtypes)
         self._expected: NDArray[np.float32] | None = None
         self._largest: float | None = None

@@ -66,7 +66,7 @@ class RayHost:
         outlast_sigterm()
         # Must happen before any module imports torch.
         os.environ.update(environment)
-        # Also for a Ray cluster that was joined
+        # Needed also for a Ray cluster that was joined
         keep_local(nodes)
         # Imports and constructors create many objects and free few: collecting would take a sixth of the start-up time.
         gc.disable()

@@ -108,7 +108,7 @@ class RaySession:
         # Servers of the Ray that was started here
         self._servers: list[psutil.Process] = []
         self._forget_token: Callable[[], None] | None = None
-        # What this Ray does slower than tried versions
+        # Lines that say what this Ray does more slowly than the tried versions
         self.notes: list[str] = []
 
     def start(self) -> None:

@@ -37,7 +37,7 @@ def make_token() -> Callable[[], None] | None:
         or loader.has_token(ignore_auth_mode=True)
     ):
         return None
-    # For all processes of that Ray
+    # The variable reaches all processes of the Ray that will be started
     os.environ[_TOKEN] = made = secrets.token_hex(32)
     loader.reset_cache()
 

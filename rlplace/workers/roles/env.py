@@ -87,7 +87,7 @@ class Recording:
             (steps + 1, rows, *shape), spaces.observation_dtype
         )
         self.actions: NDArray[Any] = np.empty((steps, rows, *each), kind)
-        # By the field names of Trajectory
+        # Arrays by the names of the fields of Trajectory
         self._arrays: dict[str, NDArray[Any]] = {"actions": self.actions}
         self._arrays |= {
             name: np.empty((steps, rows), np.float32)

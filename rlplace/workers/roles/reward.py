@@ -355,7 +355,7 @@ class RewardClient:
                     else f"{type(error).__name__}: {error}"
                 )
                 raise _TransientError(why) from error
-        # Of a refusal, keep what arrived.
+        # If the endpoint refuses, keep the part of its answer that has arrived.
         text = b"".join(pieces).decode(errors="replace")
         overloaded = (
             status >= HTTPStatus.INTERNAL_SERVER_ERROR

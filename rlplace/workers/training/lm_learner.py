@@ -300,7 +300,7 @@ class _Accumulated:
     The partial sums are divided by the largest totals possible, because the totals of the step are not known yet.
     """
 
-    # Over all ranks
+    # Counts over all ranks
     samples: int = 0
     tokens: int = 0
     responses: int = 0

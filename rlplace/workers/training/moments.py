@@ -14,7 +14,7 @@ from torch.optim.adamw import adamw
 
 from rlplace.config.schema import MOMENT_BLOCK, OptimizerConfig
 
-# From a tensor to where its bytes are now, on accelerator or host
+# A function from a tensor to where its bytes are now, on accelerator or host
 Where = Callable[[Tensor], Tensor]
 # Moments by name, in the shapes of the tensors and in their order
 Values = Mapping[str, list[Tensor]]

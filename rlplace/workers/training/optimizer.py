@@ -224,7 +224,7 @@ class Trainer:
         self._may_skip = _MOST_SKIPPED if on_poison == "skip" else 0
         # non-finite steps in a row
         self._skipped = 0
-        # Of steps that were skipped since `take_skipped`
+        # A line for each step that was skipped since the last `take_skipped`
         self._notes: list[str] = []
         self.optimizer = Adam(model.trained_shards(), config)
         self.average: MovingAverage | None = None

@@ -128,7 +128,7 @@ class PolicyLearner:
             self._policy.module.normalizer.update(observation_sums)
         metrics = {"actor/kl_stop": Metric(float(stopped))}
         _, returns, errors = moments.var.tolist()
-        # 1: a perfect critic; 0: one that predicts nothing but the mean
+        # 1: a perfect critic; 0: a critic that predicts only the mean
         if returns > 0.0:
             metrics["actor/explained_variance"] = Metric(1.0 - errors / returns)
         return Update(
@@ -328,7 +328,7 @@ class PolicyLearner:
                 watch.lap("minibatch", len(mine.actions))
                 numbers = self._trainer.sum_over_ranks(names, shares, iteration)
                 watch.lap("exchange", self._ranks.world_size)
-                # Not finite, and skipped
+                # None: a number was not finite, so the step is skipped
                 if numbers is None:
                     continue
                 steps.append(numbers)

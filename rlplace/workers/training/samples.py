@@ -38,7 +38,7 @@ BySample = Sequence[TokenArray]  # [N] of each sample, in the order of the group
 # targets of the values.
 Target = Literal["advantages", "old", "reference", "values", "returns"]
 
-# All components have scored before the loop asks for their scores: only the network is still to be waited for.
+# All components have computed their scores before the loop asks for them, so only the network takes time.
 SCORES_TIMEOUT_S = 60.0
 
 
@@ -128,7 +128,7 @@ class SampleShard:
 
     lengths: Lengths
     samples: Mapping[int, Sample]  # by number
-    # Of the same samples; those targets that have been computed
+    # Targets that have been computed, each by sample number
     targets: Mapping[Target, Mapping[int, TokenArray]]
     kl_coef: float  # weight of the KL from the reference
 
@@ -221,7 +221,7 @@ def take_scores(
 
     Raises ChannelTimeout, which names the samples without scores, and ChannelMisuse for scores of other samples.
     """
-    # By group and number within the group
+    # Scores by group and number of the sample within the group
     found: dict[tuple[int, int], TokenArray] = {}
     try:
         for scores in _arriving(channel, scorer, samples, owner, timeout_s):

@@ -426,7 +426,7 @@ class LmActor(Actor):
     def _receive(
         self, iteration: int, part: int
     ) -> tuple[SampleShard, Experience | None]:
-        """Return this rank's samples of a part; on rank 0 also the experience of all ranks, on other ranks None.
+        """Return this rank's samples of a part of the groups; on rank 0 also the experience of all ranks, else None.
 
         The experience also has the groups without a learning signal, which the samples lack.
 
@@ -478,7 +478,7 @@ class LmActor(Actor):
         return experience
 
     def _take(self, part: int | None = None) -> Groups:
-        """Return groups of this iteration, as they arrive. Rank 0 only.
+        """Return groups of this iteration, in ascending order; block until they have arrived. Rank 0 only.
 
         `part`: number of groups to take; None: all. If groups were taken before and are not learned yet, return those
         groups.
@@ -494,7 +494,7 @@ class LmActor(Actor):
         return self._groups
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Send the weights to the reference, if the reference is refreshed before `iteration`; return the seconds."""
+        """Send the weights to the reference, if the reference is refreshed before `iteration`; return the duration."""
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):

@@ -219,8 +219,8 @@ class StageGroup:
         )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
-        """Resume the episodes of `saved`, and return the number of lost steps of each row that could not be restored,
-        [such rows].
+        """Resume the episodes of `saved`, and return an array with the number of lost steps of each row that could not
+        be restored.
 
         A row that could not be restored keeps the new episode that was started before this call, and loses the steps of
         its saved episode.

@@ -34,18 +34,24 @@ REFERENCE_WEIGHTS = "weights.reference"  # the reference rank
 
 
 def samples_for(component: str) -> str:
-    """Return the name of the channel by which a scoring component gets the groups that the actor gets by `samples`."""
+    """Return the name of the channel that carries groups of samples to a scoring component.
+
+    `component`: the reader, a critic, a reference or a reward. The channel `samples` carries equal groups to the actor.
+    """
     return f"{SAMPLES}.{component}"
 
 
 def scores_of(component: str) -> str:
-    """Name the channel with a component's scores: tuples of Scores of any length, taken by actor rank 0."""
+    """Return the name of the channel that carries a component's scores to actor rank 0.
+
+    Each item is a tuple of Scores, of any length.
+    """
     return f"scores.{component}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfIteration:
-    """Put on `requests` once for each rollout rank: the iteration has no further requests."""
+    """Message that ends the requests of an iteration. The channel `requests` carries it once for each rollout rank."""
 
     iteration: int
     drop: bool = False  # whether unanswered requests are dropped
@@ -53,7 +59,10 @@ class EndOfIteration:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Put on `completions` for env rank 0: this env rank has all its answers of the iteration."""
+    """Message that `env_rank` has all its answers of the iteration.
+
+    The channel `completions` takes it to env rank 0.
+    """
 
     iteration: int
     env_rank: int
@@ -61,7 +70,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
-    """The `config` of every worker of a run."""
+    """Arguments of every worker of a run: the value of `Worker.config`."""
 
     config: Config
     ranks: Mapping[str, int]  # number of ranks of each placed component
@@ -84,21 +93,21 @@ class WorkerArguments:
 
     @property
     def model(self) -> Path:
-        """The Hugging Face folder of the model and its tokenizer."""
+        """Path of the Hugging Face folder with the model and its tokenizer."""
         return Path(self.config.model_path)
 
     @property
     def scorers(self) -> tuple[str, ...]:
-        """Components besides the actor that read the samples: critic, reference, rewards."""
+        """Names of the components besides the actor that read the samples: critic, reference, rewards."""
         return tuple(c for c in self.ranks if role_of(c) in SCORERS)
 
     @property
     def rewards(self) -> tuple[str, ...]:
-        """The scorers whose scores are rewards."""
+        """Names of the scorers whose scores are rewards."""
         return tuple(c for c in self.ranks if role_of(c) == "reward")
 
     def refreshes(self, iteration: int) -> bool:
-        """Return whether the reference takes the actor's weights before this iteration."""
+        """Return whether the reference takes the actor's weights before `iteration` (counted from 0)."""
         every = self.config.reference.refresh_every
         return every > 0 and iteration > 0 and iteration % every == 0
 
@@ -110,14 +119,14 @@ class WorkerArguments:
         return prompts
 
     def groups(self, env_rank: int) -> range:
-        """Return the groups of an iteration that an env rank owns.
+        """Return the numbers of the groups that an env rank owns in an iteration.
 
-        They are adjacent, and counts differ by at most one.
+        The numbers are adjacent. The counts of two env ranks differ by at most one.
         """
         return self._block(self.prompts, env_rank)
 
     def held_out(self, env_rank: int) -> range:
-        """Return the held-out prompts that an env rank owns in an evaluation."""
+        """Return the numbers of the held-out prompts that an env rank owns in an evaluation."""
         return self._block(self.config.runner.eval_prompts, env_rank)
 
     def _block(self, rows: int, env_rank: int) -> range:
@@ -127,14 +136,18 @@ class WorkerArguments:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorArguments(WorkerArguments):
-    """The `config` of every worker of a run with simulators."""
+    """Arguments of every worker of a run with simulators: the value of `Worker.config`."""
 
     spaces: Spaces
     routes: Routes
 
 
 def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
-    """Return what the actor must compute with its own weights before the first step of an iteration."""
+    """Return what the actor must compute with its own weights before the first step of an iteration.
+
+    "old": log-probabilities of the samples. "reference": log-probabilities of a reference that shares the actor's
+    model. "values": values of a critic that shares the actor's model.
+    """
     algorithm = config.algorithm
     asked: set[Literal["old", "reference", "values"]] = set()
     if algorithm.name == "ppo" or (
@@ -160,9 +173,10 @@ def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]
 
 
 def parts_of(job: WorkerArguments) -> tuple[int, ...]:
-    """Return the number of groups of each part, in order.
+    """Return the number of groups in each part of an iteration, in order.
 
-    There is a single part if something must be computed from all samples first.
+    A single part has all groups if `max_staleness` is 0, `train_batch` is None, `epochs` exceeds 1, or samples are
+    scored by other components or by the actor before the first step.
     """
     config, algorithm = job.config, job.config.algorithm
     scored = job.scorers or config.reference.share_actor or config.critic.on_actor

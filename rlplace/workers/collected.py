@@ -22,9 +22,9 @@ _REDUCTIONS = ("mean", "sum", "max", "min")
 
 
 class Collected:
-    """Owns the metrics since the last `take`.
+    """Owns the metrics of a worker since the last `take`.
 
-    Timers in the thread of a call also become parts of that call's record.
+    A timer in the thread of a method call also becomes a part of the call's record.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Collected:
         self._thread = 0
 
     def begin_call(self) -> None:
-        """Begin the record of a call, in its thread."""
+        """Begin the record of a method call. The thread that runs the method calls this."""
         self._watches = []
         self._depth = 0
         self._thread = threading.get_ident()
@@ -50,7 +50,10 @@ class Collected:
 
     @contextlib.contextmanager
     def timer(self, component: str, name: str) -> Iterator[None]:
-        """Add the seconds of a block to `<component>/<name>_s`; the maximum over ranks is reported."""
+        """Return a context manager that adds the seconds of its block to the metric `<component>/<name>_s`.
+
+        The maximum over ranks is reported.
+        """
         watch = self._enter() if threading.get_ident() == self._thread else None
         began = time.perf_counter()
         try:
@@ -66,7 +69,7 @@ class Collected:
                 self._metrics[key] = Metric(before.value + seconds, "max")
 
     def _enter(self) -> Stopwatch:
-        """Return the stopwatch of this nesting level. Time since its last lap belongs to no timer."""
+        """Return the stopwatch of the present nesting level, after a lap `OTHER` for the time that no timer covers."""
         if self._depth == len(self._watches):
             self._watches.append(Stopwatch())
         watch = self._watches[self._depth]
@@ -83,7 +86,12 @@ class Collected:
         reduce: str,
         weight: Any,
     ) -> None:
-        """Add a number. Raises WorkerMisuse if it is not a number, or if the name was reduced in another way before."""
+        """Add a number to a metric.
+
+        `owner`: name of the worker in errors. `name`: a name without `/` means the metric `<component>/<name>`.
+        `reduce`: mean, sum, max or min. `weight`: weight of the number in a mean. Raise WorkerMisuse if `reduce` is
+        another word, `value` or `weight` is no number, or earlier numbers of the metric had another reduction.
+        """
         if reduce not in _REDUCTIONS:
             wrong = problem(
                 "bad-metric",
@@ -103,9 +111,10 @@ class Collected:
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
     def add_result(self, owner: str, component: str, method: str, result: Any) -> None:
-        """Add the result of a method, if it is a mapping of names to numbers, Metrics or tensors of one number.
+        """Add a method's result to the metrics, if the result maps names to numbers, Metrics or tensors of one number.
 
-        Values of other kinds beside numbers are counted as `<component>/not_metrics`, with a note that names them.
+        `owner`: name of the worker in errors. `method`: name of the method. Other values in a mapping with numbers are
+        counted as `<component>/not_metrics`, with notes that name the values. Other results are ignored.
         """
         if not isinstance(result, Mapping):
             return
@@ -148,7 +157,7 @@ class Collected:
 
 
 def _merged(a: Metric, b: Metric) -> Metric:
-    """Combine two numbers of the same rank."""
+    """Return the combination of two metrics of the same rank, name and reduction."""
     weight = a.weight + b.weight
     if a.reduce == "mean" and weight > 0:
         value = (a.value * a.weight + b.value * b.weight) / weight
@@ -162,7 +171,7 @@ def _merged(a: Metric, b: Metric) -> Metric:
 
 
 def _metric_of(value: Any) -> Metric | None:
-    """Return a number, or a tensor or an array of one number, as a metric; None for all else."""
+    """Return a number, or a tensor or array without dimensions, as a metric. Return None for any other value."""
     if isinstance(value, Metric):
         return value
     if isinstance(value, Real):

@@ -42,7 +42,7 @@ class JobFacts:
         return tuple(sync for sync in self.syncs if sync.target == target)
 
     def syncs_of(self, component: str) -> tuple[WeightSync, ...]:
-        """Return the syncs in which a component sends, then those in which it receives."""
+        """Return the weight syncs that a component sends, then the weight syncs that the component receives."""
         return (*self.syncs_from(component), *self.syncs_to(component))
 
     def participants_of(self, channel: ChannelPlan) -> int:
@@ -55,10 +55,12 @@ def facts_of(
     weights: Iterable[tuple[str, str]] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> JobFacts:
-    """Return the facts of a job. `weights`: pairs of components, source first: `[("learner", "sampler")]`.
+    """Return the facts of a job.
 
-    All groups of the job are created with the same facts, `Learner.create_group(config, facts)`, and launched where
-    `placement` has them. Raises PlacementError for a pair that is no pair of placed components.
+    `weights`: pairs of component names for which weight syncs are planned, source first: `[("learner", "sampler")]`.
+    `timeout_s`: deadline of a push and of a pull, in seconds. Create all groups of the job with the same facts,
+    `Learner.create_group(config, facts)`, and launch each group where `placement` puts it. Raise PlacementError if a
+    pair names a component that is not placed, or names one component twice.
     """
     pairs = list(dict.fromkeys(weights))
     for pair in pairs:
@@ -81,7 +83,7 @@ def facts_of(
 
 
 def weights_channel(source: str, target: str) -> str:
-    """Name the channel of a weight sync between two custom components."""
+    """Return the name of the channel of a weight sync between two custom components."""
     return f"weights.{source}.{target}"
 
 

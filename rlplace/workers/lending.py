@@ -22,11 +22,11 @@ _TICK_S = 0.1  # interval at which a waiting worker checks for cancellation
 
 
 class Lent(Exception):
-    """Raised from its cause when the lent object failed: the failure belongs to the lending worker."""
+    """Error of a borrower whose lent object failed. Its `__cause__` is the failure, which the lending worker raises."""
 
 
 class _Place:
-    """The object that is lent in one process."""
+    """State of the one object that workers of a process can lend at a time."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -39,7 +39,7 @@ class _Place:
 
 
 class Lending:
-    """The lending places of a launcher's processes on this machine, by process name."""
+    """Owns one lending place for each process name, so that workers of a process can lend objects to each other."""
 
     def __init__(self) -> None:
         self._places: defaultdict[str, _Place] = defaultdict(_Place)
@@ -58,10 +58,12 @@ class Lending:
         timeout_s: float,
         check: Callable[[], None],
     ) -> None:
-        """Lend `thing` once; return after another worker has taken and returned it.
+        """Lend `thing` once; return after another worker has borrowed and returned `thing`.
 
-        There is no deadline once it is taken. Raises what the object raised in the other thread, what `check` raises,
-        and ChannelTimeout if no worker takes it in time.
+        `process`: name of the process in which both workers live. `owner`: name of the lending worker in errors.
+        `timeout_s`: the most seconds until a worker borrows `thing`; the borrower may keep it for any time. `check`:
+        called during the wait for a borrower; its errors end the wait. Raise the error that `thing` raised in the
+        borrower's thread. Raise ChannelTimeout if no worker borrows `thing` in time.
         """
         place = self._place(process)
         until = time.monotonic() + timeout_s
@@ -87,9 +89,12 @@ class Lending:
     def borrow(
         self, process: str, *, owner: str, timeout_s: float, check: Callable[[], None]
     ) -> Iterator[Any]:
-        """Borrow the lent object for a block. `Lent` raised inside fails the lender with its cause.
+        """Return a context manager that borrows the lent object for a block.
 
-        Raises what `check` raises, and ChannelTimeout if nothing is lent in time.
+        `process`: name of the process in which both workers live. `owner`: name of the borrowing worker in errors.
+        `timeout_s`: the most seconds until an object is lent. `check`: called during the wait; its errors end the wait.
+        If the block raises `Lent`, the lender raises the cause of `Lent`. Raise ChannelTimeout if nothing is lent in
+        time.
         """
         place = self._place(process)
         until = time.monotonic() + timeout_s
@@ -116,9 +121,10 @@ def _wait(
     timeout_s: float,
     check: Callable[[], None],
 ) -> None:
-    """Sleep until something changes, at most one tick.
+    """Wait until the state of `place` changes, at most `_TICK_S` seconds.
 
-    Raises what `check` raises, and ChannelTimeout at the deadline.
+    `until`: the deadline, by `time.monotonic()`. `timeout_s`: the whole deadline in seconds, for the error's text.
+    `check`: called first; its errors pass through. Raise ChannelTimeout at the deadline.
     """
     check()
     if time.monotonic() >= until:

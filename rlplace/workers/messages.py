@@ -29,7 +29,7 @@ from rlplace.errors import (
 )
 from rlplace.placement.language.slots import Slot, owner_of
 
-# most messages to the ranks of a group on one node that were not taken yet
+# most messages that wait in one mailbox
 CAPACITY = 64
 TIMEOUT_S = 120.0  # deadline of a send or recv without one of its own
 _PARTICIPANTS = 1024  # most names, and most sender-receiver pairs
@@ -38,7 +38,10 @@ _LOOK_S = 0.25
 
 
 def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
-    """Return the spec of a channel for messages to the given number of ranks."""
+    """Return the spec of a mailbox channel.
+
+    `name`: the channel's name. `ranks`: number of receiving ranks on the node.
+    """
     return ChannelSpec(
         name=name,
         capacity_items=CAPACITY,
@@ -49,7 +52,7 @@ def mailbox_spec(name: str, ranks: int) -> ChannelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mailbox:
-    """The channels for messages to the ranks of a group."""
+    """Channels that take messages to the ranks of one group, one channel for each node of the group."""
 
     group: str
     channels: tuple[Channel, ...]  # one channel for each node of the group
@@ -61,9 +64,9 @@ class Mailbox:
 
 
 class Messages:
-    """Sends and receives a worker's messages.
+    """Sends and receives the messages of one worker.
 
-    Thread-safe: the launcher reports started and ended groups at any time.
+    Thread-safe: the launcher may report started and ended groups at any time.
     """
 
     def __init__(self) -> None:
@@ -74,19 +77,25 @@ class Messages:
         self._gone: dict[str, str] = {}
 
     def meet(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Register groups. A group that ended before is available again."""
+        """Register the mailboxes of started groups. A group that had ended before counts as running again."""
         with self._lock:
             for mailbox in mailboxes:
                 self._mailboxes[mailbox.group] = mailbox
                 self._gone.pop(mailbox.group, None)
 
     def part(self, group: str, why: str) -> None:
-        """Record that a group has ended, so that receivers stop waiting for its messages."""
+        """Record that `group` has ended, so that receivers stop waiting for its messages.
+
+        `why`: the reason, for errors.
+        """
         with self._lock:
             self._gone[group] = why
 
     def world_size(self, owner: str, group: str) -> int:
-        """Return the number of ranks of a group. Raises WorkerMisuse for an unknown one."""
+        """Return the number of ranks of a group. Raise WorkerMisuse if the group is unknown.
+
+        `owner`: name of the asking worker in errors.
+        """
         return self._mailbox(owner, group).world_size
 
     def send(
@@ -98,10 +107,12 @@ class Messages:
         timeout_s: float | None,
         topic: str = "",
     ) -> None:
-        """Put a message into the mailbox of a rank.
+        """Put `value` into the mailbox of rank `rank` of group `to`.
 
-        Raises WorkerMisuse for a receiver that does not exist, ChannelBroken where its group has ended,
-        ChannelTimeout where the mailbox stays full.
+        `sender`: slot of the sending worker. `timeout_s`: the most seconds to wait for room in the mailbox; None: 120.
+        `topic`: prefix of the key, which keeps two kinds of messages apart; a receiver names the same topic. Raise
+        WorkerMisuse if the receiver does not exist, ChannelBroken if its group has ended, ChannelTimeout if the mailbox
+        stays full.
         """
         owner = sender.owner
         mailbox = self._mailbox(owner, to)
@@ -135,10 +146,12 @@ class Messages:
         check: Callable[[], None],
         topic: str = "",
     ) -> Any:
-        """Take the next message of a rank; those of one sender come in the order in which they were sent.
+        """Take and return the next message of rank `rank` of group `source` to `receiver`, in the order of sending.
 
-        Raises WorkerMisuse for a sender that does not exist, ChannelBroken once its group has ended and no message is
-        left, ChannelTimeout after `timeout_s`, and what `check` raises.
+        `receiver`: slot of the receiving worker. `timeout_s`: the most seconds to wait; None: 120. `check`: called
+        during the wait; its errors end the wait. `topic`: the topic that the sender named. Raise WorkerMisuse if the
+        sender does not exist, ChannelBroken if its group has ended and no message is left, ChannelTimeout after
+        `timeout_s`.
         """
         owner = receiver.owner
         sender = self._peer(owner, self._mailbox(owner, source), rank)
@@ -190,7 +203,10 @@ class Messages:
         raise WorkerMisuse(unknown)
 
     def _peer(self, owner: str, mailbox: Mailbox, rank: int) -> str:
-        """Return the name of a rank. Raises WorkerMisuse if it does not exist."""
+        """Return the name of rank `rank` of the mailbox's group, such as "actor rank 0".
+
+        Raise WorkerMisuse if it is absent. `owner`: name of the asking worker in errors.
+        """
         if type(rank) is not int or not 0 <= rank < mailbox.world_size:
             raise WorkerMisuse(
                 problem(
@@ -206,7 +222,7 @@ class Messages:
         return owner_of(mailbox.group, rank)
 
     def _why_gone(self, group: str) -> str:
-        """Return why a group has ended; "" while it runs."""
+        """Return the reason why a group has ended, or "" while the group runs."""
         with self._lock:
             return self._gone.get(group, "")
 

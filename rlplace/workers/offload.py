@@ -1,7 +1,7 @@
 """Move tensors between accelerator and host in place: the storage is emptied and refilled, the tensor objects stay.
 
 Optimizers, FSDP and views hold on to tensor objects, so tensors must not be replaced. Resizing the storage below them
-to nothing releases the memory and leaves every view valid for the day the bytes come back.
+to nothing releases the memory and leaves every view valid until the bytes come back.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from rlplace.workers.launch.devices import Device
 
 
 class Offloadable:
-    """The storages of some tensors, either all on the accelerator or all on the host. Owns the host copies.
+    """Storages of some tensors, either all on the accelerator or all on the host. Owns the host copies.
 
-    `tensors` is called again at every offload. The storages start on the accelerator and are accounted for at once.
+    `what`: name under which `device` accounts for the bytes. `tensors`: returns the tensors; called again at every
+    offload. The storages start on the accelerator, and their bytes are accounted for at once.
     """
 
     def __init__(
@@ -26,32 +27,35 @@ class Offloadable:
         self.what = what
         self._device = device
         self._tensors = tensors
-        # Host copies by the address of the emptied storage object, which stays. None: on the accelerator.
+        # (storage, host copy) by the address of the storage object. None: the storages are on the accelerator.
         self._host: dict[int, tuple[torch.UntypedStorage, Tensor]] | None = None
         device.acquire(self.accelerator_bytes, what)
 
     def account(self) -> None:
-        """Account for the present bytes of the storages, if they are on the accelerator.
+        """Account on the device for the present bytes of the storages, if the storages are on the accelerator.
 
-        Raises AcceleratorOutOfMemory.
+        Raise AcceleratorOutOfMemory if the bytes do not fit.
         """
         if self._host is None:
             self._device.acquire(self.accelerator_bytes, self.what)
 
     @property
     def accelerator_bytes(self) -> int:
-        """Measured bytes of the storages now."""
+        """Measured bytes of the storages now; 0 while the storages are offloaded."""
         return sum(storage.nbytes() for storage in storages(self._tensors()))
 
     @property
     def host_bytes(self) -> int:
-        """Measured bytes of the host copies."""
+        """Measured bytes of the host copies; 0 while the storages are on the accelerator."""
         return sum(
             copy.untyped_storage().nbytes() for _, copy in (self._host or {}).values()
         )
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return the tensor, or a view of its host copy while it is offloaded; for reading or in-place changes."""
+        """Return `tensor` itself, or while it is offloaded a view of its host copy, with the same shape and strides.
+
+        Both may be read or changed in place.
+        """
         _, copy = (self._host or {}).get(tensor.untyped_storage()._cdata, (None, None))
         if copy is None:
             return tensor
@@ -65,9 +69,9 @@ class Offloadable:
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Copy to the host, then free the storage and release the accounted bytes.
+        """Copy the storages to the host, then free the storages and release their accounted bytes.
 
-        Does nothing if already offloaded.
+        Do nothing if the storages are offloaded already.
         """
         if self._host is not None:
             return
@@ -78,6 +82,7 @@ class Offloadable:
             copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
             copy.copy_(_as_bytes(storage), non_blocking=on_gpu)
             self._host[storage._cdata] = storage, copy
+        # One wait for all copies: a wait for each copy would leave the bus idle in between.
         self._arrive()
         for storage, _ in self._host.values():
             storage.resize_(0)
@@ -86,9 +91,9 @@ class Offloadable:
 
     @torch.no_grad()
     def onload(self) -> None:
-        """Copy the bytes back. Does nothing if already resident.
+        """Copy the bytes from the host back into the storages. Do nothing if the storages are not offloaded.
 
-        Raises AcceleratorOutOfMemory; nothing has changed then.
+        Raise AcceleratorOutOfMemory before any change if the bytes do not fit.
         """
         if self._host is None:
             return
@@ -101,7 +106,7 @@ class Offloadable:
         self._host = None
 
     def _arrive(self) -> None:
-        """Wait once for all copies between GPU and host; waiting for each would leave the bus idle in between."""
+        """Wait until all copies between GPU and host are complete."""
         if any(
             storage.device.type == "cuda" for storage, _ in (self._host or {}).values()
         ):
@@ -109,16 +114,16 @@ class Offloadable:
 
 
 def move_to_own_memory(tensors: Iterable[Tensor]) -> None:
-    """Copy tensors whose memory cannot be freed, such as that of a mapped weight file, to memory of their own.
+    """Copy tensors whose storage cannot be resized, such as tensors of a mapped weight file, to new storages.
 
-    The tensor objects stay, and those that share a storage share the new one.
+    The tensor objects stay. Tensors that share a storage share the new storage.
     """
     moved: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.resizable():
             continue
-        # The address of the storage object, which the tensor keeps
+        # Key: the address of the storage object
         if storage._cdata not in moved:
             moved[storage._cdata] = storage.clone()
         own = torch.empty(0, dtype=tensor.dtype)
@@ -132,7 +137,7 @@ def move_to_own_memory(tensors: Iterable[Tensor]) -> None:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Return the distinct storages of `tensors` that hold memory. Views and tied weights count once."""
+    """Return the storages of `tensors` that hold memory, each storage once even if several tensors share it."""
     distinct: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()

@@ -23,16 +23,16 @@ _ARRAY = "numpy"  # marks an array among the tensors of a file
 
 
 class StateOfRank:
-    """Writes and reads the state of one rank. Owns the writing thread."""
+    """Writes a rank's state into a checkpoint, and reads the states of all ranks. Owns the writing thread."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._behind = FilesBehind(worker.context)
 
     def write(self, folder: Path, state: Any) -> None:
-        """Copy `state` and write it into `folder` in the background.
+        """Copy `state` now, and write the copy into a file in `folder` in the background.
 
-        Raises WorkerMisuse for values that cannot be stored.
+        Raise WorkerMisuse if `state` has a value that cannot be stored.
         """
         import torch
 
@@ -50,7 +50,10 @@ class StateOfRank:
         self._behind.start(folder, write)
 
     def read(self, folder: Path) -> list[Any]:
-        """Return the states of all ranks that saved, in rank order. Raises ConfigError."""
+        """Return the states of all ranks that wrote into `folder`, in rank order.
+
+        Raise ConfigError if a file cannot be read.
+        """
         import torch
 
         component = self._worker.component
@@ -69,10 +72,10 @@ class StateOfRank:
 
 
 def state_for(worker: Worker, states: list[Any]) -> Any:
-    """Return the state that a rank loads, given the states of all ranks that saved.
+    """Return the state that `worker` loads. `states`: the states of all ranks that saved, in rank order.
 
-    If all ranks but 0 saved None, every rank gets the state of rank 0. Raises ConfigError if each rank has a state of
-    its own and the number of ranks has changed.
+    If all ranks but 0 saved None, every rank loads the state of rank 0; without any state, None. Raise ConfigError if
+    other ranks saved states too and the number of ranks has changed since.
     """
     if all(state is None for state in states[1:]):
         return states[0] if states else None
@@ -94,7 +97,10 @@ def _file_of(rank: int) -> str:
 
 
 def _copied(value: Any, path: str, worker: Worker) -> Any:
-    """Return a copy of a state on the host. Raises WorkerMisuse with the path to a value that cannot be stored."""
+    """Return a copy of a state, on the host. `path`: where `value` is in the state, for errors.
+
+    Raise WorkerMisuse, which names the path, if a value cannot be stored.
+    """
     import numpy as np
     import torch
 
@@ -121,7 +127,10 @@ def _copied(value: Any, path: str, worker: Worker) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """Return a state as it was saved, with its arrays; each tensor has a storage of its own that can be resized."""
+    """Return a state as it was before `_copied`, with NumPy arrays. Each tensor has a storage of its own.
+
+    The storages can be resized, as `Offloadable` requires.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -24,17 +24,21 @@ _PAUSE_S = 0.01
 
 
 class ProcessGroup:
-    """Joins the default process group of torch.distributed once. Owns the store where the ranks meet."""
+    """A worker's membership in the default process group of torch.distributed. Owns the store where the ranks meet."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._store: Any = None
-        # Whether this worker opened the group; another one of the process may have
+        # Whether this worker opened the group; another worker of the process may have opened it
         self._opened = False
         self._round = 0
 
     def join(self, backend: str | None, timeout_s: float) -> Any:
-        """Join all ranks and return the group; return the same group if it is open. A collective."""
+        """Join the process group with all ranks, and return the group. A collective: all ranks must call this.
+
+        If the group is open already, return the open group. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else gloo.
+        `timeout_s`: the most seconds until all ranks have joined, and the timeout of each collective.
+        """
         context = self._context
         if dist.is_initialized():
             return _everyone(context)
@@ -56,7 +60,7 @@ class ProcessGroup:
         return _everyone(context)
 
     def close(self) -> None:
-        """Leave the group. Idempotent."""
+        """Leave the process group, if this worker opened the group. Idempotent."""
         if self._opened and dist.is_initialized():
             dist.destroy_process_group()
         self._opened = False
@@ -77,7 +81,7 @@ class ProcessGroup:
         )
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until all ranks have arrived. Raises ClusterError that names the missing ranks."""
+        """Wait until all ranks have arrived. Raise ClusterError, which names the missing ranks, after `timeout_s`."""
         context = self._context
         here = f"here {self._round} "
         self._store.set(f"{here}{context.rank}", "1")
@@ -106,7 +110,10 @@ class ProcessGroup:
 
 
 def _everyone(context: WorkerContext) -> Any:
-    """Return the default group. Raises WorkerMisuse if it belongs to other ranks than the worker's group."""
+    """Return the default process group of torch.distributed.
+
+    Raise WorkerMisuse if its rank and size are not the rank and size of the worker in its worker group.
+    """
     if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
         raise WorkerMisuse(
             problem(

@@ -26,7 +26,7 @@ from rlplace.workers.worker import MoveReport
 
 
 class Registered:
-    """Owns the modules, optimizers, tensors and engines that are offloaded with their component."""
+    """Keeps the modules, optimizers, tensors and engines of a worker that are offloaded with its component."""
 
     def __init__(self, slot: Slot, device: Device) -> None:
         self._slot = slot
@@ -48,7 +48,11 @@ class Registered:
         }
 
     def add(self, things: tuple[Any, ...]) -> MoveReport:
-        """Register more objects. Raises WorkerMisuse if one cannot be offloaded; nothing is registered then."""
+        """Register more objects; return the present residency and the bytes of all registered objects.
+
+        `things`: torch modules, optimizers, tensors, nested containers of tensors, or engines. Raise WorkerMisuse
+        before any registration if an object cannot be offloaded.
+        """
         for thing in things:
             known = isinstance(thing, GenerationEngine)
             if not known and not _is_module(thing) and not _is_optimizer(thing):
@@ -67,7 +71,10 @@ class Registered:
         return self._report(self._residency)
 
     def account(self) -> None:
-        """Account for everything on the accelerators now: gradients and optimizer state appear with the first step."""
+        """Account on the device for the present bytes of all registered objects but engines.
+
+        Gradients and optimizer state appear with the first step, after the registration.
+        """
         for part in self._parts.values():
             part.account()
 
@@ -76,7 +83,7 @@ class Registered:
         return self._residency
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return a tensor, or its bytes in the host copy while it is offloaded."""
+        """Return `tensor` itself, or while it is offloaded a view of its host copy, with the same shape and strides."""
         for part in self._parts.values():
             there = part.where(tensor)
             if there is not tensor:
@@ -84,7 +91,10 @@ class Registered:
         return tensor
 
     def move(self, to: Residency) -> MoveReport:
-        """Bring the parts on or off the accelerators. Restored tensors are bitwise equal."""
+        """Offload or onload the registered objects as residency `to` requires; return the new residency and the bytes.
+
+        Onloaded tensors are bitwise equal to the tensors before their offload.
+        """
         # Offload first, to make room for what is onloaded.
         for engine in self._engines:
             if to < engine.residency:
@@ -102,7 +112,7 @@ class Registered:
         return self._report(to)
 
     def begin_again(self) -> None:
-        """Discard answers in flight of an iteration that is repeated."""
+        """Discard unfinished answers of the registered engines, before an iteration is repeated."""
         for engine in self._engines:
             engine.drop()
 
@@ -133,7 +143,10 @@ class Registered:
             yield from self._local(_tensors_in(dict(optimizer.state)))
 
     def _local(self, tensors: Any) -> Iterator[Tensor]:
-        """Yield this rank's tensors: the local shard of a DTensor; with a GPU, only tensors on the GPU."""
+        """Yield the tensors that this rank holds: of a DTensor, its local shard.
+
+        With a real GPU, skip tensors on the CPU.
+        """
         real = self._device.torch_name != "cpu"
         for tensor in tensors:
             here = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -160,7 +173,7 @@ def _is_module(thing: Any) -> bool:
 
 
 def _is_optimizer(thing: Any) -> bool:
-    """Return whether an object has an optimizer's attributes; not all optimizers are torch.optim.Optimizer."""
+    """Return whether an object is a torch optimizer, or has its attributes `param_groups` and `state`."""
     return isinstance(thing, torch.optim.Optimizer) or (
         hasattr(thing, "param_groups") and hasattr(thing, "state")
     )
@@ -173,7 +186,7 @@ def _gradients(parameters: Any) -> Iterator[Tensor]:
 
 
 def _tensors_in(thing: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested mappings, lists and tuples."""
+    """Yield `thing` if it is a tensor, or all tensors in nested mappings, lists and tuples."""
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, Mapping):

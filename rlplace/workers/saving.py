@@ -17,9 +17,9 @@ _CLOSE_S = 5.0
 
 
 class FilesBehind:
-    """Writes one checkpoint after the other and reports each. Owns the thread.
+    """Writes a rank's files of one checkpoint after the other, and reports each checkpoint. Owns the writing thread.
 
-    Errors are reported too and do not end the worker: the run continues and keeps the earlier checkpoint.
+    An error is reported as a failed checkpoint and does not end the worker: the run keeps the earlier checkpoint.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -27,12 +27,19 @@ class FilesBehind:
         self._thread: threading.Thread | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the checkpoint that is being written, if any."""
+        """Wait until the checkpoint that is being written is complete, if there is one.
+
+        `timeout_s`: the most seconds to wait; None: without a deadline.
+        """
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def start(self, folder: Path, write: Callable[[], Iterable[str]]) -> None:
-        """Start writing: `write` creates this rank's files in `folder`, flushed to disk, and returns their names."""
+        """Wait for the earlier checkpoint; then call `write` in a background thread.
+
+        `folder`: folder of the checkpoint. `write`: creates this rank's files in `folder`, flushed to disk, and returns
+        the file names.
+        """
         self.wait()
         name = f"{self._context.owner} writes {folder.name}"
         self._thread = threading.Thread(

@@ -9,8 +9,9 @@ VARIABLE = "OMP_NUM_THREADS"
 
 
 def threads() -> int:
-    """Return the first number of OMP_NUM_THREADS, which `cluster.env_vars` can set; by default 1, as a rank has one
-    core.
+    """Return the number of torch threads for a worker: the first number of the variable OMP_NUM_THREADS.
+
+    Return 1 if the variable is missing or has another form. `cluster.env_vars` of a config can set the variable.
     """
     # Further numbers are for nested parallel regions.
     first = os.environ.get(VARIABLE, "1").partition(",")[0].strip()
@@ -20,10 +21,10 @@ def threads() -> int:
 
 
 def limit_threads() -> None:
-    """Give torch the number of `threads()` in the calling thread, if this process has imported torch already.
+    """Limit torch in the calling thread to `threads()` threads, if this process has imported torch already.
 
-    Without a limit, each worker that is a thread starts as many threads of its own as there are cores, and these wait
-    for each other busily. torch reads OMP_NUM_THREADS once, when it is imported, and keeps the number by thread.
+    Without a limit, each worker that is a thread starts one torch thread per core, and these threads wait for each
+    other busily. torch reads OMP_NUM_THREADS once, at its import, and keeps one limit for each thread.
     """
     torch = sys.modules.get("torch")
     # Another thread may still be importing it, with the variable as it is now.

@@ -53,11 +53,12 @@ def open_sender(
     verify_every: int = 0,
     delta_share: float = 0.0,
 ) -> WeightSender:
-    """Open this rank's sender of a sync with component `target`, which has `ranks` ranks.
+    """Open and return this rank's sender of a weight sync.
 
-    Weights go by the planned `deliveries` if ranks share memory, else one copy goes to each rank. For device-to-device
-    transfers, all ranks meet at the store through which this group's ranks have joined. The other arguments are those
-    of WeightSender.
+    `channel`: name of the sync's channel. `target`: component that receives the weights. `ranks`: number of ranks of
+    `target`. `deliveries`: planned copies of the weights; without deliveries or a job folder, each target rank gets a
+    copy of its own. For device-to-device transfers, all ranks meet at the store of this group's rendezvous.
+    `verify_every` and `delta_share`: as in WeightSender.
     """
     component = context.slot.component
     if context.folder is None or not deliveries:
@@ -92,7 +93,12 @@ def open_receiver(
     deliveries: Sequence[Delivery] = (),
     engine: object = None,
 ) -> WeightReceiver:
-    """Open this rank's receiver of a sync. `engine`: whether it may split weights over several accelerators."""
+    """Open and return this rank's receiver of a weight sync.
+
+    `channel`: name of the sync's channel. `deliveries`: planned copies of the weights; ignored without a job folder.
+    `engine`: the engine that loads the weights, if any; its method `load_from` is used if its ranks split weights over
+    several accelerators.
+    """
     return receiver_of(
         context.channels[channel],
         context.rank,
@@ -105,7 +111,10 @@ def open_receiver(
 
 
 def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> Metrics:
-    """Return the metrics of a push. `pushed`: bytes by transport."""
+    """Return the metrics of a push.
+
+    `component`: the sender, prefix of the metric names. `seconds`: duration of the push. `pushed`: bytes by transport.
+    """
     pushed_bytes = sum(pushed.values())
     return {
         f"{component}/push_s": Metric(seconds, "max"),
@@ -121,7 +130,11 @@ def push_metrics(component: str, seconds: float, pushed: Mapping[str, int]) -> M
 def pull_metrics(
     component: str, received: ReceivedWeights, *, waited_s: float, loading_s: float
 ) -> Metrics:
-    """Return the metrics of a pull: seconds until all weights had arrived, and seconds of loading them."""
+    """Return the metrics of a pull.
+
+    `component`: the receiver, prefix of the metric names. `waited_s`: seconds until all weights had arrived.
+    `loading_s`: seconds in which the arrived weights were loaded.
+    """
     seconds = waited_s + loading_s
     pulled_bytes = sum(received.transports.values())
     return {
@@ -146,7 +159,10 @@ def _device_of(context: WorkerContext) -> torch.device:
 
 
 class WeightEnds:
-    """Senders and receivers, opened at their first use. Only the worker's thread uses them."""
+    """Weight senders and receivers of one worker, opened at their first use.
+
+    Only the worker's thread uses this object.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -158,7 +174,10 @@ class WeightEnds:
         self._receivers: dict[str, WeightReceiver] = {}
 
     def push(self, version: int, to: str | None) -> Metrics:
-        """Send this rank's weights to component `to`; None: to every component that takes them."""
+        """Send this rank's weights as `version`; return the metrics of the push.
+
+        `to`: the component that receives the weights; None: every component with a planned sync from this one.
+        """
         from rlplace.comm.weights.named import shards_of
 
         syncs = self._syncs_to(to)
@@ -178,7 +197,10 @@ class WeightEnds:
         }
 
     def pull(self, version: int, source: str | None) -> Metrics:
-        """Receive the weights of component `source`; None: the only component that sends to this one."""
+        """Receive exactly `version` of the weights and load it into the worker's tensors or engine; return the metrics.
+
+        `source`: the component that sends the weights; None: the only component with a planned sync to this one.
+        """
         from rlplace.comm.weights.named import fill
 
         sync = self._sync_from(source)
@@ -209,7 +231,10 @@ class WeightEnds:
             receiver.begin_again()
 
     def _syncs_to(self, target: str | None) -> list[WeightSync]:
-        """Return the syncs in which this component sends. Raises WeightSyncError if `target` has none."""
+        """Return the planned syncs from this component to `target` (None: to any component).
+
+        Raise WeightSyncError if there are none.
+        """
         facts = self._context.facts
         syncs = facts.syncs_from(self._component) if facts else ()
         found = [sync for sync in syncs if target in (None, sync.target)]
@@ -220,9 +245,9 @@ class WeightEnds:
         return found
 
     def _sync_from(self, source: str | None) -> WeightSync:
-        """Return the sync in which this component receives.
+        """Return the planned sync from `source` (None: from any component) to this component.
 
-        Raises WeightSyncError if there is none, or several to choose from.
+        Raise WeightSyncError if there are none or several.
         """
         facts = self._context.facts
         syncs = facts.syncs_to(self._component) if facts else ()
@@ -262,9 +287,9 @@ class WeightEnds:
         return self._receivers[sync.source]
 
     def _tensors(self, method: str) -> Mapping[str, Tensor]:
-        """Call the worker's `weights`.
+        """Return the worker's `weights()`: tensors by name. `method`: the method that needs the weights, for errors.
 
-        Raises WeightSyncError for a wrong result, NotResident if tensors are offloaded.
+        Raise WeightSyncError if the result is no mapping of names to tensors, NotResident if tensors are offloaded.
         """
         from rlplace.comm.weights.named import absent
 
@@ -287,7 +312,10 @@ class WeightEnds:
     def _compare(
         self, received: ReceivedWeights, own: Mapping[str, Tensor], source: str
     ) -> None:
-        """Raise WeightSyncError if names or shapes differ; nothing has been copied then."""
+        """Raise WeightSyncError if received weights and own weights differ in names or shapes. Copy nothing.
+
+        `source`: the component that has sent the weights, for errors.
+        """
         from rlplace.comm.weights.named import misfits
 
         found = misfits(received.tensors, own)
@@ -315,7 +343,10 @@ class WeightEnds:
     def _load(
         self, engine: GenerationEngine, received: ReceivedWeights, source: str
     ) -> None:
-        """Have an engine load what came. Raises WeightSyncError if names or shapes differ, NotResident."""
+        """Have `engine` load the received weights. Raise WeightSyncError if names or shapes do not fit the engine.
+
+        `source`: the component that has sent the weights, for errors.
+        """
         from rlplace.workers.engines.weights import UnfitWeights
 
         try:
@@ -334,7 +365,7 @@ class WeightEnds:
 
 @contextlib.contextmanager
 def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
-    """On a timeout, add to the error how both ends of a sync must be called."""
+    """Return a context manager that adds a note to a ChannelTimeout of its block: how to call both ends of a sync."""
     try:
         yield
     except ChannelTimeout as late:
@@ -346,7 +377,7 @@ def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
 
 
 def undeclared(worker: Worker) -> WeightSyncError:
-    """Build the error for a class without weights whose component has to send or receive some."""
+    """Return the error for a worker class that has no weights although a planned sync has its component as an end."""
     context = worker.context
     component = context.slot.component
     kind = type(worker)
@@ -367,7 +398,7 @@ def undeclared(worker: Worker) -> WeightSyncError:
 
 
 def _place_of_weights(kind: type) -> Source | None:
-    """Return the line of a class's own `weights`, or of the class where that is the default."""
+    """Return the source line of the method `weights` of a class, or of the class if it does not override `weights`."""
     from rlplace.workers.worker import Worker
 
     if vars(Worker)["weights"] is getattr(kind, "weights", None):
@@ -376,7 +407,7 @@ def _place_of_weights(kind: type) -> Source | None:
 
 
 def only_taken(worker: Worker) -> WeightSyncError:
-    """Build the error for a component that is to send the weights of an engine."""
+    """Return the error for a worker that would have to send the weights of an engine, which can only receive."""
     wrong = codes.problem("bad-weights", worker.context.owner, error="of-engine")
     return WeightSyncError(wrong)
 
@@ -389,7 +420,11 @@ def _unplanned(
     asked: str | None,
     known: Sequence[str],
 ) -> WeightSyncError:
-    """Build the error for a pair of components without a sync. `known`: components that this one has syncs with."""
+    """Return the error for a pair of components without a planned sync.
+
+    `method`: the called method. `pair`: (source, target). `keyword`: argument of the method that names the other
+    component. `asked`: value of that argument. `known`: components that this component has syncs with.
+    """
     near = None
     if asked:
         near = did_you_mean(asked, known)
@@ -427,7 +462,7 @@ def _several(context: WorkerContext, sources: Sequence[str]) -> WeightSyncError:
 
 
 def _not_weights(returned: object) -> str | None:
-    """Describe a result of `weights` that is not a mapping of tensors; None if it is one."""
+    """Return what is wrong with a result of `weights`, or None for a mapping of names to dense tensors."""
     import torch
 
     if not isinstance(returned, Mapping):

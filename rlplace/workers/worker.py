@@ -57,10 +57,11 @@ _AS_LAUNCHED: Any = object()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address where the ranks of one group join; port 0 for a class that does not need a process of its own.
+    """The address where the ranks of one group join a process group.
 
-    Rank 0 already listens there: `listen_fd` is its socket (rank 0 only), which belongs to the code that uses it.
-    `master_port` is another port of the same host, which is kept free for rank 0 to listen at: MASTER_PORT.
+    `port`: 0 for a class that needs no process of its own. `listen_fd`: on rank 0, the socket that listens at `port`
+    already; the code that uses the socket owns it. `master_port`: another port of `host`, kept free for rank 0, which
+    becomes MASTER_PORT. `timeout_s`: the most seconds until all ranks have joined.
     """
 
     host: str
@@ -72,13 +73,16 @@ class Rendezvous:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WorkerContext:
-    """A worker's environment. Made by the launcher, owned by the worker's process."""
+    """A worker's place in its job, with its channels and devices.
+
+    The launcher makes it; the worker's process owns it.
+    """
 
     slot: Slot
     world_size: int
     device: Device  # memory of this slot's accelerators: accounted if emulated, real on a GPU
     rendezvous: Rendezvous
-    channels: Mapping[str, Channel]  # by name; keys are already those of this rank
+    channels: Mapping[str, Channel]  # this worker's ends of its channels, by channel name
     # Job folder in this node's shared memory, removed when the job ends; None if all workers are threads
     folder: Path | None = None
     # Shared with the other workers of the process
@@ -107,14 +111,17 @@ class WorkerContext:
         return logging.getLogger(f"rlplace.{self.slot.component}.{self.slot.rank}")
 
     def check_cancelled(self, method: str) -> None:
-        """Raise ChannelBroken if another worker has failed or the run is ending."""
+        """Raise ChannelBroken if another worker has failed or the run is ending.
+
+        `method`: the running method, for errors.
+        """
         if self.cancelled.is_set():
             raise cancelled(self.owner, method)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReport:
-    """What a change of residency did on one rank. Bytes are measured."""
+    """Residency and measured bytes of one rank after a change of residency."""
 
     residency: Residency
     # Bytes on each of the rank's accelerators after the move
@@ -123,20 +130,21 @@ class MoveReport:
 
 
 class Worker:
-    """Base of all workers. A subclass adds methods; each is callable on the group by its name.
+    """Base class of all workers: one rank of a component. The worker group offers each public method by its name.
 
-    `config` is whatever frozen value `create_group` was given. A subclass may have a constructor with the arguments
-    `(self)`, `(self, config)` or `(self, config, context)`, and call `super().__init__(...)` with any of these: both
-    attributes are there before. The constructor must be cheap: heavy imports belong in `setup`.
+    `self.config` is the value that `create_group` was given. The constructor of a subclass may have the arguments
+    `(self)`, `(self, config)` or `(self, config, context)`, and may call `super().__init__(...)` with any of them:
+    `self.config` and `self.context` are set before the constructor runs. The constructor must be cheap: heavy imports
+    belong in `setup`.
 
-    A method may be an `async def`: the call ends when the coroutine does.
+    A method may be an `async def`: the call ends when the coroutine ends.
     """
 
     # True for a class that joins a process group: `context.rendezvous` is open, and no two ranks share a process.
     needs_own_process: ClassVar[bool] = False
     # Most ranks that a component of this class may have in a job; None: any number.
     most_ranks: ClassVar[int | None] = None
-    # Whether `setup` takes or gives back memory of accelerators: then those that share them are set up in turns.
+    # Whether `setup` takes or gives back memory of accelerators: then components that share them are set up in turns.
     uses_accelerators: ClassVar[bool] = True
     # Modules that `setup` imports, for a process that imports them once for many workers.
     imports: ClassVar[tuple[str, ...]] = ()
@@ -178,11 +186,15 @@ class Worker:
     def create_group(
         cls, config: Any = None, facts: JobFacts | None = None
     ) -> GroupBuilder:
-        """`create_group(config).launch(cluster, name=..., placement_strategy=...)` starts one process per slot.
+        """Return a builder of worker groups, whose `launch` starts one process per slot.
 
-        `facts`: of the job, the same for all of its groups; see `rlplace.workers.facts.facts_of`.
-        Raises WorkerMisuse for a class whose constructor has other arguments than `config` and `context`, or a method
-        with a name that the group itself has.
+        ::
+
+            create_group(config).launch(cluster, name=..., placement_strategy=...)
+
+        `config`: any value, which becomes `self.config` of each worker. `facts`: facts of the job, the same for all of
+        its groups; see `rlplace.workers.facts.facts_of`. Raise WorkerMisuse if the constructor of the class needs other
+        arguments than `config` and `context`, or a method has a name that WorkerGroup uses itself.
         """
         from rlplace.workers.launch.construction import check_constructor
         from rlplace.workers.launch.group import GroupBuilder, check_methods
@@ -194,25 +206,28 @@ class Worker:
     # ── called by the launcher and the loop ──────────────────────────────────────────────────────────────────────────
 
     def setup(self) -> None:
-        """Import, build and connect; ends with residency OFF. Collectives among the group's ranks are allowed.
+        """Import libraries, build the worker's state and connect. Called once, before all other methods.
 
-        Objects that were passed to `offload` leave the accelerators automatically when `setup` ends.
+        The worker must have residency OFF at the end; objects that were passed to `offload` leave the accelerators
+        automatically then. Collectives among the ranks of the group are allowed.
         """
 
     def move(self, to: Residency) -> MoveReport:
-        """Bring this rank's state on or off its accelerators. Moving to the present residency is allowed and free.
+        """Bring this rank's state on or off its accelerators; return the new residency and the measured bytes.
 
-        Moves what was given to `offload`; nothing else. Called by `Loop._move` as `placement.schedule.schedule_of`
-        decided. Raises AcceleratorOutOfMemory; then what had no room is where it was.
+        Only objects that were passed to `offload` move. A move to the present residency changes nothing. `Loop._move`
+        calls this as `placement.schedule.schedule_of` has decided. Raise AcceleratorOutOfMemory if an object has no
+        room; this object stays off.
         """
         if self._registered is not None:
             return self._registered.move(to)
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Discard this rank's data of an iteration that is repeated because a worker of any group was replaced.
+        """Discard this rank's data of `iteration`, which is repeated because a worker of any group was replaced.
 
-        Called on all ranks, new ones too, while no rank is working and all channels are empty.
+        Return metrics, by default none. Called on all ranks, replaced ranks too, while no rank is working and all
+        channels are empty.
         """
         if self._weight_ends is not None:
             self._weight_ends.begin_again()
@@ -223,33 +238,44 @@ class Worker:
     # ── state that a checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
 
     def save_state(self) -> Any:
-        """Return what the next iteration follows from: dicts, lists, numbers, texts, tensors and arrays, nested.
+        """Return the state from which the next iteration can go on, for a checkpoint. By default None.
 
-        None on all ranks but 0 where the ranks have the same state. Tensors may be those that the worker goes on with:
-        they are copied before it does. They are on the accelerators, or where `offload` has put them.
+        A state consists of dicts, lists, tuples, numbers, texts, bytes, None, tensors and NumPy arrays, nested. If all
+        ranks have the same state, return it on rank 0 and None on the others. Tensors need no copy: the caller copies
+        them before the worker continues, also tensors that `offload` has moved to the host.
         """
         return None
 
     def load_state(self, state: Any) -> None:
-        """Load what `save_state` has returned; its tensors are on the host. Called once, after `setup`."""
+        """Load a state that `save_state` has returned; its tensors are on the host.
+
+        Called at most once, after `setup`.
+        """
 
     def load_states(self, states: list[Any]) -> None:
-        """Take the states of all ranks that saved, in rank order; another number of ranks may have saved.
+        """Load this rank's state, given the states of all ranks that saved.
 
-        By default each rank takes its own, or that of rank 0 where the others have none.
+        Override it if the number of ranks may change. `states`: in rank order. By default each rank loads its own
+        state, or the state of rank 0 if all others are None.
         """
         from rlplace.workers.own_state import state_for
 
         self.load_state(state_for(self, states))
 
     def write_state(self, folder: str) -> Metrics:
-        """Write the result of `save_state` into `folder` in the background. Called by the loop."""
+        """Copy the result of `save_state` and write the copy into `folder` in the background. Return no metrics.
+
+        The loop of a run calls this.
+        """
         state = self.save_state()
         self._state_of_rank().write(Path(folder), state)
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Load this worker's state from a checkpoint's `folder`. Called by the loop before the first iteration."""
+        """Load this worker's state from the checkpoint in `folder`. Return no metrics.
+
+        The loop of a run calls this before the first iteration.
+        """
         states = self._state_of_rank().read(Path(folder))
         if not states:
             return {}
@@ -276,11 +302,11 @@ class Worker:
     # ── weights that go to another component, or come from one ───────────────────────────────────────────────────────
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the tensors that are sent to, or filled from, another component, by name.
+        """Return the tensors of this rank that are sent to another component or filled by another component, by name.
 
-        To be overridden, unless `weights_of` was called. They are the tensors themselves, not copies, and the same
-        names in source and target. A source of several ranks has the same values on all of them, or DTensors, as FSDP
-        does. A target gets the whole on each rank, in the dtype of its own tensors; of a DTensor, its part.
+        Override this method, or call `weights_of`. Return the tensors themselves, not copies. Source and target must
+        use the same names. The ranks of a source must have the same values, or DTensors, as FSDP has. Each rank of a
+        target gets whole tensors, in the dtype of its own tensors; of a DTensor, the rank gets its own shard.
         """
         if self._engine_of_weights is not None:
             from rlplace.workers.weights import only_taken
@@ -295,9 +321,9 @@ class Worker:
         return tensors_of(self._module_of_weights)
 
     def weights_of(self, module: nn.Module | GenerationEngine) -> None:
-        """Have `weights` return the parameters and buffers of a module; to be called once, in `setup`.
+        """Let `weights` return the parameters and buffers of `module`. Call this once, in `setup`.
 
-        An engine loads what is pulled, and sends nothing.
+        If `module` is an engine, the engine loads the weights that `pull_weights` receives; it cannot send weights.
         """
         from rlplace.workers.engines.generation import GenerationEngine
 
@@ -307,24 +333,27 @@ class Worker:
             self._module_of_weights = module
 
     def weights_loaded(self, version: int) -> None:
-        """Called once the tensors of `weights` have the values of `version`. By default it does nothing."""
+        """React to new weights: `pull_weights` calls this after it has loaded `version`. By default do nothing."""
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Send this rank's weights as `version`, which only goes up. Call it on the group, with `pull_weights`.
+        """Send this rank's weights as `version`; return the metrics of the push.
 
-        ::
+        Call this on the whole group, together with `pull_weights` of the receiving group::
 
             wait_all([learner.push_weights(version), sampler.pull_weights(version)])
 
-        `to`: the component that takes them; None: all that the job has planned. Between nodes, or between threads,
-        the push ends once all is taken. Raises WeightSyncError, NotResident, or as a channel.
+        `version`: greater than all versions before. `to`: the component that receives the weights; None: every
+        component with a planned sync from this one. Between nodes, or between threads, the push ends once the receivers
+        have taken all bytes. Raise WeightSyncError if no sync is planned or `weights` is wrong, NotResident if the
+        weights are offloaded, and the errors of a channel.
         """
         return self._ends_of_weights().push(version, to)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Wait for exactly `version`, whole; copy it into the tensors of `weights`, which stay the objects they are.
+        """Wait for exactly `version` of the weights, and copy it in place into the tensors of `weights`.
 
-        `source`: the component that sends them, if several do. On an error the weights in use stay as they are.
+        Return the metrics of the pull. `source`: the component that sends the weights; None: the only component with a
+        planned sync to this one. The copy begins after all weights have arrived with the expected names and shapes.
         """
         metrics = self._ends_of_weights().pull(version, source)
         self.weights_loaded(version)
@@ -338,7 +367,7 @@ class Worker:
         return self._weight_ends
 
     def _require_weights(self) -> None:
-        """Raise WeightSyncError if the job plans to send or fill weights that the class does not provide."""
+        """Raise WeightSyncError if a planned sync has this component as an end, and the class provides no weights."""
         component = self.context.slot.component
         facts = self.context.facts
         kind = type(self)
@@ -354,11 +383,11 @@ class Worker:
             raise undeclared(self)
 
     def onload(self) -> MoveReport:
-        """Bring all state onto the accelerators: `move(Residency.FULL)`."""
+        """Bring all state onto the accelerators; return the result of `move(Residency.FULL)`."""
         return self.move(Residency.FULL)
 
     def close(self) -> None:
-        """Release everything. Called once, also after a failure; must not block."""
+        """Release all resources of the worker. Called once, also after a failure; must not block."""
 
     # ── the worker's place ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -374,22 +403,22 @@ class Worker:
 
     @functools.cached_property
     def component(self) -> str:
-        """Name that the group was launched with."""
+        """Name of the worker's component, with which the group was launched."""
         return self.context.slot.component
 
     @functools.cached_property
     def log(self) -> logging.Logger:
-        """Logger of this worker, from level INFO on; its lines go where the worker prints."""
+        """Logger of this worker, from level INFO on. Its lines go to the same place as the worker's standard error."""
         return self.context.log
 
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
 
     def channel(self, name: str) -> Channel:
-        """Return this worker's end of a channel, by the channel's name.
+        """Return this worker's end of the channel `name`.
 
-        These are the channels that the group was launched with (`launch(..., channels=...)`; without that argument all
-        that the cluster had made by then), and those that were handed over as an argument of a method since.
-        Raises WorkerMisuse for any other name.
+        Known channels are the channels of `launch(..., channels=...)`, or without this argument all channels that the
+        cluster had made before the launch, and the channels that were arguments of a method call since. Raise
+        WorkerMisuse for any other name.
         """
         channels = self.context.channels
         if name in channels:
@@ -411,39 +440,42 @@ class Worker:
         )
 
     def world_size_of(self, component: str) -> int:
-        """Return the number of workers in another group. Raises WorkerMisuse for an unknown one."""
+        """Return the number of workers in the group of `component`. Raise WorkerMisuse if the group is unknown."""
         return self.context.messages.world_size(self.context.owner, component)
 
     def send(
         self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> None:
-        """Send a value to one rank of a launched group, also of this one; the receiver calls `recv`.
+        """Send a value to rank `rank` of the launched group `to`, which may be this worker's group.
 
-        `value`: anything that can be pickled, with arrays and tensors of any nesting; they travel as in a channel, by
-        shared memory or sockets. A tensor on a GPU is copied to the host, and arrives there. Returns once the message
-        is in the receiver's mailbox, which holds 64 messages for all ranks of a group on one node; until then it waits,
-        `timeout_s` seconds at most (None: 120).
+        The receiver calls `recv`. `value`: anything that can be pickled, with arrays and tensors nested in any way; it
+        travels as in a channel, by shared memory or sockets. A tensor on a GPU arrives as a tensor on the host. The
+        receiver's mailbox holds 64 messages for all ranks of a group on one node. Wait until the mailbox has room, at
+        most `timeout_s` seconds (None: 120).
 
-        Raises WorkerMisuse for a receiver that does not exist; ChannelBroken at once when the receiver's group has
-        ended; ChannelTimeout.
+        Raise WorkerMisuse if the receiver does not exist, ChannelBroken at once if the receiver's group has ended,
+        ChannelTimeout if the mailbox stays full.
         """
         self.context.messages.send(value, self.context.slot, to, rank, timeout_s)
 
     def recv(
         self, source: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Any:
-        """Return the next message of one rank of a launched group; messages of one sender keep their order.
+        """Wait for the next message from rank `rank` of the launched group `source`, and return its value.
 
-        What is returned is this worker's own, its tensors are on the host. Waits `timeout_s` seconds at most (None:
-        120). Raises WorkerMisuse for a sender that does not exist; ChannelBroken within a second when the sender's
-        group has ended and no message of it is left; ChannelTimeout, which names the sender.
+        Messages of one sender keep their order. This worker may change the value; its tensors are on the host. Wait at
+        most `timeout_s` seconds (None: 120). Raise WorkerMisuse if the sender does not exist, ChannelBroken within a
+        second if the sender's group has ended and no message of the sender is left, ChannelTimeout at the deadline.
         """
         return self._recv(source, rank, timeout_s)
 
     def send_async(
         self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Work:
-        """Begin a `send`: `await` the result, or call its `wait()`. The value must not change until then."""
+        """Begin a `send` in the background, with the same arguments; return the running operation.
+
+        End the operation with `await` or its `wait()`. The value must not change before the end.
+        """
         context = self.context
         return self._lanes.begin(
             ("send", to, rank),
@@ -453,7 +485,10 @@ class Worker:
     def recv_async(
         self, source: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Work:
-        """Begin a `recv`: `await` the message, or call `wait()` of the result."""
+        """Begin a `recv` in the background, with the same arguments; return the running operation.
+
+        `await` of the operation, or its `wait()`, returns the message.
+        """
         return self._lanes.begin(
             ("recv", source, rank), lambda: self._recv(source, rank, timeout_s)
         )
@@ -461,9 +496,9 @@ class Worker:
     def broadcast(
         self, value: Any = None, *, root: int = 0, timeout_s: float | None = None
     ) -> Any:
-        """Return the value of rank `root` on all ranks of the group; called by all of them, in the same order.
+        """Return the `value` of rank `root` on all ranks of the group. All ranks must call this, in the same order.
 
-        The value of other ranks than `root` is not looked at. Travels and fails as `send` and `recv`.
+        The `value` of other ranks is ignored. `timeout_s` and the errors are as in `send` and `recv`.
         """
         context = self.context
         slot = context.slot
@@ -492,16 +527,16 @@ class Worker:
     # ── memory of accelerators ───────────────────────────────────────────────────────────────────────────────────────
 
     def offload(self, *things: Any) -> MoveReport:
-        """Register what leaves the accelerators with the component; without arguments, `move(Residency.OFF)`.
+        """Register objects that leave the accelerators with the component. Without arguments, `move(Residency.OFF)`.
 
-        `things`: torch modules (parameters and buffers are there from residency WEIGHTS on, gradients at FULL),
-        optimizers (their state is there at FULL), tensors or mappings of tensors (from WEIGHTS on). A GenerationEngine
-        registers itself. Tensor objects stay what they are; only the memory below them comes and goes. Registered
-        things stay where they are until the next move; those that are registered in `setup` leave when it ends. The
-        bytes are accounted on the accelerators, where these are emulated.
+        Return the present residency and the measured bytes of the rank, as `move` does.
 
-        Returns what the rank holds now, measured, as `move`. Raises WorkerMisuse for what cannot be offloaded, and
-        AcceleratorOutOfMemory.
+        `things`: torch modules (parameters and buffers are on the accelerators at residencies WEIGHTS and FULL,
+        gradients at FULL), optimizers (their state is on the accelerators at FULL), tensors or mappings of tensors (at
+        WEIGHTS and FULL). A GenerationEngine registers itself. Tensor objects stay; only their memory is freed and
+        allocated again. Registered objects stay where they are until the next move; objects registered in `setup`
+        leave at its end. On emulated accelerators the bytes are accounted for. Raise WorkerMisuse if an object cannot
+        be offloaded, AcceleratorOutOfMemory if the bytes do not fit.
         """
         if not things:
             return self.move(Residency.OFF)
@@ -514,21 +549,21 @@ class Worker:
     # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def timer(self, name: str) -> AbstractContextManager[None]:
-        """Time a block: `with self.timer("simulate"): ...`.
+        """Return a context manager that measures the seconds of its block: `with self.timer("simulate"): ...`.
 
-        Its seconds are added to the metric `<component>/<name>_s`, of which the longest of all ranks counts, until
-        `take_metrics`; and to the record of the call, which the timeline of a run shows. Timers may be nested.
+        The seconds are added to the metric `<component>/<name>_s` until `take_metrics`; the maximum over ranks is
+        reported. They also appear in the record of the call, which the timeline of a run shows. Timers may be nested.
         """
         return self._collected.timer(self.context.slot.component, name)
 
     def metric(
         self, name: str, value: Any, *, reduce: Reduction = "mean", weight: float = 1.0
     ) -> None:
-        """Count a number as the metric `<component>/<name>`; a name with a `/` stays as it is.
+        """Add a number to the metric `<component>/<name>`, or to the metric `name` if it contains a `/`.
 
-        Numbers of one name are reduced in the same way over the calls until `take_metrics`, and over the ranks then.
-        `weight` counts in a mean only. What a method returns as a mapping of names to numbers counts too, as means.
-        Raises WorkerMisuse for what is no number, or for two reductions of one name.
+        `reduce`: mean, sum, max or min; it combines the numbers of a metric until `take_metrics`, and then the numbers
+        of all ranks. `weight`: weight of the number in a mean. If a method returns a mapping of names to numbers, these
+        become metrics too, as means. Raise WorkerMisuse if `value` is no number, or for two reductions of one metric.
         """
         context = self.context
         self._collected.add(
@@ -536,10 +571,11 @@ class Worker:
         )
 
     def take_metrics(self) -> Metrics:
-        """Return what `timer`, `metric` and results of methods have collected since the last call, and forget it.
+        """Return the metrics collected since the last `take_metrics`, and clear them.
 
-        The loop of a run calls this on every group after each stage, and writes the reduced numbers into the run's
-        metrics. In a loop of one's own: `reduce_metrics(group.take_metrics().wait())`.
+        Metrics come from `timer`, `metric` and results of methods. The loop of a run calls this on every group after
+        each stage, and writes the reduced numbers into the run's metrics. A custom loop calls
+        `reduce_metrics(group.take_metrics().wait())`.
         """
         return self._collected.take()
 
@@ -548,14 +584,15 @@ class Worker:
     def process_group(
         self, backend: str | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> Any:
-        """Join the default process group of torch.distributed with all ranks of the group, and return it. A collective.
+        """Join the default process group of torch.distributed with all ranks of the group, and return it.
 
-        For classes with `needs_own_process = True`. `backend` None: nccl on GPUs, else gloo. `timeout_s`: for all ranks
-        to join, and of each collective. Called again, it returns the same group. It is left when the worker closes.
+        A collective, for classes with `needs_own_process = True`. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else
+        gloo. `timeout_s`: the most seconds until all ranks have joined, and the timeout of each collective. A second
+        call returns the open process group. The worker leaves it when the worker closes.
 
-        A plain `torch.distributed.init_process_group()` works as well in a process of its own: RANK, WORLD_SIZE,
-        LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set before the constructor runs.
-        Raises WorkerMisuse; ClusterError, which names the ranks that did not come.
+        A plain `torch.distributed.init_process_group()` works as well: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+        MASTER_ADDR and MASTER_PORT are set before the constructor runs. Raise WorkerMisuse for a class without
+        `needs_own_process`, or if the open process group has other ranks; ClusterError, which names the missing ranks.
         """
         if not self.needs_own_process:
             raise WorkerMisuse(
@@ -578,7 +615,10 @@ class Worker:
         self._collected.begin_call()
 
     def _end_call(self, method: str, result: Any) -> None:
-        """Collect the results and timers of a method that has ended without an error."""
+        """Collect the metrics in a method's result, and account for memory that the method has changed.
+
+        Called after each method that has ended without an error. After `setup`, also offload the registered objects.
+        """
         if self._registered is not None:
             if method == "setup":
                 self.move(Residency.OFF)
@@ -592,7 +632,7 @@ class Worker:
 
 
 class RoleWorker(Worker):
-    """Base of the shipped workers. Owns what it has opened, and closes it in reverse order."""
+    """Base class of the workers that come with rlplace. Owns opened resources, and closes them in reverse order."""
 
     # The metrics and messages of these workers are handled by the run itself.
     with_tools: ClassVar[bool] = False
@@ -612,9 +652,10 @@ class RoleWorker(Worker):
     def create_group(
         cls, config: Any = None, facts: JobFacts | None = None
     ) -> GroupBuilder:
-        """Return the group of a job's component; `config` is the result of `Job.arguments`.
+        """Return a builder of worker groups for a component of a job. `config`: the result of `Job.arguments`.
 
-        Raises WorkerMisuse for the config of a whole job, which `rlplace.FSDPActor` and similar classes take.
+        `facts`: as in `Worker.create_group`. Raise WorkerMisuse if `config` is None or a mapping, such as the config of
+        a whole job, which `rlplace.FSDPActor` and similar classes take.
         """
         if config is None or isinstance(config, Mapping):
             raise WorkerMisuse(
@@ -628,7 +669,10 @@ class RoleWorker(Worker):
         return super().create_group(config, facts)
 
     def _require(self, needs: Residency, method: str) -> None:
-        """Raise NotResident if the residency is below `needs`."""
+        """Raise NotResident if the residency is below `needs`.
+
+        `method`: the method that needs the memory, for errors.
+        """
         if self.residency < needs:
             raise not_resident(
                 self.context.owner, method, has=self.residency, needs=needs
@@ -661,7 +705,11 @@ def cancelled(owner: str, method: str) -> ChannelBroken:
 def out_of_step(
     owner: str, error: str, *, got: str, expected: str, **facts: Any
 ) -> ChannelMisuse:
-    """Build the error for a message of an unexpected step, stage group or row. `error`: its name in the texts."""
+    """Return the error for a message of an unexpected step, stage group or row.
+
+    `owner`: name of the receiver. `error`: which text of the error code to use. `got`, `expected`: description of the
+    message and of the expected message. `facts`: further values for the text.
+    """
     unexpected = problem(
         "out-of-step", owner, got, error=error, expected=expected, **facts
     )

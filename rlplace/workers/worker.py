@@ -82,7 +82,7 @@ class WorkerContext:
     world_size: int
     device: Device  # memory of this slot's accelerators: accounted if emulated, real on a GPU
     rendezvous: Rendezvous
-    channels: Mapping[str, Channel]  # this worker's ends of its channels, by channel name
+    channels: Mapping[str, Channel]  # this worker's ends, by name
     # Job folder in this node's shared memory, removed when the job ends; None if all workers are threads
     folder: Path | None = None
     # Shared with the other workers of the process

@@ -17,19 +17,19 @@ class Clock:
     """Real time of this machine; waits block for as long as they last."""
 
     def now(self) -> float:
-        """Return seconds from an arbitrary start; only differences are meaningful."""
+        """Return the seconds since an arbitrary start; only differences of two results are meaningful."""
         return time.perf_counter()
 
     def epoch(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the seconds since 1970-01-01 00:00 UTC."""
         return time.time()
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        """Wait for several calls, as `group.wait_all` does."""
+        """Wait for several calls; return the results of each call by rank, as `group.wait_all` does."""
         return wait_all(pending, timeout_s)
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
-        """Return True once any of `calls` has ended, False if none ended within `timeout_s`."""
+        """Wait until any of `calls` has ended; return False if no call ended within `timeout_s` seconds, else True."""
         wait_until(calls, timeout_s, concurrent.futures.FIRST_COMPLETED)
         return any(call.done() for call in calls)
 

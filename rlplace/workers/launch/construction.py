@@ -25,7 +25,7 @@ _POSITIONAL = (
 
 
 def check_constructor(worker: type[Worker]) -> None:
-    """Raise WorkerMisuse if a constructor needs arguments that the launcher cannot give."""
+    """Raise WorkerMisuse if the constructor of a worker class needs arguments that the launcher cannot give."""
     if unknown_arguments(worker):
         raise WorkerMisuse(
             problem(
@@ -38,9 +38,10 @@ def check_constructor(worker: type[Worker]) -> None:
 
 
 def unknown_arguments(worker: type[Worker], keys: Collection[str] = ()) -> list[str]:
-    """Return the arguments that a constructor needs and the launcher cannot give.
+    """Return the names of the arguments that a constructor needs and the launcher cannot give.
 
-    `keys`: those of the worker's config. An argument with the name of a key asks for its value, and gets none.
+    `keys`: keys of the worker's config. An argument named as a key counts as well, because the launcher does not pass
+    values of single keys.
     """
     wanted = _parameters(worker)
     required = [p for p in wanted if p.kind in _POSITIONAL and p.default is p.empty]
@@ -55,7 +56,7 @@ def unknown_arguments(worker: type[Worker], keys: Collection[str] = ()) -> list[
 
 
 def constructor_text(worker: type[Worker]) -> str:
-    """Return the head of a constructor, without types."""
+    """Return the first line of a constructor's definition, without types: `def __init__(self, config)`."""
     written = inspect.signature(worker.__init__)
     plain = [
         parameter.replace(annotation=inspect.Parameter.empty)
@@ -68,7 +69,7 @@ def constructor_text(worker: type[Worker]) -> str:
 
 
 def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Worker:
-    """Create a worker; `config` and `context` are set before its constructor runs."""
+    """Create and return a worker, whose attributes `config` and `context` are set before its constructor runs."""
     made = worker.__new__(worker)
     made.config = config
     made.context = context
@@ -79,7 +80,7 @@ def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Work
 def _arguments(
     worker: type[Worker], config: Any, context: WorkerContext
 ) -> tuple[Any, ...]:
-    """Return the arguments of the constructor: none, the config, or the config and the context."""
+    """Return the positional arguments for the constructor: none, one or both of `config` and `context`."""
     wanted = _parameters(worker)
     if any(p.kind is p.VAR_POSITIONAL for p in wanted):
         return config, context

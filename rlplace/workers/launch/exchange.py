@@ -17,9 +17,9 @@ T = TypeVar("T")
 def exchanged(
     value: Any, kinds: tuple[type, ...], by: Callable[[Any], Any], depth: int = _DEPTH
 ) -> Any:
-    """Return `value` with `by` applied to each instance of `kinds`, also inside containers.
+    """Return a copy of `value` in which each instance `x` of `kinds` is replaced by `by(x)`, also inside containers.
 
-    Returns `value` itself if nothing is replaced. Containers are lists, tuples, dictionaries and dataclasses, nested at
+    Return `value` itself if nothing is replaced. Containers are lists, tuples, dictionaries and dataclasses, nested at
     most `depth` levels.
     """
     if isinstance(value, kinds):
@@ -45,7 +45,7 @@ def exchanged(
 def _kept_or(
     value: T, items: list[Any], before: Any, make: Callable[[list[Any]], T]
 ) -> T:
-    """Return a new container if an item has changed, else the old one."""
+    """Return `value` if `items` are the same objects as the items `before`, else the new container `make(items)`."""
     if all(new is old for new, old in zip(items, before, strict=True)):
         return value
     return make(items)

@@ -24,7 +24,10 @@ _VALUE = 3.0
 def known_obstacle(
     environment: Mapping[str, str] = os.environ, release: str = platform.release()
 ) -> str | None:
-    """Return why GPU memory cannot be shared, if that is known without a try."""
+    """Return why processes cannot share GPU memory, or None if only a try can tell.
+
+    `environment`: environment variables of the processes. `release`: release name of the operating system's kernel.
+    """
     for name in _ALLOCATOR:
         if "expandable_segments:true" in environment.get(name, "").lower():
             return f"{name} has expandable_segments, whose memory is shared by a call that many containers refuse"
@@ -38,7 +41,10 @@ def known_obstacle(
 
 
 def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
-    """Try to share memory of `device` between two processes; return why it failed, or None. Takes seconds."""
+    """Try to share memory of `device` between two processes; return why the try failed, or None if it succeeded.
+
+    The try takes seconds, at most `deadline_s`. No try is made if an obstacle is known already.
+    """
     if device.startswith("cuda") and (why := known_obstacle()):
         return why
     tried = subprocess.Popen(

@@ -21,7 +21,7 @@ _END_S = 5.0  # longest wait for the thread to end; no look blocks
 
 
 class _Question:
-    """A question that a worker has not answered yet."""
+    """A question to a worker about its running method. `answer`: the future answer."""
 
     def __init__(self, answer: Future[str]) -> None:
         self.answer = answer
@@ -31,10 +31,10 @@ class _Question:
 
 
 class Heartbeat:
-    """One thread that asks the busy workers of all groups what they are doing; one open question for each worker.
+    """A thread that asks the busy workers of `groups` what they are doing, and fails the calls of silent workers.
 
-    Workers in set-up are not asked, because imports and engines block the interpreter for long. `ray.start_timeout_s`
-    limits set-up.
+    Each worker has at most one open question, and `heartbeat_s` seconds to answer. Workers in set-up are not asked,
+    because imports and engines block the interpreter for long; `ray.start_timeout_s` limits set-up. Use it in a `with`.
     """
 
     def __init__(self, groups: Sequence[WorkerGroup], heartbeat_s: float) -> None:
@@ -61,7 +61,7 @@ class Heartbeat:
             self.look()
 
     def look(self) -> None:
-        """Take answers, fail the calls of workers whose answer is overdue, and ask the other busy workers."""
+        """Take the answers, fail the calls of workers whose answers are overdue, and ask the other busy workers."""
         busy = {
             group.handles[rank]: (group, call)
             for group in self._groups

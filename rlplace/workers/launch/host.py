@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """Everything that a group's workers are created from."""
+    """Values from which the workers of a group are created."""
 
     name: str
     worker: type[Worker]
@@ -48,7 +48,10 @@ class GroupSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """A method returned `value`. `record`: its measurements; None for a method that did not run."""
+    """Outcome of a method that returned `value`.
+
+    `record`: times of the call; None for the `close` of a worker that does not exist.
+    """
 
     value: Any
     record: CallRecord | None = None
@@ -56,7 +59,11 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A method raised, or its process died. Pickling keeps `cause` if it survives a round trip, else only the texts."""
+    """Outcome of a method that raised an error, or whose process died.
+
+    `what`: the error as a text. `traceback`: formatted traceback; None if the process died. `cause`: the error itself,
+    if there is one; pickling keeps `cause` if the copy can be unpickled, else only the texts.
+    """
 
     what: str
     traceback: str | None = None
@@ -64,7 +71,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Convert an error; keep the innermost traceback frames and leave out those of this module."""
+        """Return the failure for an error. The traceback leaves out the outermost frames if they are of this module."""
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
@@ -80,7 +87,11 @@ class Failure:
         return _revived, (self.what, self.traceback, self._pickled(pickle.dumps))
 
     def _pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
-        """Pickle the cause if a copy can be made: by its own pickling, else by its class and attributes."""
+        """Return the pickled cause, or the pickled None if no copy of the cause can be unpickled.
+
+        `dumps`: the pickling function. The first try uses the pickling of the cause's class, the second try its class
+        and attributes.
+        """
         for way in (lambda cause: cause, _by_attributes):
             try:
                 data = dumps(way(self.cause))
@@ -91,7 +102,10 @@ class Failure:
         return pickle.dumps(None)
 
     def carried(self, dumps: Callable[[Any], bytes]) -> Failure:
-        """Return the failure with its cause pickled by `dumps`, which may support classes that pickle does not."""
+        """Return an equal failure whose cause is pickled already, by `dumps`.
+
+        `dumps`: a pickling function that may support more classes than `pickle.dumps`.
+        """
         return _Carried(
             what=self.what, traceback=self.traceback, data=self._pickled(dumps)
         )
@@ -99,7 +113,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Carried(Failure):
-    """A Failure on its way to the driver."""
+    """A Failure on its way to the driver. `data`: the pickled cause."""
 
     data: bytes
 
@@ -108,7 +122,10 @@ class _Carried(Failure):
 
 
 class _ByAttributes:
-    """Pickles an exception by its attributes: it is rebuilt without its constructor, whose arguments are unknown."""
+    """Wrapper that pickles an exception by its class and attributes.
+
+    Unpickling returns the exception without a call of its constructor, whose arguments are unknown.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -143,13 +160,13 @@ Request = tuple[str, tuple[Any, ...], Mapping[str, Any]]  # a method and its arg
 
 
 class WorkerHost:
-    """One worker, before and after it is created.
+    """Creates one worker and runs its methods.
 
-    `build` and `run` are called from the worker's own thread, `cancel` and `where` from any other thread.
+    The worker's thread calls `build` and `run`; any other thread may call `cancel` and `where`.
     """
 
     def __init__(self, *, shows_failures: bool = False) -> None:
-        """`shows_failures`: also write the traceback of a failure to standard error."""
+        """Make a host without a worker. `shows_failures`: whether tracebacks of failures also go to standard error."""
         self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None
@@ -174,9 +191,12 @@ class WorkerHost:
         lending: Lending | None = None,
         place: Place | None = None,
     ) -> None:
-        """Create the worker. An error of the constructor is returned by the first call, so no caller has to wait here.
+        """Create the worker. An error does not pass through: every later call returns it as a failure.
 
-        `place`: where addresses of channels are connected to.
+        `spec`: spec of the worker's group. `slot`: slot of the worker. `device`: the slot's accelerators. `rendezvous`:
+        address where the group's ranks join. `folder`: job folder in shared memory; None if all workers are threads.
+        `lending`: shared with the other workers of the process. `place`: the place from which addresses of channels are
+        connected; None if channels are passed as they are.
         """
         try:
             if place is not None:
@@ -209,13 +229,13 @@ class WorkerHost:
             self.refuse(error)
 
     def refuse(self, error: BaseException) -> None:
-        """Answer every call with `error`; the worker will not be created."""
+        """Make every later call return `error` as a failure, in place of creating the worker."""
         self._failure = self._failed(error)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Run methods in order, as `call` does.
+        """Run methods in order, as `call` does, and return their outcomes.
 
-        The list ends at the first failure or after `cancel`; later methods do not run.
+        The list ends with the first failure, or early after `cancel`; the later methods do not run.
         """
         outcomes: list[Outcome] = []
         for method, args, kwargs in requests:
@@ -229,7 +249,10 @@ class WorkerHost:
     def call(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run a method. `close` removes the worker; it is called at most once."""
+        """Run a method of the worker and return its outcome; an error becomes a Failure.
+
+        The method `close` also removes the worker, so that later calls fail.
+        """
         worker = self._worker
         context = self._context
         if method == "close":
@@ -273,11 +296,11 @@ class WorkerHost:
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
 
     def _received(self, arguments: Any) -> Any:
-        """Replace channels among the arguments of a call by the worker's own ends."""
+        """Return the arguments of a call, with the worker's own ends in place of channels and channel addresses."""
         return exchanged(arguments, self._kinds, self._own_end)
 
     def _own_end(self, handed: Channel | ChannelAddress) -> Channel:
-        """Return the worker's end of a passed channel; from now on the worker finds it by its name."""
+        """Return the worker's end of a channel that a call has passed, and register the end by its name."""
         assert self._context is not None, "a worker has a context"
         name = handed.spec.name
         known = self._channels.get(name)
@@ -295,13 +318,13 @@ class WorkerHost:
         return handed.named(self._context.owner)
 
     def meet(self, mailboxes: Sequence[Mailbox]) -> None:
-        """Register mailboxes of other groups, for messages."""
+        """Register the mailboxes of launched groups, so that the worker can send messages to these groups."""
         if self._context is not None:
             ends = exchanged(tuple(mailboxes), self._kinds, self._end_of)
             self._context.messages.meet(ends)
 
     def part(self, group: str, why: str) -> None:
-        """Record that a group has ended."""
+        """Record that `group` has ended. `why`: the reason, for errors of the worker's messages."""
         if self._context is not None:
             self._context.messages.part(group, why)
 
@@ -319,7 +342,10 @@ class WorkerHost:
         self._cancelled.clear()
 
     def where(self) -> str:
-        """Name the running method and its lines, "" if none runs: `generate, at rollout.py:83 in generate`."""
+        """Return the running method and its source lines, or "" if no method runs.
+
+        Example: `generate, at rollout.py:83 in generate`.
+        """
         if (running := self._running) is None:
             return ""
         frame = sys._current_frames().get(running[0])
@@ -339,7 +365,7 @@ class WorkerHost:
 
 
 def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run an `async def` to its end, in an event loop of its own."""
+    """Run a coroutine to its end in a new event loop, and return its result."""
     # Imported here: most processes do not need it.
     import asyncio
 
@@ -347,7 +373,7 @@ def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _show_log(log: logging.Logger) -> None:
-    """Print the lines of a worker's logger, unless this process has configured logging."""
+    """Make a worker's logger write to standard error from level INFO on, unless this process has configured logging."""
     if log.handlers or logging.getLogger().handlers:
         return
     lines = _ToStandardError()
@@ -358,7 +384,7 @@ def _show_log(log: logging.Logger) -> None:
 
 
 class _ToStandardError(logging.Handler):
-    """A handler that writes to the current standard error, which is the worker's file in the worker's thread."""
+    """A log handler that writes to the present `sys.stderr`, which in a worker's thread is the worker's file."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

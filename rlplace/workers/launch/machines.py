@@ -38,10 +38,11 @@ _MIB = 1 << 20
 def declared_topology(
     config: ClusterConfig, sources: Mapping[str, Source] | None = None
 ) -> Topology:
-    """Make the topology of the config.
+    """Return the topology that the `cluster` block of a config declares.
 
-    `auto` is filled in from this machine. Machines that are declared one by one need not exist: the launcher checks
-    them. Machines of a Ray cluster are read from Ray. Raises ClusterError, PlacementError.
+    `sources`: the file and line of each config key, for errors. The value `auto` is filled in from this machine. With
+    `ray.machines: true`, the machines are read from the Ray cluster. Machines in `nodes` need not exist; the launcher
+    checks them later. Raise ClusterError, PlacementError or ConfigError.
     """
     if config.ray.machines:
         return _met_topology(config, sources or {})
@@ -68,7 +69,10 @@ def declared_topology(
 
 
 def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topology:
-    """Read the machines from the Ray cluster at `ray.address`, as a run will find them. Also raises ClusterError."""
+    """Return the topology of the running Ray cluster at `ray.address`.
+
+    Raise ConfigError if the config has no address or declares `nodes` too, ClusterError if the machines do not suffice.
+    """
     if config.ray.address is None:
         key = "cluster.ray.address"
         raise config_error(
@@ -119,7 +123,10 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
 
 
 def _machines_of(ray: RayConfig) -> list[Machine]:
-    """List the machines of a running Ray cluster. Raises ClusterError, and ConfigError if Ray is not installed."""
+    """Return the machines of a running Ray cluster.
+
+    Raise ClusterError if the cluster cannot be reached, ConfigError if Ray is not installed.
+    """
     from rlplace.workers.ray_launch.session import RaySession
 
     session = RaySession(ray)
@@ -142,7 +149,10 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
 def await_machines(
     ray: RayConfig, slots: Sequence[Slot], topology: Topology, wait_s: float
 ) -> None:
-    """Wait until the Ray cluster has the machines that `slots` use. Raises ClusterError, PlacementError."""
+    """Wait until the Ray cluster has the machines that `slots` use, at most `wait_s` seconds.
+
+    Raise ClusterError or PlacementError if a machine or its accelerators are still missing then.
+    """
     from rlplace.workers.launch.reservation import check_size, node_uses
     from rlplace.workers.ray_launch.session import RaySession
 
@@ -170,10 +180,11 @@ def count_topology(
     *,
     local: bool,
 ) -> Topology:
-    """Make nodes that are all alike.
+    """Return a topology of equal nodes.
 
-    `local`: the nodes are this machine, which must have enough accelerators; else ClusterError is raised. GPUs of this
-    machine have their products and memory. For another cluster both are unknown.
+    `accelerators_per_node`: a number, or "auto": all visible GPUs of this machine, or the emulated accelerators that
+    `accelerator` names. `local`: whether the nodes are this machine; if so, raise ClusterError if it has too few GPUs.
+    GPUs get the product and memory of this machine's GPUs; both stay unknown for a given number on another cluster.
     """
     kind = accelerator.kind
     gpus = () if kind == "emulated" else visible_gpus()
@@ -219,7 +230,7 @@ def count_topology(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. Unknown values stay empty."""
+    """One GPU of this machine. Unknown values are empty or 0."""
 
     uuid: str = ""
     product: str = ""
@@ -227,14 +238,15 @@ class Gpu:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """List the GPUs that this process may use. Waits at most LIST_S for nvidia-smi."""
+    """Return the GPUs that this process may use by CUDA_VISIBLE_DEVICES. Wait at most LIST_S seconds for nvidia-smi."""
     return visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
-    """List all GPUs of this machine.
+    """Return all GPUs of this machine, in the order of nvidia-smi.
 
-    If nvidia-smi is missing, fails, is late or cannot be parsed, the GPUs are only counted.
+    `deadline_s`: the most seconds to wait for nvidia-smi. If nvidia-smi is missing, fails, is late or cannot be parsed,
+    the GPUs are only counted: return that many empty `Gpu()`.
     """
     described: tuple[Gpu, ...] = ()
     # Output goes to a file: a pipe might never be closed.
@@ -264,9 +276,9 @@ def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
-    """Parse the answer to QUERY, one GPU a line.
+    """Return the GPUs in `text`, the output of QUERY with one GPU per line.
 
-    Return nothing if a line has another form: GPU numbers would shift.
+    Return an empty tuple if any line has another form, because the numbers of the later GPUs would be wrong.
     """
     gpus: list[Gpu] = []
     for line in filter(str.strip, text.splitlines()):
@@ -283,10 +295,10 @@ def parse(text: str) -> tuple[Gpu, ...]:
 
 
 def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
-    """Select the GPUs that `names` (CUDA_VISIBLE_DEVICES) leaves, in its order.
+    """Return the GPUs among `gpus` that `names` makes visible, in the order of `names`.
 
-    A name is a number or the beginning of a UUID. As in CUDA, the list ends at the first name that does not exist. Of a
-    MIG slice, only its existence is known.
+    `names`: the value of CUDA_VISIBLE_DEVICES, numbers or beginnings of UUIDs; None: all `gpus` are visible. As in
+    CUDA, the list ends at the first name that does not exist. A MIG slice gives an empty `Gpu()`.
     """
     if names is None:
         return tuple(gpus)
@@ -314,7 +326,7 @@ def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
 
 
 def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
-    """Group neighbouring GPUs that are alike."""
+    """Return the runs of neighbouring GPUs with the same product and memory, in order."""
     alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
     return tuple(
         Run(count=sum(1 for _ in group), product=product, memory_bytes=size)

@@ -17,20 +17,20 @@ from rlplace.placement.language.slots import Slot
 
 
 def output_file(folder: Path | None, slot: Slot) -> Path | None:
-    """Return the output file of a rank; None: the output of its process."""
+    """Return the path of the file for what a rank prints, or None if `folder` is None (no such files)."""
     if folder is None:
         return None
     return folder / f"{slot.component}-{slot.rank}.txt"
 
 
 class Outputs:
-    """Owns sys.stdout and sys.stderr of a process until `close`: each thread writes to its worker's file.
+    """Owns sys.stdout and sys.stderr of a process until `close`: the thread of each worker writes to the worker's file.
 
-    Other threads write where they did before; in a process that has only workers, to the first worker's file.
+    Other threads write to the earlier streams; in a process that has only workers, to the first worker's file.
     """
 
     def __init__(self, files: Sequence[Path | None] = ()) -> None:
-        """`files`: files of the workers, in a process that has only workers."""
+        """Replace sys.stdout and sys.stderr. `files`: output files of all workers, if the process has only workers."""
         self._of_thread = threading.local()
         self._opened: dict[Path, TextIO] = {}
         if files and files[0] is not None and (whole := self._open(files[0])):
@@ -48,7 +48,10 @@ class Outputs:
         sys.stdout, sys.stderr = self._ours
 
     def enter(self, file: Path | None, owner: str) -> None:
-        """Send what this thread writes to a file. If the file cannot be written, nothing changes."""
+        """Direct the output of the calling thread to `file`, which first gets a line about the process.
+
+        `owner`: name of the worker, for this line. If `file` is None or cannot be written, change nothing.
+        """
         if file is not None and (opened := self._open(file)):
             self._of_thread.file = opened
             began = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -57,16 +60,19 @@ class Outputs:
             )
 
     def close(self) -> None:
-        """Restore the earlier streams.
+        """Restore the earlier sys.stdout and sys.stderr.
 
-        If other code has put its own streams on top, ours are removed once it puts ours back.
+        If other code has replaced the streams of this object since, its streams stay until that code restores ours.
         """
         for ours in self._ours:
             ours.ended = True
         sys.stdout, sys.stderr = _living(sys.stdout), _living(sys.stderr)
 
     def _open(self, file: Path) -> TextIO | None:
-        """Open a file once, with whole lines written at once. None if that fails."""
+        """Return the stream that appends whole lines to `file`, opened at the first call.
+
+        Return None if opening fails.
+        """
         with contextlib.suppress(OSError):
             if file not in self._opened:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +117,7 @@ class Above(io.TextIOBase):
         return True
 
     def close(self) -> None:
-        """Only flush: other code still writes here, and the code that installed this stream restores the one below."""
+        """Flush the stream and leave it open, because other code still writes to it."""
         self.flush()
 
 
@@ -136,14 +142,14 @@ class ByThread(Above):
 
 
 def _living(stream: TextIO) -> TextIO:
-    """Return the first stream below that has not ended."""
+    """Return `stream`, or if it is a ByThread that has ended, the first stream below it that has not ended."""
     while isinstance(stream, ByThread) and stream.ended:
         stream = stream.others
     return stream
 
 
 def _is_debugged() -> bool:
-    """Return whether pdb traces this thread."""
+    """Return whether pdb, or a debugger built on bdb, traces the calling thread."""
     # bdb is not imported here: it is loaded only while debugging.
     bdb = sys.modules.get("bdb")
     return bdb is not None and isinstance(

@@ -22,7 +22,10 @@ _OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
 
 
 def socket_folder(behind: int = _OURS) -> Path:
-    """Return the folder for temporary files, or /tmp if a socket path with `behind` more bytes is too long there."""
+    """Return the folder for temporary files, or /tmp if socket paths in the former would be too long.
+
+    `behind`: number of bytes that a socket path adds to the folder's path.
+    """
     usual = Path(tempfile.gettempdir())
     if _fits(usual, behind):
         return usual
@@ -30,9 +33,10 @@ def socket_folder(behind: int = _OURS) -> Path:
 
 
 def ray_variables() -> Mapping[str, str]:
-    """Return the variables that make Ray put its sockets into a short folder, if TMPDIR is a long one.
+    """Return environment variables that make Ray put its sockets into /tmp, if the path of TMPDIR is too long.
 
-    Raises ClusterError for a RAY_TMPDIR that is too long: Ray itself would fail in the middle of its start.
+    Return no variables if TMPDIR is short or RAY_TMPDIR is set. Raise ClusterError if RAY_TMPDIR is too long: Ray
+    itself would fail in the middle of its start.
     """
     own = os.environ.get("RAY_TMPDIR")
     if own is None:
@@ -55,7 +59,7 @@ def ray_variables() -> Mapping[str, str]:
 
 
 def vllm_variables() -> Mapping[str, str]:
-    """Return the variables that make vLLM put its sockets into a short folder, if TMPDIR is a long one."""
+    """Return environment variables that make vLLM put its sockets into /tmp, if the path of TMPDIR is too long."""
     if not _fits(Path(tempfile.gettempdir()), _OF_VLLM):
         return {"VLLM_RPC_BASE_PATH": str(SHORT)}
     return {}

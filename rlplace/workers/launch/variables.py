@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def reserve_port(host: str) -> socket.socket:
-    """Bind a free port without listening.
+    """Return a socket that is bound to a free port of `host` and does not listen.
 
-    While the socket is open, Linux gives the port to no other program. A socket that asks for exactly this port with
-    SO_REUSEADDR, as torch's store does, can listen on it, also again after it was closed.
+    While the socket is open, Linux gives the port to no other program. Another socket that asks for exactly this port
+    with SO_REUSEADDR, as torch's store does, can listen on the port, also several times in succession.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -28,10 +28,11 @@ def reserve_port(host: str) -> socket.socket:
 def torch_variables(
     slots: Sequence[Slot], slot: Slot, device: Device, rendezvous: Rendezvous
 ) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE and the other variables of the rank at `slot`, one of `slots`.
+    """Return the environment variables of torch.distributed, such as RANK and WORLD_SIZE, for the rank at `slot`.
 
-    LOCAL_RANK is the argument of `torch.cuda.set_device`: the number of the rank's GPU among those that the process
-    sees, 0 if it sees only its own. Without a GPU, LOCAL_RANK counts the group's ranks on the node.
+    `slots`: all slots of the rank's group. `device`: the rank's device. `rendezvous`: the source of MASTER_ADDR and
+    MASTER_PORT. LOCAL_RANK is the argument of `torch.cuda.set_device`: the number of the rank's GPU among the GPUs that
+    the process sees. Without a GPU, LOCAL_RANK counts the group's ranks on the node.
     """
     _, _, index = device.torch_name.partition(":")
     local = [other for other in slots if other.node == slot.node]

@@ -78,9 +78,9 @@ _MEET_S = 30.0  # deadline for the workers of all groups to learn of new groups
 
 
 class Cluster:
-    """Nodes and their accelerators.
+    """The nodes of a job and their accelerators, on which worker groups are launched.
 
-    The cluster starts with `start` or at the first use. It owns everything that is launched on it until `close`.
+    The cluster starts with `start` or at the first use. Until `close`, it owns all launched groups and channels.
     """
 
     def __init__(
@@ -102,17 +102,20 @@ class Cluster:
         num_gpus_per_node: int | None = None,
         distributed_log_dir: Path | str | None = None,
     ) -> None:
-        """Use one node with all of its accelerators on Ray, unless the arguments say otherwise.
+        """Describe the cluster without starting it. By default: one node with all of its accelerators, on Ray.
 
-        `cluster_cfg`: the `cluster` block of a config; a mapping or a DictConfig works too. Arguments that are given
-        beside it override its keys. `topology` overrides the counts, for machines that differ. The start fails unless
-        each node has `shared_bytes` of shared memory free.
+        `num_nodes`: number of nodes. `accelerators_per_node`: a number, or "auto": all that a node has. `cluster_cfg`:
+        the `cluster` block of a config, as a ClusterConfig, a mapping or a DictConfig; other arguments override its
+        keys. `accelerator`: kind and memory of the accelerators. `launcher`: "ray", or "inline" for workers that are
+        threads of this process. `ray`, `comm`: settings of Ray and of channels. `topology`: nodes that differ from each
+        other, in place of the numbers. `shared_bytes`: bytes of free shared memory that the start requires, by node
+        rank.
 
-        `tell` is called with one line for each step of the start, also from other threads. `workers`: classes that will
-        be launched; their modules are imported early. `output`: folder for what workers print and log, one file per
+        `tell`: called with one line for each step of the start, also from other threads. `workers`: classes that will
+        be launched, whose modules are imported early. `output`: folder for what workers print and log, one file per
         rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files, or the output of this process.
         `variables`: environment variables for all worker processes. `num_gpus_per_node` and `distributed_log_dir` are
-        RLinf's names of `accelerators_per_node` and `output`. Raises ConfigError.
+        RLinf's names of `accelerators_per_node` and `output`. Raise ConfigError if `cluster_cfg` is wrong.
         """
         # The environment of this process also becomes the workers' environment.
         keep_local()
@@ -235,9 +238,9 @@ class Cluster:
         )
 
     def start(self) -> None:
-        """Connect to the machines.
+        """Connect to the machines. Idempotent. Raise ClusterError if a machine is missing or the cluster is closed.
 
-        Without `start`, the first `channel` or launch connects. Idempotent. Raises ClusterError.
+        Without a call of `start`, the first channel or launch connects.
         """
         if self._closed:
             raise ClusterError(problem("cluster-closed", "cluster"))
@@ -247,9 +250,10 @@ class Cluster:
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
-        """Reserve the accelerators that `slots` use, or all of them.
+        """Reserve the accelerators that `slots` use (None: all accelerators of the cluster).
 
-        Only the first call reserves; later calls change nothing. Raises ClusterError that names what is missing.
+        Only the first call reserves; later calls change nothing. Raise ClusterError, which names the missing
+        accelerators, if the reservation fails.
         """
         self.start()
         if self._reserved:
@@ -261,9 +265,10 @@ class Cluster:
     def channel(
         self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()
     ) -> Channel:
-        """Create a channel and return the driver's end.
+        """Create a channel and return the driver's end of the channel.
 
-        The channel lives at the planned `locations`; without them, on the driver's node. Each name can be used once.
+        `spec`: name, capacity and keys of the channel; each name can be used once. `locations`: the planned nodes or
+        processes in which the channel's keys live; empty: the driver's node.
         """
         self.start()
         if spec.name in self._channels:
@@ -277,7 +282,7 @@ class Cluster:
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """The channels that `channel` has made so far, by name."""
+        """Channels made by `channel` so far, by name, without mailboxes and channels of planned weight syncs."""
         return {
             name: channel
             for name, channel in self._channels.items()
@@ -285,9 +290,10 @@ class Cluster:
         }
 
     def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
-        """Start, verify and set up all groups, or none of them.
+        """Start, verify and set up all groups; return them by name. If one group fails, end all of them.
 
-        Raises ClusterError, WorkerError, and WorkerTimeout after `ray.start_timeout_s`.
+        `launches`: group name -> what to launch, where, and with which channels. Raise ClusterError if a worker cannot
+        start, WorkerError if a `setup` fails, WorkerTimeout if the groups are not ready after `ray.start_timeout_s`.
         """
         began = time.monotonic()
         specs = [self._spec(name, *launch) for name, launch in launches.items()]
@@ -328,7 +334,10 @@ class Cluster:
         handles: Sequence[WorkerHandle],
         kind: type[WorkerGroup],
     ) -> WorkerGroup:
-        """Make the group of launched workers. Its mailboxes break when the group ends."""
+        """Return the group of launched workers. `handles`: the workers by rank. `kind`: class of the group.
+
+        The mailboxes of the group break when the group ends.
+        """
         group = kind(spec, handles)
         if spec.name in self._mailboxes:
             ends = self._mailboxes[spec.name].channels
@@ -339,7 +348,7 @@ class Cluster:
     # ── messages between workers ─────────────────────────────────────────────────────────────────────────────────────
 
     def _mailbox(self, spec: GroupSpec) -> Mailbox:
-        """Make a channel for messages on each node of a group."""
+        """Create and return the mailbox of a group: a channel for messages on each node of the group."""
         nodes = sorted({slot.node for slot in spec.slots})
         self._mailboxes_made += 1
         ends = []
@@ -359,14 +368,14 @@ class Cluster:
         return Mailbox(group=spec.name, channels=tuple(ends), of_rank=of_rank)
 
     def _forget_mailboxes(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Remove the mailboxes of a failed launch, so that later groups do not learn of them."""
+        """Remove the mailboxes of a failed launch, so that later groups are not told about these mailboxes."""
         for mailbox in mailboxes:
             self._mailboxes.pop(mailbox.group, None)
 
     def _introduce(self, mailboxes: Sequence[Mailbox]) -> None:
-        """Tell the workers of all running groups about the mailboxes of other groups.
+        """Tell the workers of all running groups about mailboxes of launched groups.
 
-        Return when all have been told.
+        Wait until all workers have been told, at most `_MEET_S` seconds.
         """
         told = [
             handle.meet(mailboxes)
@@ -376,7 +385,10 @@ class Cluster:
         concurrent.futures.wait(told, _MEET_S)
 
     def _part(self, name: str, why: str) -> None:
-        """Tell the workers of all other running groups that a group has ended. Does not wait for them."""
+        """Tell the workers of all other running groups that group `name` has ended, without waiting for the workers.
+
+        `why`: the reason, for errors.
+        """
         if self._closed:
             return
         for group in self._with_messages():
@@ -400,10 +412,11 @@ class Cluster:
         *,
         tell: bool = False,
     ) -> None:
-        """Call `setup` on all groups; groups that share accelerators are set up one after the other.
+        """Call `setup` on all groups and wait for its end; groups that share accelerators are set up in turns.
 
-        The started calls are added to `setups`; all have ended when this returns. Raises the first WorkerError, or
-        WorkerTimeout after `timeout_s`.
+        `groups`: whole groups or some of their ranks, by name. `setups`: a list to which the started calls are added.
+        `timeout_s`: the most seconds for all groups. `tell`: whether the turns and the ready groups are reported. Raise
+        the first WorkerError, or WorkerTimeout at the deadline.
         """
         end_s = time.monotonic() + timeout_s
         before = setup_order(
@@ -455,16 +468,16 @@ class Cluster:
         return self._launcher.restarts_workers
 
     def lost_nodes(self) -> dict[int, str]:
-        """Return the nodes in use that are gone, as rank -> address.
+        """Return the used nodes that are gone, as node rank -> address.
 
         May take a minute if a node does not answer.
         """
         return self._launcher.lost_nodes()
 
     def with_peers(self, lost: Lost) -> dict[str, set[int]]:
-        """Return the lost ranks together with the ranks that must end with them.
+        """Return the lost ranks and all ranks that must end together with lost ranks, by component.
 
-        These are ranks of the same process, and all ranks of a group that can only join `torch.distributed` as a whole.
+        Ranks end together if they share a process, or if they are of one group whose class has `needs_own_process`.
         """
         found = {name: set(ranks) for name, ranks in lost.items() if ranks}
         while True:
@@ -495,12 +508,12 @@ class Cluster:
     def restart(
         self, lost: Lost, make_room: Callable[[Lost], None] = lambda lost: None
     ) -> None:
-        """Restart lost ranks on their slots, empty all channels, and let all groups take calls again.
+        """Restart the lost ranks on their slots, empty all channels, and let all groups take calls again.
 
-        For groups that outlast failures and are wound down or idle. `lost` includes the ranks from `with_peers`.
-        `make_room` makes other workers leave their accelerators before the new workers are set up. Raises ClusterError,
-        WorkerError, or WorkerTimeout if workers are not ready after `ray.start_timeout_s` and the accelerators at fault
-        cannot be determined.
+        For groups that outlast failures and are wound down or idle. `lost`: the result of `with_peers`. `make_room`:
+        called with `lost` before the new workers are set up, to move other workers off the accelerators. Raise
+        ClusterError or WorkerError if a worker cannot be restarted. If workers are not ready after
+        `ray.start_timeout_s`, raise WorkerError if all of them have the same accelerators, else WorkerTimeout.
         """
         known = tuple(self._mailboxes.values())
         specs = [
@@ -539,10 +552,10 @@ class Cluster:
         self._launcher.empty(self._channels.values())
 
     def move(self, component: str, rank: int) -> list[Slot]:
-        """Move a rank, and all ranks on the same accelerators, to unused accelerators of their node.
+        """Plan a rank, and all ranks on the same accelerators, onto unused accelerators of their node.
 
-        The new accelerators have the same kind and memory, and everything moves together, so the plan's memory proof
-        still holds. Returns the new slots, whose ranks must be restarted; empty if too few accelerators are free.
+        Return the new slots, whose ranks must be restarted; empty if too few accelerators are free. The new
+        accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still holds.
         """
         bad = self._specs[component].slots[rank]
         node = self.topology.nodes[bad.node]
@@ -599,9 +612,10 @@ class Cluster:
         )
 
     def _with_weights(self, spec: GroupSpec) -> GroupSpec:
-        """Add the channels of the weight syncs that a group takes part in, unless the caller has passed them.
+        """Return the spec with the channels of the weight syncs in which the group sends or receives.
 
-        The first group of a sync creates its channel. Raises ClusterError if the group differs from the declared facts.
+        Channels that the caller has passed stay. The first group of a sync creates the sync's channel. Raise
+        ClusterError if the group has another number of ranks than the facts of the job say.
         """
         facts = spec.facts
         if facts is None:
@@ -641,7 +655,7 @@ class Cluster:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
 
     def _tell_ready(self, setup: Pending) -> None:
-        """Report once all ranks of a group are set up."""
+        """Report later, once `setup` has succeeded on all ranks of a group. `setup`: the started calls."""
         left = list(setup.calls)
 
         def ended(call: Future[Any]) -> None:
@@ -664,9 +678,7 @@ class Cluster:
             )
 
     def describe(self) -> str:
-        """Describe in one line the accelerators (real or emulated), the workers, and the seconds of each start-up
-        phase.
-        """
+        """Return one line on the accelerators (real or emulated), the workers, and the seconds of start-up phases."""
         on_cpu = all(node.kind == "emulated" for node in self.topology.nodes)
         emulated = " emulated (computing on the CPU)" if on_cpu else ""
         workers = ", ".join(
@@ -681,7 +693,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """End all groups and everything that was started for them. Idempotent; takes a bounded time."""
+        """End all groups, their processes and the channels. Idempotent; takes a bounded time."""
         if self._closed:
             return
         self._closed = True
@@ -698,15 +710,16 @@ class Cluster:
 
 
 def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
-    """Return the config, with the given arguments in place of its keys."""
+    """Return the config with the arguments that are not None in place of its keys."""
     changed = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(config, **changed)
 
 
 def _turns(before: Mapping[str, Sequence[str]]) -> str:
-    """Write the order of set-up, such as "rollout, then actor".
+    """Return the order of set-up as a text, such as "rollout, then actor".
 
-    Components of one turn may have become ready at different times.
+    `before`: component -> components that must be set up before it. Components of one turn may become ready at
+    different times.
     """
     turn = dict[str, int]()
     for name, others in before.items():
@@ -718,7 +731,11 @@ def _turns(before: Mapping[str, Sequence[str]]) -> str:
 
 
 def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
-    """Return the slot with other accelerators. `first` is the global number of the first accelerator of its node."""
+    """Return the slot with other accelerators of the same node.
+
+    `instead`: new number of each replaced accelerator, within the node. `first`: global number of the node's first
+    accelerator.
+    """
     own, seen = (
         tuple(sorted(instead.get(n, n) for n in numbers))
         for numbers in (slot.local_accelerators, slot.visible_accelerators)
@@ -738,8 +755,8 @@ def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
 class InlineLauncher:
     """Runs each worker as a thread of this process.
 
-    Cancelling is cooperative. A worker that neither checks `context.cancelled` nor waits on a channel runs until its
-    method returns, but no caller waits for it.
+    A thread cannot be stopped: after a cancellation, a worker that neither checks `context.cancelled` nor waits on a
+    channel runs until its method returns. No caller waits for this worker.
     """
 
     restarts_workers = False
@@ -757,7 +774,7 @@ class InlineLauncher:
         self._master: socket.socket | None = None
 
     def start(self) -> None:
-        """Limit the threads of torch for workers that import it; the process itself is already running."""
+        """Set OMP_NUM_THREADS, if it is not set, to limit the threads of torch in workers that import torch."""
         if VARIABLE not in os.environ:
             self._set({VARIABLE: str(threads())})
 
@@ -821,10 +838,7 @@ class InlineLauncher:
         )
 
     def _set_variables(self, spec: GroupSpec, slot: Slot, device: Device) -> None:
-        """Set the variables that torch.distributed reads, for the single group that may join.
-
-        Variables that are already set are kept.
-        """
+        """Set the variables of torch.distributed for a group of one rank, unless RANK or WORLD_SIZE is set already."""
         if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
             return
         self._master = reserve_port("127.0.0.1")
@@ -866,7 +880,7 @@ class InlineLauncher:
 
 
 class InlineWorker(WorkerHandle):
-    """A worker in a thread, which takes its calls from a queue."""
+    """The driver's handle of a worker that runs in a thread of this process and takes its calls from a queue."""
 
     def __init__(
         self,

@@ -31,29 +31,29 @@ Held = dict[int, dict[tuple[str, str], int]]  # accelerator -> (owner, label) ->
 
 
 class Device:
-    """The accelerators of one slot, as its worker sees them.
+    """The accelerators of one slot, as the slot's worker sees them, and the account of their memory.
 
-    This base class has no accelerators; it does not account for host memory.
+    This base class has no accelerators. Host memory is not accounted for.
     """
 
     torch_name = "cpu"  # argument for `torch.device`
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of each emulated accelerator; 0 without any, and for a GPU, which torch describes."""
+        """Bytes of each emulated accelerator; 0 without accelerators and for GPUs, whose bytes torch knows."""
         return 0
 
     def verify(self) -> None:
-        """Raise ClusterError if the worker does not have the planned accelerators."""
+        """Raise ClusterError if the worker's accelerators are not the planned accelerators."""
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Account for bytes under the label `what` on each accelerator, in place of the label's earlier bytes.
+        """Account for `size_bytes` under the label `what` on each accelerator, in place of the label's earlier bytes.
 
-        AcceleratorOutOfMemory leaves the account unchanged.
+        Raise AcceleratorOutOfMemory, without a change of the account, if the bytes do not fit.
         """
 
     def release(self, what: str) -> None:
-        """Release the bytes that were acquired under `what`, if any."""
+        """Release the bytes that were acquired under the label `what`, if any."""
 
     def held_bytes(self) -> int:
         """Return the accounted bytes of this worker on each of its accelerators."""
@@ -62,46 +62,53 @@ class Device:
     def measured_bytes(self, counted: int) -> int:
         """Return the measured bytes of this worker on each of its accelerators.
 
-        `counted`: bytes of its tensors there, for devices that cannot measure.
+        `counted`: bytes of the worker's tensors on each accelerator; the result on devices that cannot measure.
         """
         return counted
 
     def share_process(self, claims: ProcessClaims) -> None:
-        """Register that other workers live in the same process. Call it before anything is acquired."""
+        """Register that other workers live in the same process. Call this before the first `acquire`.
+
+        `claims`: the claims that all workers of the process share.
+        """
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Hold a lock that excludes other workers with one of these accelerators from such a block.
+        """Return a context manager whose block excludes such blocks of other workers on the same accelerators.
 
-        `folder`: folder of the job, if there is one.
+        `folder`: the job folder, which holds the lock files; None: no lock is taken.
         """
         yield
 
     def worker_ended(self) -> None:
-        """Remove everything of this worker from the account, also leftovers of an earlier worker with the same name."""
+        """Remove all bytes of this worker from the account, also bytes of an earlier worker with the same name."""
 
 
 class MemoryAccount:
-    """Bytes by owner and label on each emulated accelerator. Thread-safe; the job's launcher owns it."""
+    """Account of bytes by owner and label on each emulated accelerator. Thread-safe; owned by the job's launcher."""
 
     def __init__(self, capacity_bytes: Sequence[int]) -> None:
-        """`capacity_bytes[n]` is the capacity of global accelerator n."""
+        """Make an empty account. `capacity_bytes`: bytes of each accelerator, by its global number."""
         self.capacity_bytes = tuple(capacity_bytes)
         self._held: Held = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
-        """Yield the entries of some accelerators (None: of all) under a lock, to be read or changed."""
+        """Yield the entries of some accelerators under a lock, to be read or changed.
+
+        `accelerators`: global numbers; None: all accelerators.
+        """
         with self._lock:
             yield self._held
 
     def acquire(
         self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str
     ) -> None:
-        """Account for memory of a worker.
+        """Account for memory of a worker on each of its accelerators, in place of the label's earlier bytes.
 
-        `accelerators` are global numbers. Raises AcceleratorOutOfMemory.
+        `owner`: name of the worker. `accelerators`: global numbers. `what`: label of the bytes. Raise
+        AcceleratorOutOfMemory, without a change of the account, if the bytes do not fit.
         """
         assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
@@ -146,17 +153,21 @@ class MemoryAccount:
 
 
 class SharedAccount(MemoryAccount):
-    """A MemoryAccount in a folder, for the processes of one machine: a file for each accelerator. Picklable.
+    """A MemoryAccount for the processes of one machine, in a folder with one file for each accelerator. Picklable.
 
     ::
 
-        which half counts, its length │ half 0 │ half 1       who is killed leaves the half that counts as it was
+        number and length of the valid half │ half 0 │ half 1
 
-    Raises ClusterError where a process stands still with a file's lock.
+    A process writes the half that is not valid, so a killed process leaves the valid half unchanged. Raise ClusterError
+    if another process holds the lock of a file for too long.
     """
 
     def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
-        """`folder`: a subfolder of the job's folder, which only the user can open; it need not exist yet."""
+        """Open the account in `folder`, a subfolder of the job folder that need not exist yet.
+
+        `capacity_bytes`: bytes of each accelerator, by its global number.
+        """
         self.capacity_bytes = tuple(capacity_bytes)
         self._folder = folder
 
@@ -189,7 +200,7 @@ class SharedAccount(MemoryAccount):
 
     @contextlib.contextmanager
     def _locked(self, number: int) -> Iterator[int]:
-        """Yield the locked descriptor of an accelerator's file."""
+        """Yield the open descriptor of the file of accelerator `number`, under the file's lock."""
         path = self._folder / str(number)
         try:
             file = os.open(path, _OPENED, 0o600)
@@ -241,7 +252,11 @@ def out_of_memory(
     capacity_bytes: int,
     held: dict[tuple[str, str], int],
 ) -> AcceleratorOutOfMemory:
-    """Build the out-of-memory error, with everything that is resident on that accelerator, largest first."""
+    """Return the error for bytes that do not fit on an accelerator, with a list of all resident bytes, largest first.
+
+    `owner`: name of the worker that needs the bytes. `what`: label of the bytes. `number`: global number of the
+    accelerator. `held`: resident bytes by (owner, label), without earlier bytes of the label.
+    """
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     lines = [
         f"{resident}: {label} {exact_bytes(size)}"
@@ -281,7 +296,10 @@ def out_of_memory(
 def cuda_out_of_memory(
     error: BaseException, slot: Slot
 ) -> AcceleratorOutOfMemory | None:
-    """Convert torch's error of a full GPU into AcceleratorOutOfMemory; return None for any other error."""
+    """Return AcceleratorOutOfMemory for torch's error of a full GPU, or None for any other error.
+
+    `slot`: slot of the worker that raised the error.
+    """
     # torch is not imported here: most workers never need it.
     torch = sys.modules.get("torch")
     # Another thread may still be importing torch: then names are missing, and torch cannot have raised this error.
@@ -317,10 +335,7 @@ def cuda_out_of_memory(
 
 
 class EmulatedDevice(Device):
-    """Accelerators that exist only in the account; the worker computes on the CPU.
-
-    Picklable if its account is.
-    """
+    """Accelerators that exist only in an account; the worker computes on the CPU. Picklable if its account is."""
 
     def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
@@ -353,10 +368,10 @@ class EmulatedDevice(Device):
 
 
 class ProcessClaims:
-    """Bytes that the workers of one process have requested on each GPU. Thread-safe; the process's host owns it.
+    """Bytes that the workers of one process have requested on each GPU. Thread-safe; shared by the process's workers.
 
-    CUDA and torch measure the memory of a process, not of a thread. Where several workers are threads of one process,
-    only these claims tell them apart.
+    CUDA and torch measure the memory of a process, not of a thread. If several workers are threads of one process, only
+    these claims say how many bytes each worker has.
     """
 
     def __init__(self) -> None:
@@ -369,7 +384,10 @@ class ProcessClaims:
         return ProcessClaims, ()
 
     def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
-        """Return the claims on a GPU, without that of `resident`, which is (owner, label)."""
+        """Return the claimed bytes on a GPU by (owner, label), without the claim of `resident`, an (owner, label) too.
+
+        `gpu`: number of the GPU among the GPUs that the process sees.
+        """
         with self._lock:
             return {
                 each: size
@@ -386,7 +404,7 @@ class ProcessClaims:
             self._claimed.get(gpu, {}).pop(resident, None)
 
     def drop_owner(self, owner: str) -> None:
-        """Remove all claims of a worker, on every GPU."""
+        """Remove all claims of the worker `owner`, on every GPU."""
         with self._lock:
             for claimed in self._claimed.values():
                 for resident in [
@@ -395,7 +413,7 @@ class ProcessClaims:
                     del claimed[resident]
 
     def of_owner(self, gpu: int, owner: str) -> int:
-        """Return the bytes that a worker has requested on a GPU."""
+        """Return the bytes that the worker `owner` has requested on a GPU."""
         with self._lock:
             return sum(
                 size
@@ -405,7 +423,7 @@ class ProcessClaims:
 
 
 class Room(NamedTuple):
-    """Measured bytes of the fullest GPU of a worker."""
+    """Measured bytes of a worker's fullest GPU."""
 
     free: int
     capacity: int
@@ -413,17 +431,15 @@ class Room(NamedTuple):
 
 
 class CudaDevice(Device):
-    """Real GPUs.
-
-    `acquire` allocates nothing: it checks that the memory is free, and raises if it is not.
-    """
+    """The GPUs of one slot. `acquire` only checks that the bytes are free; it allocates no memory."""
 
     def __init__(
         self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()
     ) -> None:
-        """`index`: number of the worker's first visible GPU; its other GPUs follow.
+        """Make the device of a worker whose GPUs have the visible numbers `index`, `index` + 1, ...
 
-        `uuids`: UUIDs of the worker's GPUs, then of the node's other GPUs. `slot` is for errors.
+        `slot`: slot of the worker, for errors; None outside of a job. `uuids`: planned UUIDs of the worker's GPUs, then
+        UUIDs of the node's other GPUs; empty if unknown.
         """
         self.torch_name = f"cuda:{index}"
         self._index = index
@@ -439,14 +455,14 @@ class CudaDevice(Device):
         self.measure: Callable[[], Room] = self.measure_here
 
     def share_process(self, claims: ProcessClaims) -> None:
-        """Use the claims of a process that also runs other workers."""
+        """Use `claims`, which the other workers of the same process share, to count this worker's bytes."""
         self._claims = claims
         self._shares_process = True
 
     def verify(self) -> None:
-        """Raise ClusterError if CUDA shows another GPU of the node than the planned one.
+        """Raise ClusterError if CUDA shows another GPU of the node than the planned GPU.
 
-        A MIG slice has its own UUID, which no list contains, so it is not compared.
+        A MIG slice is not compared: it has a UUID of its own, which is not among the UUIDs of the node's GPUs.
         """
         import torch
 
@@ -466,7 +482,10 @@ class CudaDevice(Device):
                 )
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Raise AcceleratorOutOfMemory if neither the GPU nor torch's cache in this process has the bytes free."""
+        """Register `size_bytes` under the label `what`. Raise AcceleratorOutOfMemory if the bytes are not free.
+
+        Free bytes are the free bytes of the GPU and the bytes of this process that no other label has registered.
+        """
         if not size_bytes and self._untouched():
             # Measuring would create a CUDA context, which takes half a GiB of the GPU.
             return
@@ -483,7 +502,7 @@ class CudaDevice(Device):
         self._claims.claim(self._index, resident, size_bytes)
 
     def release(self, what: str) -> None:
-        """Return cached blocks to CUDA, so that other processes on this GPU can use them."""
+        """Drop the label `what`, and return torch's cached blocks to CUDA, where other processes can use them."""
         self._claims.drop(self._index, (self._owner, what))
         if not self._untouched():
             import torch
@@ -501,14 +520,14 @@ class CudaDevice(Device):
         return self.measure().own
 
     def _untouched(self) -> bool:
-        """Return whether this worker has neither memory nor a CUDA context on the GPU."""
+        """Return whether this process has neither memory nor a CUDA context on the GPU."""
         torch = sys.modules.get("torch")
         return self.measure == self.measure_here and (
             torch is None or not torch.cuda.is_initialized()
         )
 
     def measured_bytes(self, counted: int) -> int:
-        """Return the bytes of this process, including the cache of torch's allocator.
+        """Return the bytes of this process on the GPU, with the cache of torch's allocator; at least `counted`.
 
         If several workers share the process, return `counted`.
         """
@@ -518,7 +537,11 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Hold the lock without a deadline of its own: the driver ends a start that takes too long."""
+        """Return a context manager whose block excludes such blocks of other workers on the same GPUs.
+
+        `folder`: the job folder, which holds the lock files; None: no lock is taken. The wait for the locks has no
+        deadline: the driver ends a start that takes too long.
+        """
         with contextlib.ExitStack() as locked:
             places = (
                 []
@@ -532,7 +555,7 @@ class CudaDevice(Device):
             yield
 
     def measure_here(self) -> Room:
-        """Measure with torch in this process."""
+        """Return the bytes of the worker's first GPU, as torch measures them in this process."""
         import torch
 
         free, capacity = torch.cuda.mem_get_info(self._index)
@@ -547,7 +570,10 @@ def make_device(
     index: int,
     uuids: Sequence[str] = (),
 ) -> Device:
-    """Make the device of a slot. `index` and `uuids` (empty if unknown) are those of CudaDevice."""
+    """Return the device of a slot: a device without accelerators, emulated accelerators, or GPUs.
+
+    `account`: account of the emulated accelerators; None if there are none. `index` and `uuids`: as in CudaDevice.
+    """
     if not slot.accelerators:
         return Device()
     if topology.nodes[slot.node].kind == "cuda":

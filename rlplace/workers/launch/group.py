@@ -68,7 +68,7 @@ _STOPPED = Failure(what="the worker was stopped")
 
 
 class Call(concurrent.futures.Future[Any]):
-    """The future result of one method call on one worker. Ends with a value or a WorkerError."""
+    """The future result of one method call on one worker: a value or a WorkerError."""
 
     # The worker's record of the call, set once the call has succeeded
     record: CallRecord | None = None
@@ -95,41 +95,47 @@ class WorkerHandle(abc.ABC):
 
     @abc.abstractmethod
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Run methods in WorkerHost, after the methods that were sent before.
+        """Send methods to the worker, which runs them in order after the methods of earlier calls of `send`.
 
-        `settle` is called once the worker has answered or died.
+        `settle`: called with the outcomes once the worker has answered, or with a Failure once it has died.
         """
 
     @abc.abstractmethod
     def where(self) -> concurrent.futures.Future[str]:
-        """Ask what the worker is doing now. The answer comes even while a call runs."""
+        """Return a future text: the worker's running method and source lines, "" if it is idle.
+
+        The worker answers even while a call runs.
+        """
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """Ask the worker to give up."""
+        """Ask the worker to end its running call early, with an error."""
 
     @abc.abstractmethod
     def proceed(self) -> concurrent.futures.Future[None]:
-        """Undo `cancel`. The future ends when the worker has been told."""
+        """Undo `cancel`. Return a future that ends when the worker has been told."""
 
     def meet(self, mailboxes: Sequence[Mailbox]) -> concurrent.futures.Future[None]:
-        """Tell the worker about launched groups. The future ends when the worker has been told."""
+        """Tell the worker about mailboxes of launched groups.
+
+        Return a future that ends when the worker has been told.
+        """
         told: concurrent.futures.Future[None] = concurrent.futures.Future()
         told.set_result(None)
         return told
 
-    def part(self, group: str, why: str) -> None:  # noqa: B027 -- one that gets no messages need not know
-        """Tell the worker that a group has ended, even while a call runs."""
+    def part(self, group: str, why: str) -> None:  # noqa: B027 -- a worker without messages ignores it
+        """Tell the worker, even while a call runs, that `group` has ended. `why`: the reason, for errors."""
 
     @abc.abstractmethod
     def end(self) -> None:
-        """Stop the worker at once and release what it held on its accelerators. Idempotent."""
+        """Stop the worker at once and release its memory on its accelerators. Idempotent."""
 
 
 def failed(
     slot: Slot, method: str, failure: Failure, output: Path | None
 ) -> WorkerError:
-    """Build the error of a worker. `output`: folder of what the worker printed."""
+    """Return the error for a failed call. `output`: folder with the output files of workers; None if there are none."""
     file = output_file(output, slot)
     error = WorkerError(
         component=slot.component,
@@ -147,7 +153,7 @@ def failed(
 
 
 class Pending:
-    """The future results of one call on several ranks. Waiting twice gives the same results."""
+    """The future results of one call on several ranks of a group. Several waits give the same results."""
 
     def __init__(self, group: WorkerGroup, calls: Sequence[Call]) -> None:
         self.group = group
@@ -158,21 +164,21 @@ class Pending:
         return all(call.done() for call in self.calls)
 
     def seconds(self) -> list[float]:
-        """Return the seconds that each rank spent inside the method, by its own clock, in the order of `wait`.
+        """Return the seconds that each rank spent inside the method, by the rank's own clock, in the order of `wait`.
 
-        Valid once all calls have ended.
+        Valid once all calls have ended; 0 for a rank without a record.
         """
         return [call.record.seconds if call.record else 0.0 for call in self.calls]
 
     def wait(self, timeout_s: float = WAIT_S) -> list[Any]:
-        """Return one result per rank. Raises WorkerError, or WorkerTimeout, after which `wait` may be called again."""
+        """Wait for all ranks, at most `timeout_s` seconds, and return one result per rank.
+
+        Raise WorkerError if a rank fails, or WorkerTimeout at the deadline, after which `wait` may be called again.
+        """
         return wait_all([self], timeout_s)[0]
 
     def fail_late(self, failure: Failure) -> None:
-        """Treat the workers that have not answered as lost.
-
-        All of them are failed, although the first failure already cancels the others.
-        """
+        """Fail the open calls, as if their workers had died. `failure`: the outcome of each of these calls."""
         with self.group._lock:
             for call in self.calls:
                 if not call.done():
@@ -180,10 +186,10 @@ class Pending:
 
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
-    """Wait for several calls and return the results of all, in order.
+    """Wait for several calls; return the results of each call by rank, in the order of `pending`.
 
-    The first failure cancels all of their groups and is raised. A group that failed raises the same error from then on.
-    Raises WorkerTimeout at the deadline; nothing is cancelled then.
+    On the first failure, cancel the groups of all calls, and raise the failure that explains the others; each of these
+    groups raises the same error at every later call. Raise WorkerTimeout after `timeout_s` seconds, without cancelling.
     """
     calls = [call for p in pending for call in p.calls]
     wait_until(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
@@ -196,9 +202,10 @@ def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list
 
 
 def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
-    """Wait as `concurrent.futures.wait` does, but wake often.
+    """Wait for calls as `concurrent.futures.wait` does, but wake often, because the main thread must handle signals.
 
-    The main thread handles signals only when it wakes, also signals that came just before the wait.
+    `until`: FIRST_COMPLETED, FIRST_EXCEPTION or ALL_COMPLETED of `concurrent.futures`; each also ends the wait at the
+    first exception that a wake finds.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -217,7 +224,10 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
 def _fail_together(
     groups: Sequence[WorkerGroup], calls: Sequence[Call]
 ) -> BaseException:
-    """Wind all groups down and return the failure that explains the others."""
+    """Wind all groups down, record the failure that explains the others as the failure of each group, and return it.
+
+    `calls`: the calls that were waited for, of which at least one has failed.
+    """
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
     for group in groups:
@@ -238,10 +248,10 @@ def _fail_together(
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
-    """Return the failure that is most likely the root cause, ignoring calls that were stopped.
+    """Return the failure that most likely explains the others, or None if all failed calls were only stopped.
 
-    A death explains the errors of its peers. Any other error explains a broken channel. Otherwise the first failure
-    counts.
+    The death of a worker comes first, then any error other than a broken channel, then a broken channel. Among equal
+    failures, the earliest comes first.
     """
     found: list[tuple[int, float, WorkerError]] = []
     for call in calls:
@@ -261,14 +271,17 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
 
 
 def gave_up(error: BaseException | None) -> bool:
-    """Return whether the worker only gave up waiting for others, so that the worker itself is sound."""
+    """Return whether `error` only says that a worker gave up waiting on a channel, so that the worker is sound."""
     return isinstance(error, WorkerError) and isinstance(
         error.cause, (ChannelBroken, ChannelTimeout)
     )
 
 
 def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
-    """Return when the first call of these groups failed (monotonic clock), or the time now if none has."""
+    """Return the time of the first failed call of these groups, or the time now if no call has failed.
+
+    Times are seconds of `time.monotonic()`.
+    """
     return min(
         [
             time.monotonic(),
@@ -278,9 +291,10 @@ def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
 
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
-    """Build the error of a wait that timed out: the ranks that still work, where, and the channels they wait on.
+    """Return the error for a wait that has timed out. `timeout_s`: duration of the wait in seconds.
 
-    Blocks about a second if ranks do not answer.
+    The error names the ranks that still work, their source lines, and the channels on which they wait. This takes about
+    a second if ranks do not answer.
     """
     late: dict[Pending, list[int]] = {}
     # The running call of each worker; its later calls have not begun.
@@ -329,10 +343,11 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
 
 
 class WorkerGroup:
-    """All ranks of a component. Any public method of the worker class can be called on it: `group.method(args)`.
+    """All ranks of a component.
 
-    The group owns its open calls, its failure and its end. It ends once: by `close`, or by winding down after a
-    failure, unless its ranks `outlast` failures. Thread-safe.
+    Each public method of the worker class can be called on the group: `group.method(args)`. The call starts the method
+    on all ranks and returns a Pending. The group owns its open calls and its failure. It ends by `close`, or by winding
+    down after a failure unless its ranks `outlast` failures. Thread-safe.
     """
 
     # What sound ranks do when a rank of any group has failed: stop with all others; give up their call and stay for
@@ -375,7 +390,7 @@ class WorkerGroup:
 
     @property
     def closed(self) -> bool:
-        """Return whether the ranks have ended, by `close` or by a failure."""
+        """Whether the group takes no more calls: it was closed, or it winds down after a failure."""
         return self._closed or self._winding_down is not None
 
     @property
@@ -384,7 +399,7 @@ class WorkerGroup:
 
     @property
     def accelerators(self) -> set[int]:
-        """Return the global numbers of the accelerators that the ranks use when they are set up."""
+        """Global numbers of the accelerators that the ranks use in `setup`; empty if the class uses none there."""
         return self.used_by(range(self.world_size))
 
     def used_by(self, ranks: Iterable[int]) -> set[int]:
@@ -399,7 +414,10 @@ class WorkerGroup:
         return self._caller(method, range(self.world_size))
 
     def execute_on(self, *ranks: int | Iterable[int]) -> Ranks:
-        """Select some ranks: `group.execute_on(0, 2).method(...)` or `group.execute_on([0, 2])`."""
+        """Return a selection of ranks, on which methods can be called: `group.execute_on(0, 2).method(...)`.
+
+        `ranks`: numbers or iterables of numbers. Raise PlacementError if a rank does not exist or none is given.
+        """
         chosen = [
             r for item in ranks for r in ([item] if isinstance(item, int) else item)
         ]
@@ -421,9 +439,9 @@ class WorkerGroup:
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
-        """Return a function that calls a method of the worker class.
+        """Return a function that starts a method of the worker class on the given ranks and returns a Pending.
 
-        Raises AttributeError if there is no such method.
+        Raise AttributeError if the class has no public method of this name.
         """
         if method.startswith("_") or not inspect.isfunction(
             getattr(self.worker, method, None)
@@ -451,7 +469,7 @@ class WorkerGroup:
         return Pending(self, self._send(ranks, method, args, kwargs))
 
     def _keep_channel(self, channel: Channel) -> Channel:
-        """Register a channel that was passed to a call, so that it breaks with the group."""
+        """Register a channel that a call has passed, so that the channel breaks with the group; return the channel."""
         with self._lock:
             self.channels = {**self.channels, channel.spec.name: channel}
         return channel
@@ -463,7 +481,10 @@ class WorkerGroup:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Call]:
-        """Start a method, or hold it. A rank runs its calls one after the other, in the order given."""
+        """Start a method on the given ranks, or hold it while `hold` is active; return one call per rank.
+
+        A rank runs its calls one after the other, in the order in which they were sent.
+        """
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
         made = {
             rank: (call, (method, args, kwargs or {}))
@@ -481,10 +502,10 @@ class WorkerGroup:
         self._held = {} if self._held is None else self._held
 
     def flush(self) -> None:
-        """Send the held calls, as one message to each rank.
+        """Send the held calls, as one message to each rank, and stop holding.
 
-        The results of a message come together. Calls behind a failure do not run. If a call cannot be pickled, its
-        error is raised and all held calls are discarded.
+        The results of a message come together. In a message, calls after a failed call do not run. If a call cannot be
+        pickled, raise the error of pickling and discard all held calls.
         """
         held = self._held
         self._held = None
@@ -495,7 +516,7 @@ class WorkerGroup:
         self._held = None
 
     def _start(self, messages: Mapping[int, Sequence[tuple[Call, Request]]]) -> None:
-        """Send one message to each rank."""
+        """Send one message to each rank. `messages`: the calls and their requests, by rank."""
         calls = {
             rank: [call for call, _ in message] for rank, message in messages.items()
         }
@@ -527,7 +548,8 @@ class WorkerGroup:
     ) -> None:
         """End the calls of a message.
 
-        Calls that did not begin are marked as stopped. After a death, only the running call is not marked.
+        `answer`: outcomes up to the first failure, or one Failure for the worker's death. Calls without an outcome did
+        not run and end as stopped. After a death, only the running call gets the Failure.
         """
         if isinstance(answer, Failure):
             self._settle(calls[0].work or calls[0], answer)
@@ -536,10 +558,10 @@ class WorkerGroup:
             self._settle(call, answer[at] if at < len(answer) else _STOPPED)
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
-        """End a call with its outcome.
+        """End a call with its outcome. Later outcomes of the same call are ignored.
 
-        Only the first outcome of a call counts. This runs in the thread that received the outcome, so it must not
-        block. A death is reported for all calls of a worker, in any order; the first of them was running.
+        This runs in the thread that has received the outcome, so it must not block. The death of a worker is reported
+        for all its calls, in any order; of these calls, the one that was sent first was running.
         """
         with self._lock:
             if call not in self._open:
@@ -579,9 +601,9 @@ class WorkerGroup:
         return bool(self._open)
 
     def busy(self) -> dict[int, Call]:
-        """Return the running call of each busy rank.
+        """Return the running call of each busy rank, by rank.
 
-        Empty for a group that is being set up or is closed.
+        Ranks in `setup` are left out; empty for a closed group.
         """
         with self._lock:
             left = [] if self.closed else list(self._open)
@@ -593,13 +615,14 @@ class WorkerGroup:
         }
 
     def fail(self, call: Call, failure: Failure) -> None:
-        """Fail an open call as if its worker had died."""
+        """End an open call with `failure`, as if the call's worker had died."""
         self._settle(call, failure)
 
     def cancel(self, why: str, patience_s: float | None = None) -> None:
         """Start to wind the group down, in a thread of its own. Idempotent.
 
-        `patience_s` replaces the group's patience.
+        `why`: the reason, for errors. `patience_s`: the most seconds for running calls to end, if the group lets them
+        end; None: the group's `patience_s`.
         """
         with self._lock:
             if self.closed:
@@ -629,7 +652,10 @@ class WorkerGroup:
                     self._settle(call, _STOPPED)
 
     def _let_end(self, patience_s: float) -> None:
-        """Wait for running calls until one fails, or until another group's failure makes waiting useless."""
+        """Wait until the running calls have ended, a call has failed, or `in_vain` says that waiting is useless.
+
+        `patience_s`: the most seconds to wait.
+        """
         until = time.monotonic() + patience_s
         while (
             not (self.failed_calls or self.in_vain())
@@ -645,15 +671,18 @@ class WorkerGroup:
             return list(self._open)
 
     def lost(self) -> dict[int, Call]:
-        """Return the ranks that a failure has ended, or that cannot continue, each with its failed call.
+        """Return the ranks that must be restarted after a failure, each with its failed call.
 
-        Valid once the group is wound down.
+        These ranks have failed by themselves, or did not end their calls in time. Valid once the group is wound down.
         """
         ended = [call for call in self.failed_calls if not gave_up(call.exception())]
         return {call.slot.rank: call for call in (*self.late_calls, *ended)}
 
     def go_on(self, handles: Mapping[int, WorkerHandle]) -> None:
-        """Take calls again after an outlasted failure. `handles` replace those of the lost ranks."""
+        """Take calls again after a failure that the group outlasts.
+
+        `handles`: new handles of the lost ranks, by rank.
+        """
         self.handles = tuple(
             handles.get(rank, handle) for rank, handle in enumerate(self.handles)
         )
@@ -683,7 +712,7 @@ class WorkerGroup:
             handle.end()
 
     def wait_wound_down(self) -> None:
-        """Wait until the ranks of a cancelled group are stopped."""
+        """Wait until a cancelled group has wound down, and log a warning if this takes too long."""
         if self._winding_down is not None:
             longest_s = SETTLE_S + (
                 self.patience_s if self.outlast == "end the call" else 0.0
@@ -697,11 +726,14 @@ class WorkerGroup:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self, grace_s: float = CLOSE_S) -> None:
-        """Close and end all ranks; running calls are cancelled. Idempotent."""
+        """Cancel running calls, then close and end all ranks. Idempotent.
+
+        `grace_s`: the most seconds for ranks to close by themselves.
+        """
         close_all([self], grace_s)
 
     def _begin_close(self) -> list[Call]:
-        """Ask all ranks to close. Return no calls if the ranks have ended already."""
+        """Start `close` on all ranks and return the calls, or no calls if the group is closed or winds down already."""
         with self._lock:
             ended = self.closed
             # A failure from here on is a consequence of closing.
@@ -724,7 +756,10 @@ class WorkerGroup:
 
 
 def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
-    """Close several groups at once; all share one `grace_s`. An error in `close` is logged, not raised."""
+    """Close several groups at the same time. An error of a worker's `close` is logged, not raised.
+
+    `grace_s`: the most seconds for the ranks of all groups to close by themselves.
+    """
     closing = {group: group._begin_close() for group in groups}
     done, _ = concurrent.futures.wait(
         [call for calls in closing.values() for call in calls], grace_s
@@ -738,7 +773,7 @@ def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
 
 
 def check_methods(worker: type[Worker]) -> None:
-    """Raise WorkerMisuse for a worker method whose name WorkerGroup itself uses."""
+    """Raise WorkerMisuse if a worker class has a public method with a name that WorkerGroup uses itself."""
     taken = set(dir(WorkerGroup)) - set(dir(Worker))
     for kind in worker.__mro__:
         if kind is Worker:
@@ -767,7 +802,7 @@ class Ranks:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBuilder:
-    """A worker class and its config, from which a group is launched."""
+    """A worker class with its config and the job's facts, from which `launch` makes a group."""
 
     worker: type[Worker]
     config: Any = None
@@ -782,10 +817,11 @@ class GroupBuilder:
         placement_strategy: PlacementStrategy,
         channels: Mapping[str, Channel] | None = None,
     ) -> WorkerGroup:
-        """Start one process per slot; return when all are set up.
+        """Start one process per slot, and return the group when all workers are set up.
 
-        Errors are those of `launch_all`; they contain `name`. `channels`: the channels of the group, by the names that
-        its workers use; they break when the group fails. None: all channels that the cluster has made so far.
+        `name`: name of the group and of its component. `placement_strategy`: computes the slots. `channels`: the
+        group's channels, by the names that its workers use; None: all channels that the cluster has made so far. The
+        channels break when the group fails. Raise the errors of `Cluster.launch_all`, which name the group.
         """
         # Later groups are not known yet, so everything is reserved.
         cluster.reserve()

@@ -32,7 +32,7 @@ class Machine:
 
     @property
     def product(self) -> str:
-        """Return the product name of its accelerators, if Ray lists it as a resource."""
+        """Product name of the machine's accelerators, if Ray lists it as a resource; else ""."""
         return next(
             (
                 name.partition(":")[2]
@@ -69,7 +69,7 @@ class NodeUse:
         return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
 
     def uuids(self, slot: Slot) -> tuple[str, ...]:
-        """List the UUIDs of the slot's GPUs, then those of the node's other GPUs; empty if unknown."""
+        """Return the UUIDs of the slot's GPUs, then the UUIDs of the node's other GPUs. Empty if a UUID is unknown."""
         own = (
             [
                 gpu
@@ -87,14 +87,14 @@ class NodeUse:
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
-    """List the accelerators, numbered within the node, that a rank may see."""
+    """Return the numbers, within the node, of the accelerators that the rank of `slot` may see."""
     return slot.visible_accelerators or slot.local_accelerators
 
 
 def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, NodeUse]:
-    """Sum up what slots use, by node rank, ascending.
+    """Return which accelerators of each node `slots` use, by node rank in ascending order.
 
-    Nodes without slots are left out. `slots` None: all accelerators of all nodes.
+    Nodes without slots are left out. `slots`: None means all accelerators of all nodes.
     """
     used: dict[int, set[int]] = {}
     if slots is None:
@@ -110,7 +110,10 @@ def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, Nod
 
 
 def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> None:
-    """Raise ClusterError for a slot outside of the reservation that the first launch made."""
+    """Raise ClusterError if a slot uses a node or an accelerator that the first launch has not reserved.
+
+    `reserved`: the reserved accelerators by node rank.
+    """
     for slot in slots:
         if slot.node not in reserved or not set(visible_to(slot)) <= set(
             reserved[slot.node].accelerators
@@ -128,7 +131,11 @@ def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> No
 def check_size(
     needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str
 ) -> None:
-    """Raise ClusterError if the cluster is too small, even without other jobs. `machines` are in node order."""
+    """Raise ClusterError if the cluster would be too small even without other jobs.
+
+    `needed`: needed accelerators by node rank. `machines`: the machines of the cluster, by node rank. `address`: the
+    cluster's address, for errors.
+    """
     nodes = len(machines)
     most = max(needed, default=0) + 1
     if most > nodes:
@@ -175,7 +182,11 @@ def not_free(
     free: Mapping[str, Mapping[str, float]],
     waited_s: float,
 ) -> ClusterError:
-    """Build the error of a reservation that waited too long. `free`: machine id -> free resources now."""
+    """Return the error for a reservation that has waited too long.
+
+    `needed`: needed accelerators by node rank. `machines`: the machines of the cluster, by node rank. `free`: free
+    resources now, by machine id. `waited_s`: duration of the wait in seconds.
+    """
     lacks = {
         node: use.lack(free.get(machines[node].id, {})) for node, use in needed.items()
     }
@@ -214,7 +225,11 @@ class WorkerReport:
 def check_place(
     slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport
 ) -> None:
-    """Raise ClusterError if a worker runs on another machine than planned, or sees other GPUs there."""
+    """Raise ClusterError if a worker runs on another machine than planned, or sees other GPUs than planned.
+
+    `machine` and `use`: the planned machine, and the reserved accelerators on it. `report`: the report of the worker's
+    process.
+    """
     visible = use.visible_ids(slot)
     elsewhere = report.machine != machine.id
     if elsewhere or report.visible != visible:
@@ -239,9 +254,10 @@ def _names(ids: Iterable[object]) -> str:
 
 
 def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
-    """Return the address where each group's rank 0 listens; "" means the address of its node.
+    """Return the address at which rank 0 of each group listens: the local address if one node is reserved.
 
-    The node's address is needed if any reserved node is another: a later group may have to reach this one.
+    If several nodes are reserved, return "", which stands for the address of rank 0's node. `reserved`: reserved
+    accelerators by node rank.
     """
     if len(reserved) == 1:
         return "127.0.0.1"
@@ -252,7 +268,7 @@ def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
 
 
 def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
-    """Group slots by process, in the order of its first slot."""
+    """Return the slots of each process, in the order of the processes' first slots."""
     found: dict[tuple[str, int, str], list[Slot]] = {}
     for slot in slots:
         own = ("", 0) if slot.process else (slot.component, slot.rank)
@@ -261,7 +277,10 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
 
 def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
-    """Raise ClusterError for workers that cannot share processes. `running`: shared processes that have started."""
+    """Raise ClusterError if workers that are planned for one process cannot share it.
+
+    `running`: names of shared processes that have started already, which take no more workers.
+    """
     classes = {spec.name: spec.worker for spec in specs}
     for sharing in processes(
         slot for spec in specs for slot in spec.slots if slot.process

@@ -28,16 +28,17 @@ Packed = bytes | Pieces
 
 
 def unpack(packed: Packed | list[Buffer]) -> Any:
-    """Return the value again. Its arrays alias the pieces, which must be writable, and keep these objects alive."""
+    """Return the value of a packed value. Its arrays share memory with the pieces, which must be writable."""
     if isinstance(packed, bytes):
         return pickle.loads(packed)
     return pickle.loads(packed[0], buffers=packed[1:])
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the elements of a dense tensor as flat bytes on the host; they alias a contiguous host tensor.
+    """Return the elements of a dense tensor as a flat array of bytes on the host.
 
-    Raises TypeError for a sparse or quantized tensor.
+    The array shares the memory of a contiguous host tensor; else it is a copy. Raise TypeError for a sparse or
+    quantized tensor.
     """
     import torch
 
@@ -53,7 +54,10 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """Return the host tensor of `tensor_bytes`; it aliases `data`, which must be writable."""
+    """Return the host tensor with the given bytes, dtype name and shape: the inverse of `tensor_bytes`.
+
+    The tensor shares the memory of `data`, which must be writable.
+    """
     import torch
 
     kind = getattr(torch, dtype)
@@ -64,14 +68,15 @@ def tensor_from_bytes(data: Buffer, dtype: str, shape: Sequence[int]) -> torch.T
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the name of a dtype without the module: "bfloat16" for torch.bfloat16."""
+    """Return the name of a tensor's dtype without the module: "bfloat16" for torch.bfloat16."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _reduce_array(array: Any) -> Any:
-    """Return how pickle rebuilds a numpy array, with its data out of band; the rebuilt array is writable.
+    """Return the function and the arguments by which pickle rebuilds a numpy array, with the data out of band.
 
-    Takes half the time of numpy's own way, and sends strided views out of band as well.
+    The rebuilt array is writable. This takes half the time of numpy's own reduction, and also sends strided views out
+    of band.
     """
     dtype = array.dtype
     # Objects, and dtypes that a buffer does not describe
@@ -95,7 +100,7 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return how pickle rebuilds a tensor, with its bytes out of band."""
+    """Return the function and the arguments by which pickle rebuilds a tensor, with the bytes out of band."""
     data: Any = tensor_bytes(tensor)
     return tensor_from_bytes, (
         pickle.PickleBuffer(data),
@@ -105,8 +110,9 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Reducers(dict[type, Callable[[Any], Any]]):
-    """Functions that pickle an object, by its exact type; tensors of any class are included once torch is
-    imported.
+    """Dispatch table of pickle: reducing function by the exact type of an object.
+
+    Subclasses of torch.Tensor are included once torch is imported.
     """
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
@@ -118,16 +124,16 @@ class _Reducers(dict[type, Callable[[Any], Any]]):
 
 
 class _Stream(NamedTuple):
-    """The file that pickle writes to."""
+    """Minimal file for pickle: only the method `write`."""
 
     write: Callable[[bytes], object]
 
 
 class Packer(pickle.Pickler):
-    """Packs one value at a time, with `inline_bytes` of room for small buffers in the header.
+    """Pickler that packs one value after the other into a header and large buffers.
 
-    A packer is reused, since making one takes as long as packing a small value. It adds to protocol 5: strided numpy
-    views out of band, and torch tensors.
+    `inline_bytes`: the most bytes of small buffers that go into the header. Beyond protocol 5, it sends strided numpy
+    views and torch tensors out of band. Reuse a packer: its creation takes as long as packing a small value.
     """
 
     __slots__ = ("_buffers", "_chunks", "_inline_bytes", "_room")
@@ -146,9 +152,10 @@ class Packer(pickle.Pickler):
         )
 
     def pack(self, value: Any) -> Packed:
-        """Return the value in one piece if it fits the room, else in several, with small buffers in the header.
+        """Return the packed value: one `bytes` if it has at most `inline_bytes`, else a header and its large buffers.
 
-        Raises TypeError for a sparse or quantized tensor; the packer cannot be used after an error.
+        The buffers share memory with the value's contiguous arrays. Raise TypeError for a sparse or quantized tensor.
+        The packer cannot be used after an error.
         """
         chunks = self._chunks
         self.dump(value)
@@ -167,7 +174,7 @@ class Packer(pickle.Pickler):
         return header
 
     def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether a buffer goes into the header; note it as a piece otherwise."""
+        """Return whether a buffer goes into the header. If not, add the buffer to the pieces of the value."""
         raw = buffer.raw()
         if raw.nbytes <= self._room:
             self._room -= raw.nbytes
@@ -177,14 +184,14 @@ class Packer(pickle.Pickler):
 
 
 class Packers:
-    """Thread-safe packers with the same room."""
+    """Thread-safe pool of packers with the same `inline_bytes`."""
 
     def __init__(self, inline_bytes: int) -> None:
         self._inline_bytes = inline_bytes
         self._idle: list[Packer] = []
 
     def pack(self, value: Any) -> Packed:
-        """As `Packer.pack`. A packer that raises is dropped. Raises NotSent for a value that cannot be sent."""
+        """Return the packed value, as `Packer.pack` does. Raise NotSent if the value cannot be sent."""
         try:
             packer = self._idle.pop()
         except IndexError:

@@ -40,15 +40,15 @@ from rlplace.errors import ChannelError, ChannelTimeout
 T = TypeVar("T")
 Step = Callable[..., bool]  # QueueMachine.put or .get
 
-TICK_S = 0.25  # a sleeper looks this often whether a wake was lost with a process that died or stopped
+TICK_S = 0.25  # longest sleep: the wake may have been lost with a process that died or stopped
 LOOK_S = 1.0  # how often one process of all looks for dead processes
-SPIN_S = 100e-6
-LEAST_SPIN_S = 5e-6  # longest and shortest look before a sleep
+SPIN_S = 100e-6  # longest poll before a sleep
+LEAST_SPIN_S = 5e-6  # shortest poll before a sleep
 LOCK_PATIENCE_S = 10.0  # least time to wait for the lock: a holder that is only slow must not fail a short deadline
 
 
 class Lock(Protocol):
-    """Between threads a threading.Lock, between processes a SharedLock."""
+    """A lock of a channel: threading.Lock between threads, SharedLock between processes."""
 
     def acquire(self, *, timeout: float) -> bool: ...
 
@@ -56,10 +56,17 @@ class Lock(Protocol):
 
 
 class Attachment:
-    """Shared by all ends of a process that came from one. A forked child gets its own wakers and names."""
+    """Memory, lock and wakers that all ends of a channel in one process share.
+
+    A forked child gets wakers and names of its own.
+    """
 
     def __init__(self, table: Table, store: Store, lock: Lock, *, spins: bool) -> None:
-        """`spins`: whether to look for a moment before a sleep, which no other thread of the process can use."""
+        """Make an attachment to a channel.
+
+        `table`: state of the channel. `store`: memory of its items. `lock`: guards both. `spins`: whether a request
+        polls for a moment before it sleeps, which keeps other threads of the process from running.
+        """
         self.table = table
         self.spec = table.spec
         self.store = store
@@ -78,7 +85,12 @@ class Attachment:
     def run(
         self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0
     ) -> T:
-        """The step under the lock. Anything but a ChannelError leaves the change marked: the state may be half made."""
+        """Run `step(*arguments)` under the lock and return its result; then wake the waiters that it names.
+
+        `patience_s`: the most seconds to wait for the lock, at least `LOCK_PATIENCE_S`. If the step raises another
+        error than ChannelError, its change stays marked, so that the next holder of the lock breaks the channel. Raise
+        ChannelTimeout if the lock stays taken.
+        """
         words = self.table.words
         queue = self.queue
         if not self.lock.acquire(
@@ -111,14 +123,17 @@ class Attachment:
                 self.wakers.wake(number)
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
-        """As `run`, for what must not stay as it is: if a stopped process keeps the lock, with the next change."""
+        """Run a step under the lock as `run` does; if the lock stays taken, run it later, before the next step."""
         try:
             self.run(step, *arguments)
         except ChannelTimeout:
             self._late.append(lambda: step(*arguments))
 
     def look_for_dead(self, now: float) -> None:
-        """Let go of what dead processes left in the channel; one process of all looks, once a second."""
+        """Remove the waits and reservations of dead processes from the channel.
+
+        `now`: present time by `time.monotonic()`. Does nothing if any process has looked within the last second.
+        """
         dead = [
             other
             for other in self.run(self._suspects, now)
@@ -128,7 +143,7 @@ class Attachment:
             self.run(self.queue.end_of_processes, dead, now)
 
     def _suspects(self, now: float) -> set[int]:
-        """The other processes that use the channel, if none has looked at them lately."""
+        """Return the other processes that use the channel, or an empty set if a process has checked them lately."""
         reals = self.table.reals
         if 0 <= now - reals[CHECKED] < 0.9 * LOOK_S:
             return set()
@@ -136,7 +151,7 @@ class Attachment:
         return self.others()
 
     def others(self) -> set[int]:
-        """The other processes that use the channel, without those known to be dead. Under the lock."""
+        """Return the other processes that use the channel and are not known to be dead. Call this under the lock."""
         words = self.table.words
         return {
             words[p + PROCESS]
@@ -145,14 +160,18 @@ class Attachment:
         } - {self.process}
 
     def _name_of(self, other: int) -> str:
-        """What to call a process in error texts."""
+        """Return the names under which a process uses the channel, or its pid, for errors."""
         words = self.table.words
         names = self.queue.participants.all()
         users = [name for p, name in names.items() if words[p + PROCESS] == other]
         return ", ".join(users) or f"process {processes.pid_of(other)}"
 
     def attempt(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
-        """Until the request is done. Raises why it cannot be; `patience_s` None: at once."""
+        """Try `step` on a put or get until the request is done.
+
+        `patience_s`: the most seconds to wait; None: try once without waiting. Raise the error that says why the
+        request was not served.
+        """
         now = time.monotonic()
         if self.run(step, request, 0, now, patience_s=patience_s or 0.0):
             return
@@ -169,7 +188,10 @@ class Attachment:
     async def attempt_async(
         self, step: Step, request: Put | Get, patience_s: float | None
     ) -> None:
-        """As `attempt`, for a task of a channel server. Cancelled, it takes nothing."""
+        """Do the work of `attempt` in a task of a channel server.
+
+        If the task is cancelled, the request takes nothing.
+        """
         if patience_s is None:
             self.attempt(step, request, None)
             return
@@ -193,7 +215,11 @@ class Attachment:
     def _attempts(
         self, step: Step, request: Put | Get, waker: int, deadline: float
     ) -> Iterator[float]:
-        """Try until the request is done; yields before each new try how long to sleep at most, until it is woken."""
+        """Try `step` until the request is done; before each further try, yield the most seconds to sleep.
+
+        `waker`: number of the waker that ends the sleep early. `deadline`: by `time.monotonic()`; raise the error of
+        the request when it has passed.
+        """
         now = time.monotonic()
         next_look = now + LOOK_S
         while not self.run(step, request, waker, now):
@@ -206,9 +232,9 @@ class Attachment:
                 self.look_for_dead(now)
 
     def _spin(self, request: Put | Get) -> bool:
-        """Look for a moment, without the lock, whether what the request waits for comes: that is less than a sleep.
+        """Poll for a moment, without the lock, for the credit or item of a request; return whether to try again now.
 
-        Where it did not come, the next look is shorter, so that waiting costs nothing where items are rare.
+        After a poll without success the next poll is shorter, so that waiting costs little if items are rare.
         """
         words = self.table.words
         spin_s = self._spin_s
@@ -232,7 +258,7 @@ class Attachment:
 
 
 class QueueEnd(Channel):
-    """An end on a queue machine. Ends of one process share its attachment."""
+    """An end of a channel on a queue machine in memory. The ends of one process share an attachment."""
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__(attachment.spec)
@@ -262,7 +288,7 @@ class QueueEnd(Channel):
 
 
 class LocalChannel(QueueEnd):
-    """Between threads of one process: items pass by reference, so a producer must not change one after `put`."""
+    """A channel between threads of one process. Items pass by reference: do not change an item after its `put`."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         super().__init__(
@@ -293,7 +319,7 @@ def local_table(spec: ChannelSpec) -> Table:
 
 
 class References:
-    """Implements Store: the items by entry."""
+    """Store of a LocalChannel: references to the items, by entry."""
 
     def __init__(self) -> None:
         self._items: dict[int, Any] = {}

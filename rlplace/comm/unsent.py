@@ -16,7 +16,10 @@ _DEEPEST = 8
 def not_sent(
     value: object, noun: str, cause: Exception, dumps: Callable[[Any], object]
 ) -> NotSent:
-    """Return the error of a value that `dumps` does not take. `noun`: what it is, such as "item"."""
+    """Return the error for a value that cannot be sent; it names the smallest part that cannot be sent.
+
+    `noun`: word for the value, such as "item". `cause`: the error of pickling. `dumps`: pickles a value, or raises.
+    """
     path, part = _smallest(value, noun, dumps)
     return NotSent(
         problem(
@@ -30,7 +33,7 @@ def not_sent(
 
 
 def is_sent(value: object, dumps: Callable[[Any], object]) -> bool:
-    """Return whether `dumps` takes a value."""
+    """Return whether `dumps`, which pickles a value, succeeds on `value`."""
     try:
         dumps(value)
     except Exception:  # noqa: BLE001 -- runs __reduce__ of arbitrary classes
@@ -41,7 +44,7 @@ def is_sent(value: object, dumps: Callable[[Any], object]) -> bool:
 def _smallest(
     value: object, path: str, dumps: Callable[[Any], object]
 ) -> tuple[str, object]:
-    """Return the path and the value of the smallest part that cannot be sent."""
+    """Return the smallest part of `value` that `dumps` cannot pickle, after its path. `path`: the path of `value`."""
     for _ in range(_DEEPEST):
         for name, part in _parts(value):
             if not is_sent(part, dumps):
@@ -54,7 +57,7 @@ def _smallest(
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a container or a record, with the text that leads to each."""
+    """Yield the parts of a mapping, list, tuple or dataclass, each after its index or attribute as a text."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield f"[{key!r}]", part

@@ -30,7 +30,7 @@ _END_S = 5.0  # longest wait for a reading that is under way at the end of the w
 
 
 def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
-    """Return a snapshot of each channel; a channel that is gone has no waiters and is left out."""
+    """Return a snapshot of each channel, by name. Channels whose `stats` fail are left out: they have no waiters."""
     views = {}
     for name, channel in channels.items():
         with contextlib.suppress(ChannelError):
@@ -39,7 +39,11 @@ def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
 
 
 class WaitForGraph:
-    """The waits at one moment as a graph: a worker's edges lead to the workers that could end its waits."""
+    """The waits at one moment, as a graph of workers.
+
+    An edge leads from a waiting worker to a worker that could end its wait. `stuck`: workers whose waits can only be
+    ended by other stuck workers or dead workers.
+    """
 
     def __init__(self, views: Collection[ChannelStats]) -> None:
         self.dead: set[str] = set()
@@ -69,8 +73,9 @@ class WaitForGraph:
             self.stuck = still_stuck
 
     def cycle(self) -> tuple[str, ...]:
-        """Return workers that wait for each other in a circle, with the first again at the end; empty if there is no
-        circle.
+        """Return the workers of a circle in which each waits for the next; the first worker also stands at the end.
+
+        Return an empty tuple if there is no circle.
         """
         stuck = sorted(self.stuck)
         ahead: dict[str, list[str]] = {}
@@ -88,14 +93,14 @@ class WaitForGraph:
         return ()
 
     def slow(self) -> list[str]:
-        """Return living workers that others wait for and that do not wait themselves."""
+        """Return the living workers for which other workers wait, and which do not wait themselves."""
         return sorted(self.awaited - set(self.waits) - self.dead)
 
 
 def report(views: Mapping[str, ChannelStats]) -> str | None:
-    """Return a text: which workers wait for which others, for what and how long, and what the channels hold.
+    """Return a text that says which workers wait for which others, for what, how long, and what the channels hold.
 
-    None if no worker waits.
+    `views`: snapshots of channels by name. Return None if no worker waits.
     """
     graph = WaitForGraph(views.values())
     if not graph.waits:
@@ -126,7 +131,7 @@ def _verdict(graph: WaitForGraph) -> Iterator[str]:
 
 
 def _waits(stats: ChannelStats) -> Iterator[str]:
-    """Yield a line for each kind of wait in a channel, so that thousands of ranks make two lines."""
+    """Yield a line on all waiting puts of a channel and a line on all waiting gets, if there are any."""
     for wants, wanted in _WANTED.items():
         waits = [wait for wait in stats.waits if wait.wants == wants]
         if not waits:
@@ -147,10 +152,10 @@ def _waits(stats: ChannelStats) -> Iterator[str]:
 
 
 class Watchdog:
-    """Reports each stall once, from a thread of its own while the context is entered; it stops nothing.
+    """Logs each stall of a job's channels once, from a thread that runs while the context is entered.
 
-    A stall is a channel with a wait in which nothing was put or taken for `stall_s`, or workers that have waited for
-    each other that long.
+    A stall is a channel with waiting workers and without a put or get for `stall_s` seconds, or workers that have
+    waited for each other for `stall_s` seconds. The watchdog only reports: it ends no wait.
     """
 
     def __init__(self, channels: Mapping[str, Channel], *, stall_s: float) -> None:
@@ -176,13 +181,15 @@ class Watchdog:
         self._thread.join(_END_S)
 
     def look(self, now: float) -> str | None:
-        """Return the report that is due at `now`, or None. Call with increasing times."""
+        """Read the channels; return the report on new stalls, or None if there are none.
+
+        `now`: present time by `time.monotonic()`; later calls need later times.
+        """
         views = view(self._channels)
         # Channels without movement, and workers with long waits
         still: dict[str, float] = {}
         # Worker -> its youngest wait, in seconds
         waited: dict[str, float] = {}
-        # Of the channels with waits, what they hold and which workers wait
         for name, stats in views.items():
             still[f"channel {name}"] = self._still_s(name, stats, now)
             for wait in stats.waits:
@@ -208,7 +215,10 @@ class Watchdog:
         stats: ChannelStats,
         now: float,
     ) -> float:
-        """Return for how many seconds a channel with waits has not moved, as far as the readings tell."""
+        """Return the seconds without a put or get in the channel `name`, as far as earlier readings tell.
+
+        Return 0 if no worker waits. `stats`: the present reading, at time `now`.
+        """
         # Compare with the last reading
         before, since = self._moved.get(name, (-1, now))
         moved = stats.puts + stats.gets
@@ -219,7 +229,7 @@ class Watchdog:
         return now - since
 
     def _watch(self) -> None:
-        """Read the channels from time to time, and log each report."""
+        """Read the channels at regular intervals until the end of the context, and log each report."""
         while not self._over.wait(min(self._stall_s / _LOOKS, _LOOK_S)):
             due = self.look(time.monotonic())
             if due is not None:

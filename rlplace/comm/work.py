@@ -21,9 +21,10 @@ _Begun = tuple[Future[Any], Callable[[], Any]]
 
 
 class Work:
-    """A call that was begun. `wait()` and `await` return its result or raise its error, as often as asked.
+    """A call that runs in the background.
 
-    The call keeps its own deadline. A cancelled `await` does not end the call: its item is still there for `wait()`.
+    `wait()` and `await` return its result or raise its error, any number of times. The call keeps its own deadline. A
+    cancelled `await` does not end the call; a later `wait()` returns its result.
     """
 
     def __init__(self, future: Future[Any]) -> None:
@@ -43,7 +44,10 @@ class Work:
 
 
 class Lanes:
-    """Runs calls in the background. Those of one lane run one after the other, in the order of `begin`. Thread-safe."""
+    """Runs calls in the background.
+
+    Calls of the same lane run one after the other, in the order of `begin`. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +60,11 @@ class Lanes:
         call: Callable[[], Any],
         at_once: Callable[[], Any] | None = None,
     ) -> Work:
-        """Begin `call`. `at_once`: the same without a wait, tried first where the lane is free."""
+        """Begin `call` in the background, and return the running call.
+
+        `lane`: identifies the calls that run one after the other. `at_once`: does the same as `call` without waiting,
+        and raises ChannelEmpty or ChannelFull if it would have to wait; tried first if the lane is free.
+        """
         future: Future[Any] = Future()
         # From here on nothing cancels it
         future.set_running_or_notify_cancel()
@@ -84,7 +92,7 @@ class Lanes:
         threading.Thread(target=run, name=f"lane {lane}", daemon=True).start()
 
     def _next(self, lane: Hashable) -> None:
-        """Start what waits in a lane, or free the lane."""
+        """Start the next call of a lane, or free the lane if no call waits."""
         with self._lock:
             if not self._waiting[lane]:
                 del self._waiting[lane]
@@ -94,7 +102,10 @@ class Lanes:
 
 
 def _settled(future: Future[Any], at_once: Callable[[], Any]) -> bool:
-    """Return whether a call could be done without a wait."""
+    """Run `at_once` and give `future` its result or error.
+
+    Return False, without either, if the call would have to wait.
+    """
     try:
         result = at_once()
     except (ChannelEmpty, ChannelFull):

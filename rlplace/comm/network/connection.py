@@ -42,7 +42,7 @@ NO_REPLY = Reply(0)
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Waiter:
-    """A request until its caller has the answer. No caller waits for the answer to a "withdraw"."""
+    """A request that has no answer yet. No caller waits for the answer to a request "withdraw"."""
 
     request: Request
     # Kept until the answer, since it may have to be sent again
@@ -54,9 +54,10 @@ class Waiter:
 
 
 class Connection:
-    """Owns the socket and its reader thread. Thread-safe; not for a forked child.
+    """The connection of this process to one channel server. Owns the socket and its reader thread.
 
-    `patience_s`: longest time to the first connection.
+    `endpoint`: address of the server. `keys`: the job's keys. `patience_s`: the most seconds until the first
+    connection. Thread-safe; a forked child must not use it.
     """
 
     def __init__(
@@ -113,10 +114,12 @@ class Connection:
         outgoing: Sequence[Frame] = (),
         patience_s: float | None = None,
     ) -> Waiter:
-        """Send a request; block until the answer, or until `GRACE_S` after the deadline. Raises the error that was
-        answered.
+        """Send a request, wait for the answer, and return the waiter that holds the answer.
 
-        `outgoing`: frames behind the envelope. Raises ChannelBroken, ChannelTimeout for a silent server.
+        `end`: the end of the channel that asks. `method` and `arguments`: the request, as ChannelServer performs it.
+        `outgoing`: frames that follow the envelope. `patience_s`: deadline of the request in seconds; None: 0. Raise
+        the error that the server has answered, ChannelBroken if the connection breaks, ChannelTimeout if there is no
+        answer `GRACE_S` after the deadline.
         """
         spec = end.spec
         owner = end.owner
@@ -154,35 +157,36 @@ class Connection:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Give up a request whose answer is not needed any more; the server gives back what was taken or reserved for
-        it.
-        """
+        """Give up a request. The server gives back the items or the credit that the request has taken."""
         with self._lock:
             self._withdraw(waiter.request.serial)
 
     def close(self) -> None:
-        """Say goodbye and end the thread. Idempotent; waits of other threads end with ChannelBroken."""
+        """Tell the server that this process leaves, and end the reader thread. Idempotent.
+
+        Waits of other threads end with ChannelBroken.
+        """
         with self._lock:
             self._send(Request(0, "bye"))
             self._break("this process closed its connection")
         self._reader.join()
 
     def _withdraw(self, serial: int) -> None:
-        """Send a withdrawal, with the lock held."""
+        """Send the withdrawal of the request with number `serial`. Call this with the lock held."""
         gone = self._waiters[serial] = Waiter(Request(serial, "withdraw"))
         # Kept until the server has confirmed it
         self._send(gone.request)
 
     def _take_done(self) -> tuple[int, ...]:
-        """Return the serials of received answers that the server has not been told, with the lock held."""
+        """Return and clear the serials of received answers about which the server does not know. Needs the lock."""
         done = tuple(self._done)
         self._done = []
         return done
 
     def _send(self, request: Request, frames: Sequence[Frame] = ()) -> None:
-        """Send a request, with the lock held.
+        """Send a request and its frames. Call this with the lock held.
 
-        Without a connection nothing is sent: `_greet` sends all requests without an answer when there is one again.
+        Send nothing without a connection: `_greet` sends all unanswered requests once there is a connection again.
         """
         if self._broken is not None or self._lost_at is not None:
             return
@@ -196,8 +200,9 @@ class Connection:
             self._pump()
 
     def _read(self) -> None:
-        """Run the reader thread: wake on messages, on changes of the connection, and when a lost connection stays
-        lost.
+        """Handle messages and changes of the connection until it is broken; then close the socket.
+
+        This is the reader thread. It breaks a connection that stays lost for `LOST_S` seconds.
         """
         poller = select.poll()
         for fd in (wire.fd_of(self._socket), wire.fd_of(self._monitor), self._stop):
@@ -231,7 +236,7 @@ class Connection:
         os.close(self._stopped)
 
     def _pump(self) -> None:
-        """Handle all messages that have arrived, and tell the server about received answers; with the lock held."""
+        """Handle all messages that have arrived, and tell the server about received answers. Needs the lock."""
         while self._broken is None:
             try:
                 envelope, frames = wire.receive(self._socket)
@@ -246,7 +251,7 @@ class Connection:
                 self._take_in(Reply(*pickle.loads(envelope)), frames)
 
     def _take_in(self, reply: Reply, frames: Sequence[zmq.Frame]) -> None:
-        """Handle one message of the server, with the lock held."""
+        """Handle one message of the server with its frames. Needs the lock."""
         if reply.serial == wire.WELCOME:
             self._welcomed = True
         elif reply.serial == wire.HERE:
@@ -274,7 +279,7 @@ class Connection:
                 waiter.arrived.release()
 
     def _notice(self) -> None:
-        """Follow events of the connection: made, lost, made again, refused; with the lock held."""
+        """Handle all events of the connection that have arrived: made, lost, made again, refused. Needs the lock."""
         while self._broken is None:
             try:
                 event = parse_monitor_message(
@@ -293,9 +298,7 @@ class Connection:
                 self._lost_at = time.monotonic()
 
     def _greet(self) -> None:
-        """Introduce this process over a new connection, and send all requests without an answer again; with the lock
-        held.
-        """
+        """Introduce this process over a new connection, and send all unanswered requests again. Needs the lock."""
         wanted = list(self._waiters.values())
         self._send(
             Request(0, "hello", arguments=(self._welcomed, tuple(self._waiters)))
@@ -306,7 +309,10 @@ class Connection:
                 self._send(waiter.request, waiter.outgoing)
 
     def _break(self, why: str) -> None:
-        """Break the connection for good and end all waits, with the lock held. Idempotent."""
+        """Break the connection for good and end all waits.
+
+        `why`: the reason, for errors. Needs the lock. Idempotent.
+        """
         if self._broken is not None:
             return
         self._broken = why
@@ -319,22 +325,21 @@ class Connection:
 
 
 class RemoteChannel(Channel):
-    """An end of a channel on another node: every call is one round trip to its server, a large put two.
+    """An end of a channel on another node. Each call is one round trip to the node's channel server, a large put two.
 
-    The creator of the connection owns it. What `get` returns is writable and belongs to the caller.
+    The creator of the connection owns it. Items from `get` are writable and belong to the caller.
 
-    The effect of a failure:
+    Effects of failures:
 
     - The server ends: every end raises ChannelBroken within seconds.
-    - This process ends: its waits are withdrawn within seconds. An item on its way to it goes back to the front of
-      its line; an item that it has confirmed is lost.
-    - The network fails: an interruption that both sides outlast (`wire.LOST_S` after TCP has given up) neither loses
-      nor doubles an item. A longer one counts as the end of the server for this end, and as the end of this process
-      for the server.
+    - This process ends: the server withdraws its waits within seconds. An item that is on its way to this process goes
+      back to the front of its line; an item that this process has confirmed is lost.
+    - The network fails: a short interruption (`wire.LOST_S` after TCP has given up) neither loses nor doubles an item.
+      A longer interruption counts as the end of the server here, and as the end of this process at the server.
     """
 
     def __init__(self, connection: Connection, spec: ChannelSpec) -> None:
-        """Does not wait for a connection: if there is none, the first call raises."""
+        """Make an end without waiting for the connection: if there is none, the first call raises."""
         super().__init__(spec)
         self.connection = connection
         self._pack = codec.Packers(wire.INLINE_BYTES).pack
@@ -343,7 +348,7 @@ class RemoteChannel(Channel):
         return type(self), (self.connection, self.spec), {"owner": self.owner}
 
     def link(self, key: str) -> Connection:
-        """As Channel: the connection that all keys use."""
+        """Return the connection that all keys use."""
         return self.connection
 
     def _put(

@@ -46,7 +46,7 @@ Answer = Sequence[Frame]  # an envelope, and the frames behind it
 
 
 class Session:
-    """The state of one client, which is a connected process. A request stays here until the client sends `done`."""
+    """The state of one client, a connected process. A request stays in it until the client confirms the answer."""
 
     def __init__(self, client: bytes) -> None:
         self.client = client
@@ -62,7 +62,10 @@ class Session:
         self.ends: dict[tuple[str, str], SharedChannel] = {}
 
     def done(self, serials: Iterable[int]) -> None:
-        """Drop answers that the client has received, and confirm the items in them."""
+        """Drop the answers that the client has received, and confirm their items.
+
+        `serials`: numbers of the requests.
+        """
         for serial in serials:
             self.answers.pop(serial, None)
             # A credit stays held until it is filled; items are confirmed now
@@ -72,7 +75,10 @@ class Session:
                 _settle(end, end.confirm, request)
 
     def withdraw(self, serial: int) -> None:
-        """Undo a request that the client has withdrawn: give back the items or the credit that it took."""
+        """Undo a request that the client has withdrawn: give back its items or its credit.
+
+        `serial`: number of the request.
+        """
         task = self.performing.pop(serial, None)
         if task is not None:
             task.cancel()
@@ -82,20 +88,20 @@ class Session:
             _settle(end, end.give_back, request)
 
     def withdraw_all(self) -> None:
-        """Undo all requests, the latest first, so that the front of each line is as it was."""
+        """Undo all requests, the latest first, so that returned items get their earlier order."""
         serials = {*self.performing, *self.held, *self.answers}
         for serial in sorted(serials, reverse=True):
             self.withdraw(serial)
 
     def died(self) -> None:
-        """Undo all requests of a client that is gone, and mark its owners as dead."""
+        """Undo all requests of a client that is gone, and mark its workers as dead in the channels."""
         self.withdraw_all()
         for end in self.ends.values():
             _settle(end, end.died)
 
 
 def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) -> None:
-    """Call a method of an end; if it fails, break the end's channel, so that the server and other channels go on."""
+    """Call `act`, a method of an end. If it fails, break the end's channel, so that other channels are not affected."""
     try:
         act(*arguments)
     except Exception as error:  # noqa: BLE001 -- any failure, such as a full disk, becomes the reason of the break
@@ -110,15 +116,16 @@ def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) ->
 
 
 def _text(error: Exception) -> str:
-    """Return an error as text, with its type if it is not one of rlplace."""
+    """Return an error as text, with the type if it is no RlplaceError."""
     if isinstance(error, RlplaceError):
         return str(error)
     return repr(error)
 
 
 def _allow_open_files() -> None:
-    """Raise the soft limit of open files: each client has a connection, and each of its waits has the socket of a
-    waker.
+    """Raise this process's soft limit of open files, within the hard limit.
+
+    Each connected client needs one file, and each of its waits another one.
     """
     # As many as wanted, within the hard limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -128,11 +135,11 @@ def _allow_open_files() -> None:
 
 
 class Authenticator:
-    """Guards a listening socket: ZeroMQ asks here before it admits a connection (ZAP, RFC 27).
+    """Admits only clients with the job's keys to a listening socket, by ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-    Must be created before the socket is bound; one per context. The server's loop reads the two sockets with `answer`
-    and `notice`. A connection without the job's keys, or without any handshake, is cut. The first such connection is
-    logged.
+    Create one per context, before the socket is bound. The owner must call `answer` when `socket` has a message, and
+    `notice` when `monitor` has a message. A connection without the job's keys or without a handshake is cut; the first
+    refused connection is logged.
     """
 
     def __init__(
@@ -141,7 +148,7 @@ class Authenticator:
         server: zmq.Socket,
         keys: Keys,
     ) -> None:
-        """Set the job's keys and limits on `server`, and open the sockets that ZeroMQ asks through."""
+        """Set the job's keys and limits on the socket `server`, and open the sockets `socket` and `monitor`."""
         self._keys = keys
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
@@ -155,7 +162,7 @@ class Authenticator:
         self._told = False
 
     def answer(self) -> None:
-        """Admit or refuse all connections that have asked."""
+        """Admit or refuse all connections that wait for admission."""
         while True:
             try:
                 asked = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -170,7 +177,10 @@ class Authenticator:
             self.socket.send_multipart([version, request, *verdict, b"", b""])
 
     def notice(self, endpoint: str) -> None:
-        """Log the first refused connection. A peer that speaks another protocol is cut without an event."""
+        """Read the events of refused connections, and log the first one.
+
+        `endpoint`: the server's endpoint, for the log.
+        """
         with contextlib.suppress(zmq.Again):
             while True:
                 self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -183,9 +193,10 @@ class Authenticator:
 
 
 class ChannelServer:
-    """Performs requests on the channels of its node. Owns the sessions and the socket at address `host`.
+    """Performs requests of processes on other nodes on the channels of its node. Owns the socket and the sessions.
 
-    Channels outlive it. Any thread may call `add`.
+    `host`: address on which the server listens. `keys`: the job's keys. The channels outlive the server. Any thread may
+    call `add`.
     """
 
     def __init__(self, *, host: str, keys: Keys) -> None:
@@ -205,13 +216,14 @@ class ChannelServer:
         )
 
     def add(self, name: str, channel: SharedChannel) -> None:
-        """Serve a channel under a name."""
+        """Serve a channel under `name`, which requests must give."""
         assert name not in self._channels, f"the server has a channel {name!r}"
         self._channels[name] = channel
 
     def start(self) -> str:
-        """Start to listen; return the endpoint for clients. Raises ClusterError if this machine does not have the
-        address.
+        """Start to listen in a thread, and return the endpoint for clients.
+
+        Raise ClusterError if the address is not of this machine.
         """
         _allow_open_files()
         self._context = zmq.Context()
@@ -233,7 +245,7 @@ class ChannelServer:
         return self.endpoint
 
     def close(self) -> None:
-        """Tell every client and stop. Idempotent; the channels are not changed."""
+        """Tell all clients that the server closes, undo their open requests, and stop. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -266,9 +278,7 @@ class ChannelServer:
             self._end()
 
     async def _watch(self) -> None:
-        """Until the server closes, look for clients that have been unreachable for too long, and undo their
-        requests.
-        """
+        """Undo the requests of clients that have been unreachable for `LOST_S` seconds, until the server closes."""
         # Once in PROBE_S
         while not self._closing.is_set():
             # Signals of sockets can be lost, so all are read
@@ -305,7 +315,7 @@ class ChannelServer:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _receive(self) -> None:
-        """Handle all messages that have arrived. The socket signals new messages only, so none may be left."""
+        """Handle all messages that have arrived; the socket signals each message only once."""
         if self._receiving or self._socket.closed:
             return
         self._receiving = True
@@ -329,7 +339,7 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> None:
-        """Handle one message of a client."""
+        """Handle one message of a client. `frames`: data that followed the envelope."""
         session = self._sessions.get(client)
         if request.method == "hello":
             welcomed, wanted = request.arguments
@@ -369,10 +379,7 @@ class ChannelServer:
         self._deliver(session, [wire.pack(reply)])
 
     def _deliver(self, session: Session, answer: Answer) -> None:
-        """Send an answer without waiting. A client that cannot be reached now will repeat its request.
-
-        Memory is bounded, since clients have a bounded number of requests.
-        """
+        """Send an answer without waiting. A client that cannot be reached now repeats its request later."""
         try:
             self._socket.send_multipart(
                 (session.client, *answer),
@@ -396,7 +403,10 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> None:
-        """Perform a request and answer it, with an error if it fails."""
+        """Perform a request and send its answer, which is an error if the request fails.
+
+        `frames`: data of the request.
+        """
         try:
             answer = await self._do(session, request, frames)
         except ChannelError as refusal:
@@ -427,14 +437,16 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> Answer:
-        """Perform a request; return its answer. What the client must confirm stays in `session.held`."""
+        """Perform a request and return its answer.
+
+        Items and credit stay in `session.held` until the client confirms them. `frames`: data of the request.
+        """
         user = (request.channel, request.owner)
         value = None
         if user not in session.ends:
             session.ends[user] = self._channels[request.channel].named(request.owner)
         end = session.ends[user]
-        # Credit for a large put is held until its data arrives
-        # As `SharedChannel.put_packed`
+        # Arguments as in `SharedChannel.put_packed`; credit for a large put is held until its data arrives
         if request.method == "put":
             put = await end.put_packed(*request.arguments)
             if put.entry:

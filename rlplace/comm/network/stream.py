@@ -41,21 +41,27 @@ _HERE = -1  # from the source, instead of a number: a sign of life
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAddress:
-    """Endpoint and keys of a source, in the form in which they are sent to the taker."""
+    """Endpoint and keys of a StreamSource, as they are sent to the taker."""
 
     endpoint: str
     keys: Keys = dataclasses.field(repr=False)  # secret
 
     def connect(self) -> StreamTaker:
-        """Return a taker of this source."""
+        """Return a new taker that is connected to the source."""
         return StreamTaker(self)
 
 
 class StreamSource:
-    """Makes the items of one stream for one taker. Listens while its context is entered; used by one thread."""
+    """Makes the items of one stream and sends them to one taker. Used by one thread, as a context manager.
+
+    The source listens from its creation to the end of the context.
+    """
 
     def __init__(self, *, near: str, keys: Keys) -> None:
-        """Listen on the address of this machine from which it reaches the endpoint `near`."""
+        """Listen on the address by which this machine reaches the endpoint `near`.
+
+        `keys`: keys for this stream alone.
+        """
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
@@ -87,11 +93,12 @@ class StreamSource:
         timeout_s: float,
         check: Callable[[], None],
     ) -> str | None:
-        """Make the `count` items as the taker asks for them. Return None when it needs no more, else why it never
-        said so.
+        """Make and send items as the taker asks for them, until the taker says that it needs no more.
 
-        A taker that is lost after it asked for the last item counts as done, since it has most likely received it.
-        `timeout_s`: longest wait for its next request. `check`: called often; raises to end the wait.
+        Return None then, else a text with the reason why the taker did not say so. A taker that is lost after its
+        request for the last item counts as done, since it has most likely received the item. `make`: makes the item of
+        a number. `count`: number of items. `timeout_s`: the most seconds until the next request. `check`: called often;
+        its errors end the wait.
         """
         poller = zmq.Poller()
         for watched in (self._socket, self._authenticator.socket):
@@ -130,7 +137,10 @@ class StreamSource:
         number: int,
         *items: Any,
     ) -> bool:
-        """Send items; return whether the taker is connected. A lost taker asks again over its next connection."""
+        """Send a number and its items; return whether the taker is connected.
+
+        A taker that has lost the connection asks again over its next connection.
+        """
         # Number and marks, then the data
         marks, frames = wire.enclose(
             map(self._pack, items), self.address.keys.frame_bytes
@@ -149,7 +159,7 @@ class StreamSource:
 
 
 class StreamTaker:
-    """Asks for the items of a stream in order. Used by one thread."""
+    """Asks a StreamSource for the items of its stream, in order. Used by one thread."""
 
     def __init__(self, address: StreamAddress) -> None:
         self.endpoint = address.endpoint
@@ -183,7 +193,7 @@ class StreamTaker:
         self.asked += 1
 
     def receive(self) -> Any:
-        """Return the next item, or None if it has not arrived. Raises ConnectionError if the source is gone."""
+        """Return the next item, or None if it has not arrived yet. Raise ConnectionError if the source is gone."""
         self._notice()
         while True:
             try:
@@ -202,11 +212,11 @@ class StreamTaker:
 
     @property
     def _gone(self) -> bool:
-        """Whether there was no connection for too long."""
+        """Whether there has been no connection for `LOST_S` seconds."""
         return self._lost_at is not None and time.monotonic() > self._lost_at + LOST_S
 
     def _notice(self) -> None:
-        """Follow events of the connection; over a new one, ask again for the items that may have been lost."""
+        """Handle events of the connection. After a reconnection, ask again for the items that have not arrived."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event = parse_monitor_message(
@@ -224,14 +234,14 @@ class StreamTaker:
 
     @staticmethod
     def wait(takers: Iterable[StreamTaker], timeout_s: float) -> None:
-        """Block until a message arrives for one of the takers, or `timeout_s` is over."""
+        """Wait until a message arrives for one of the takers, at most `timeout_s` seconds."""
         poller = zmq.Poller()
         for taker in takers:
             poller.register(taker.socket, zmq.POLLIN)
         poller.poll(int(1000 * timeout_s))
 
     def close(self) -> None:
-        """Tell the source that no more items are needed. Idempotent."""
+        """Tell the source that no more items are needed, and close the socket. Idempotent."""
         if not self._context.closed:
             self._say(_NO_MORE)
             self.socket.disable_monitor()

@@ -40,7 +40,7 @@ Frame = bytes | memoryview
 
 
 class Request(NamedTuple):
-    """A message of a client. `serial`: number of the request at this client; a repeated request keeps it."""
+    """A message of a client. `serial`: number of the request at this client, which a repetition keeps."""
 
     serial: int
     method: str
@@ -52,7 +52,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A message of the server: a value, an error, or the marks of items."""
+    """A message of the server: the answer to request `serial`, with a value, an error, or marks of items."""
 
     serial: int
     value: Any = None
@@ -61,7 +61,7 @@ class Reply(NamedTuple):
 
 
 def pack(message: Request | Reply) -> bytes:
-    """Return a message as bytes, for the first frame. Large buffers of items are not in it; they follow as frames."""
+    """Return a message as bytes, for the first frame. Large buffers of items are not in these bytes."""
     return pickle.dumps(tuple(message), 5)
 
 
@@ -69,8 +69,10 @@ def enclose(
     items: Iterable[codec.Packed],
     frame_bytes: int,
 ) -> tuple[tuple[Mark, ...], list[Frame]]:
-    """Return marks for the envelope, and the frames behind it, of at most `frame_bytes` each; they alias the items'
-    arrays.
+    """Return the marks of packed items for the envelope, and the frames that follow the envelope.
+
+    A small item is its own mark; a large item has the lengths of its pieces as its mark. `frame_bytes`: the most bytes
+    of a frame. The frames share memory with the items' arrays.
     """
     marks: list[Mark] = []
     frames: list[Frame] = []
@@ -88,7 +90,10 @@ def enclose(
 
 
 def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.Packed]:
-    """Return the items of received marks and frames, writable. Arrays of large items live in the frames."""
+    """Return the packed items of received marks and frames: the inverse of `enclose`.
+
+    The pieces of large items are writable and may share memory with the frames.
+    """
     rest = iter(frames)
     items: list[codec.Packed] = []
     for mark in marks:
@@ -100,9 +105,9 @@ def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.P
 
 
 def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
-    """Return the next `size` bytes of the frames.
+    """Return the next `size` bytes of the frames, writable.
 
-    A large piece in one frame is not copied, since the frame has its own memory, aligned to 8 bytes.
+    A large piece that fills one frame is not copied, since the frame has memory of its own, aligned to 8 bytes.
     """
     whole = np.empty(size, np.uint8)
     at = 0
@@ -118,8 +123,9 @@ def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobKeys:
-    """CURVE: everything is encrypted, and each side proves that it is of this job. Costs most of a fast network's
-    speed.
+    """Keys for ZeroMQ's CURVE mechanism: messages are encrypted, and each side proves that it is of this job.
+
+    Encryption costs most of the speed of a fast network.
     """
 
     mechanism: ClassVar[bytes] = b"CURVE"
@@ -140,19 +146,19 @@ class JobKeys:
         return cls(server_public, server_secret, client_public, client_secret)
 
     def guard(self, server: zmq.Socket) -> None:
-        """Set the keys of a listening socket, before it binds."""
+        """Set the keys on a listening socket, before it binds."""
         server.curve_server = True
         server.curve_publickey = self.server_public
         server.curve_secretkey = self.server_secret
 
     def show(self, client: zmq.Socket) -> None:
-        """Set the keys of a connecting socket, before it connects."""
+        """Set the keys on a connecting socket, before it connects."""
         client.curve_serverkey = self.server_public
         client.curve_publickey = self.client_public
         client.curve_secretkey = self.client_secret
 
     def admits(self, credentials: list[bytes]) -> bool:
-        """Whether these are the credentials of a client of this job."""
+        """Return whether `credentials`, which ZeroMQ has received, are of a client of this job."""
         return len(credentials) == 1 and secrets.compare_digest(
             z85.encode(credentials[0]), self.client_public
         )
@@ -160,8 +166,9 @@ class JobKeys:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobPassword:
-    """PLAIN: keeps strangers and other jobs out, but encrypts nothing. For an interface that only the cluster
-    uses.
+    """Password for ZeroMQ's PLAIN mechanism: clients of other jobs are refused, but messages are not encrypted.
+
+    For a network that only the cluster uses.
     """
 
     mechanism: ClassVar[bytes] = b"PLAIN"
@@ -176,16 +183,16 @@ class JobPassword:
         return cls(password=secrets.token_urlsafe(32))
 
     def guard(self, server: zmq.Socket) -> None:
-        """As JobKeys."""
+        """Require a password on a listening socket, before it binds."""
         server.plain_server = True
 
     def show(self, client: zmq.Socket) -> None:
-        """As JobKeys."""
+        """Set the password on a connecting socket, before it connects."""
         client.plain_username = b"job"
         client.plain_password = self.password.encode()
 
     def admits(self, credentials: list[bytes]) -> bool:
-        """As JobKeys."""
+        """Return whether `credentials`, which ZeroMQ has received, are of a client of this job."""
         return len(credentials) == 2 and secrets.compare_digest(
             credentials[1], self.password.encode()
         )
@@ -201,9 +208,7 @@ SILENT_S = 4.0
 
 
 def endure(socket: zmq.Socket) -> None:
-    """Set options of sockets of both ends, before they bind or connect: no limits of queues, quick detection of
-    failures.
-    """
+    """Set options of a socket before it binds or connects: queues without limits, early detection of failures."""
     # Credit bounds what is under way, not the socket
     socket.set_hwm(0)
     socket.linger = 0
@@ -217,13 +222,11 @@ def endure(socket: zmq.Socket) -> None:
 
 
 def listen(socket: zmq.Socket, host: str) -> str:
-    """Bind to a free port of one address; return the endpoint for clients. Never listens on all addresses of a
-    machine.
+    """Bind a socket to a free port of the address `host`; return the endpoint for clients.
 
-    Raises ClusterError for an address that is not this machine's.
+    Raise ClusterError if the address is not of this machine, or stands for all its addresses.
     """
-    # An unspecified address, such as 0.0.0.0
-    # A name is no address
+    # An unspecified address, such as 0.0.0.0, means all addresses; a host name raises ValueError here
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:
             every = problem(
@@ -250,19 +253,22 @@ def listen(socket: zmq.Socket, host: str) -> str:
 
 
 def fd_of(socket: zmq.Socket) -> int:
-    """Return a file descriptor for an event loop. Edge-triggered: the socket must be drained before the next wait."""
+    """Return a file descriptor that signals messages to an event loop.
+
+    Edge-triggered: receive all messages before the next wait.
+    """
     fd = socket.fd
     assert isinstance(fd, int)
     return fd
 
 
 def has_message(socket: zmq.Socket) -> bool:
-    """Whether a message has arrived. Also resets the signal of `fd_of`."""
+    """Return whether a message has arrived. Also reset the signal of `fd_of`."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
-    """Return envelope and frames of the next message, without waiting. Raises zmq.Again if there is none."""
+    """Return the envelope and the frames of the next message, without waiting. Raise zmq.Again if there is none."""
     envelope = socket.recv(zmq.NOBLOCK)
     frames: Sequence[zmq.Frame] = ()
     if socket.getsockopt(zmq.RCVMORE):

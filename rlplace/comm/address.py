@@ -30,20 +30,23 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """A part of a spread channel. It is connected when first used, since most ends use few of many branches."""
+    """A part of a spread channel: its keys, and a function that connects it and returns an end.
+
+    A branch is connected at its first use, because most ends use few of many branches.
+    """
 
     keys: Sequence[str]
     connect: Callable[[], Channel]
 
 
 class SpreadChannel(Channel):
-    """A Channel whose keys are divided among several channels, the branches.
+    """A Channel whose keys are divided among several channels, its branches.
 
-    All items of a key are in one branch. Order and waiting are per key, so they are the same as in a single channel.
+    All items of a key are in one branch, so order and waiting at a key are as in a single channel.
     """
 
     def __init__(self, spec: ChannelSpec, branches: Sequence[Branch]) -> None:
-        """`branches`: no two of them have a key in common."""
+        """Make an end. `branches`: parts of the channel, of which no two have a key in common."""
         super().__init__(spec)
         self._branches = tuple(branches)
         # Every key belongs to exactly one branch
@@ -52,7 +55,7 @@ class SpreadChannel(Channel):
         self._ends: dict[tuple[str, str], Channel] = {}
 
     def _end(self, key: str) -> Channel:
-        """Return this owner's end of the branch that has the key."""
+        """Return this owner's end of the branch that has `key`, connected at the first call."""
         end = self._ends.get((self.owner, key))
         if end is None:
             # Connect the branch of the key at its first use
@@ -63,7 +66,7 @@ class SpreadChannel(Channel):
         return end
 
     def link(self, key: str) -> Connection | None:
-        """As Channel: the connection to another node that this key uses, if any."""
+        """Return the connection to the node where the items of `key` live, or None if they live on this node."""
         return self._end(key).link(key)
 
     def _put(
@@ -94,7 +97,7 @@ class SpreadChannel(Channel):
         self._on_all(lambda branch: branch.reset())
 
     def _on_all(self, act: Callable[[Channel], None]) -> None:
-        """Call `act` on all branches, also if one fails because its node is gone; then raise the first error."""
+        """Call `act` on an end of each branch, even if some raise ChannelError; then raise the first error."""
         failed: ChannelError | None = None
         for branch in self._branches:
             try:
@@ -106,8 +109,9 @@ class SpreadChannel(Channel):
             raise failed
 
     def stats(self) -> ChannelStats:
-        """Return the sums over all branches. The high-water mark is the sum of their marks, which may be of different
-        moments.
+        """Return the statistics of all branches together; numbers are sums, the staleness is the maximum.
+
+        The high-water mark is a sum of marks that may be of different moments.
         """
         branches = [branch.connect().stats() for branch in self._branches]
         # Puts first; sorting keeps their order
@@ -142,7 +146,7 @@ class SpreadChannel(Channel):
 
 
 class ProcessChannels:
-    """What the ends of one process share: local channels, shared memory, and connections to other nodes."""
+    """Local channels, mapped channels and connections to other nodes, which all ends in one process share."""
 
     def __init__(self) -> None:
         # By name
@@ -153,21 +157,21 @@ class ProcessChannels:
         self._lock = threading.Lock()
 
     def local(self, spec: ChannelSpec) -> LocalChannel:
-        """Return the local channel of this name; the first call makes it."""
+        """Return the local channel with the name of `spec`; the first call makes it."""
         with self._lock:
             if spec.name not in self._local:
                 self._local[spec.name] = LocalChannel(spec)
             return self._local[spec.name]
 
     def shared(self, path: Path) -> SharedChannel:
-        """Return the channel in this file; the first call maps it."""
+        """Return the channel in the file `path`; the first call maps the file."""
         with self._lock:
             if path not in self._shared:
                 self._shared[path] = SharedChannel.attach(path)
             return self._shared[path]
 
     def connection(self, server: ServerAddress) -> Connection:
-        """Return the connection to a channel server; the first call makes it."""
+        """Return the connection to a channel server; the first call connects."""
         # Imported here, since a job on one node does not need ZeroMQ
         from rlplace.comm.network import Connection
 
@@ -194,7 +198,7 @@ class ProcessChannels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The node and the process in which an end is used."""
+    """The node and the process in which ends of channels are used. `ends`: what these ends share."""
 
     node: int
     process: str = ""  # name of the process if several workers share it, else ""
@@ -205,7 +209,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLocation:
-    """A location in one process, in which all users of its keys work."""
+    """Location of a channel, or of some of its keys, in the memory of one process, in which all users live."""
 
     spec: ChannelSpec
     node: int
@@ -220,7 +224,7 @@ class ProcessLocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Endpoint and keys by which other nodes reach a node's channels."""
+    """Endpoint of a node's channel server and the job's keys, by which other nodes reach the node's channels."""
 
     endpoint: str
     keys: Keys = dataclasses.field(repr=False)  # secret
@@ -228,7 +232,7 @@ class ServerAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLocation:
-    """A location in a file of its node's shared memory."""
+    """Location of a channel, or of some of its keys, in a file in the shared memory of one node."""
 
     spec: ChannelSpec
     node: int
@@ -250,18 +254,19 @@ Location = ProcessLocation | NodeLocation
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAddress:
-    """A channel in the form in which it is sent to a worker."""
+    """Locations of a channel, as they are sent to a worker, which then connects an end."""
 
     spec: ChannelSpec
     locations: tuple[Location, ...]
 
     def connect(self, place: Place) -> Channel:
-        """Return an end for a user at this place."""
+        """Return an end of the channel for a user at `place`."""
         return self.joined(lambda location: location.connect(place))
 
     def joined(self, connect: Callable[[Location], Channel]) -> Channel:
-        """Return one end over what `connect` makes of the locations; with several, each is connected when first
-        used.
+        """Return one end of the channel. `connect`: makes an end of a location.
+
+        With several locations, each is connected at its first use.
         """
         # A channel in one place needs no branches
         if len(self.locations) == 1:

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSpec:
-    """What a channel is; fixed when it is made."""
+    """Name, capacity and other properties of a channel, which do not change after its creation."""
 
     name: str
     capacity_items: int
-    # Declared keys; any other is an error. None: any key, `participants` at most
+    # Declared keys; any other key is an error. None: any keys, at most `participants` of them
     keys: tuple[str, ...] | None = None
-    # Names that may use it, and requests that may wait in it at a time
+    # The most workers that may use the channel, and the most requests that may wait in it at a time
     participants: int = 1024
-    timeout_s: float = 120.0  # deadline of a put or get that names none
-    source: str = ""  # the component that puts, where a plan says so
-    target: str = ""  # and the one that takes
+    timeout_s: float = 120.0  # deadline of a put or get without one of its own
+    source: str = ""  # component that puts, if a plan says so
+    target: str = ""  # component that gets, if a plan says so
 
     def __post_init__(self) -> None:
         for least in ("capacity_items", "participants"):
@@ -53,7 +53,7 @@ class ChannelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A put or get that waits at this moment."""
+    """A put or get that waits in a channel at the moment of a snapshot."""
 
     owner: str  # "env rank 2"
     key: str
@@ -63,7 +63,7 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """A moment of a channel. Counts are since it was made."""
+    """Snapshot of a channel: contents, waits, users, and counts since the channel was made."""
 
     capacity_items: int
     depth_items: int
@@ -90,36 +90,39 @@ class ChannelStats:
         return tuple(wait.owner for wait in self.waits if wait.wants == "item")
 
     def could_end(self, wait: Wait) -> tuple[str, ...]:
-        """The workers that could end `wait`, as far as is known: over all keys, those that were seen so far."""
+        """Return the names of the workers that could end `wait`: producers so far for a get, consumers for a put.
+
+        Producers and consumers of other keys count too; the waiting worker does not.
+        """
         seen = self.producers if wait.wants == "item" else self.consumers
         return tuple(name for name in seen if name != wait.owner)
 
 
 class Channel(abc.ABC):
-    """FIFO per key, any number of producers and consumers. Ends may be pickled to other workers.
+    """One end of a bounded queue with keys, for any number of producers and consumers. FIFO per key. Can be pickled.
 
-    Errors: ChannelTimeout, ChannelClosed (put), EndOfStream (get), ChannelBroken; ChannelMisuse, a ValueError, for a
-    wrong argument, which changes nothing for other callers. `timeout_s=None` means the channel's own deadline; there
-    is no infinite wait. Puts and gets are served in the order in which they began to wait: a call that does not wait
-    never overtakes a running waiter, but a process that was woken and does not run (stopped) loses its place. What
-    `get` returns is the caller's own and writable, except between threads of one process, where an item passes by
-    reference. An item that cannot be unpickled raises in the `get` that took it; in a batch the others are returned,
-    and the next get of this end at this key raises.
+    Errors: ChannelTimeout, ChannelClosed (put), EndOfStream (get), ChannelBroken, and ChannelMisuse (a ValueError) for
+    a wrong argument, which changes nothing for other callers. `timeout_s=None` means the channel's own deadline; there
+    is no infinite wait. Puts and gets are served in the order in which they began to wait. A call that does not wait
+    never overtakes a running waiter, but a stopped process loses its place. An item from `get` belongs to the caller
+    and is writable, except between threads of one process, where items pass by reference. If an item cannot be
+    unpickled, the `get` that took it raises; in a batch the other items are returned, and the next get of this end at
+    this key raises.
 
-    A process that dies holds up no other: its waits and its unfinished puts vanish. The channel breaks only where the
-    death may have left its state wrong, in the middle of a change.
+    If a process dies, its waits and its unfinished puts are removed, and other processes continue. The channel breaks
+    only if the process dies in the middle of a change of the channel's state.
     """
 
     def __init__(self, spec: ChannelSpec, owner: str = "an unnamed worker") -> None:
         self.spec = spec
         self.owner = owner
-        # By key: why items of a batch could not be opened
+        # By key: errors of items of a batch that could not be unpickled
         self._failed: dict[str, deque[Exception]] = {}
-        # Of what goes on beside the caller
+        # Puts and gets that run in the background
         self._lanes = Lanes()
 
     def named(self, owner: str) -> Self:
-        """The same channel seen from `owner` ("env rank 2"), the name used in errors and statistics."""
+        """Return an end of the same channel for `owner`, the worker's name in errors, such as "env rank 2"."""
         end = object.__new__(type(self))
         end.__dict__.update(self.__dict__, owner=owner, _failed={}, _lanes=Lanes())
         return end
@@ -133,7 +136,11 @@ class Channel(abc.ABC):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Block until credit is granted; data moves only then. `version`: of the policy that made the item."""
+        """Put an item into the line of `key`; wait until there is credit, at most `timeout_s` seconds.
+
+        `weight`: weight of the item, which counts in `get_batch`. `version`: version of the policy that made the item;
+        None: no version. `timeout_s`: None means the channel's deadline. Data moves only after credit was granted.
+        """
         self._check_put(key, weight, version)
         self._put(
             item,
@@ -151,7 +158,7 @@ class Channel(abc.ABC):
         weight: float = 1.0,
         version: int | None = None,
     ) -> None:
-        """Raise ChannelFull instead of waiting."""
+        """Put an item as `put` does, but raise ChannelFull instead of waiting."""
         self._check_put(key, weight, version)
         self._put(item, key, weight, version, None)
 
@@ -163,13 +170,17 @@ class Channel(abc.ABC):
         )[0]
 
     def get_nowait(self, *, key: str = "") -> Any:
-        """Raise ChannelEmpty instead of waiting."""
+        """Take and return the first item of `key`, but raise ChannelEmpty instead of waiting."""
         return self._items(None, key, None)[0]
 
     def get_batch(
         self, weight: float, *, key: str = "", timeout_s: float | None = None
     ) -> list[Any]:
-        """Take one item, whatever it weighs, and what else is there within a summed `weight`, atomically."""
+        """Take and return the first item of `key` and the next present items that keep the sum within `weight`.
+
+        The first item may weigh more. Wait for the first item, at most `timeout_s` seconds (None: the channel's
+        deadline). All items are taken atomically.
+        """
         patience_s = (
             self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
         )
@@ -186,10 +197,10 @@ class Channel(abc.ABC):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> Work:
-        """Begin a `put`, and return at once: `await` the result in an `async def`, else call its `wait()`.
+        """Begin a `put` in the background, and return it: `await` it in an `async def`, else call its `wait()`.
 
-        The item must not change until then. Puts of this end at one key enter in the order in which they were begun;
-        the deadline of each counts from the end of the one before.
+        The item must not change before the put has ended. Puts of this end at one key enter in the order in which they
+        were begun; the deadline of a put counts from the end of the put before.
         """
         self._check_put(key, weight, version)
         patience_s = self._patience_of(timeout_s)
@@ -200,10 +211,10 @@ class Channel(abc.ABC):
         )
 
     def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Work:
-        """Begin a `get`, and return at once: `await` the item in an `async def`, else call `wait()` of the result.
+        """Begin a `get` in the background, and return it: `await` it in an `async def`, else call its `wait()`.
 
-        Gets of this end at one key are served in the order in which they were begun; the deadline of each counts from
-        the end of the one before. The item of a get that nothing waits for is lost.
+        Both return the item. Gets of this end at one key are served in the order in which they were begun; the deadline
+        of a get counts from the end of the get before. If the caller never waits for the get, its item is lost.
         """
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(
@@ -215,7 +226,7 @@ class Channel(abc.ABC):
     def get_batch_async(
         self, weight: float, *, key: str = "", timeout_s: float | None = None
     ) -> Work:
-        """Begin a `get_batch`, as `get_async`."""
+        """Begin a `get_batch` in the background, as `get_async` does for `get`, and return it."""
         limit = self._limit(weight)
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(
@@ -225,7 +236,7 @@ class Channel(abc.ABC):
         )
 
     def qsize(self, key: str | None = None) -> int:
-        """Return the items that are inside at this moment, at one key or at all."""
+        """Return the number of items in the channel now. `key`: None means all keys."""
         stats = self.stats()
         if key is None:
             return stats.depth_items
@@ -233,24 +244,27 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the stream. Puts that wait fail. Idempotent."""
+        """Close the channel: no more puts, and waiting puts fail; gets can take the items that are left. Idempotent."""
 
     @abc.abstractmethod
     def break_(self, why: str) -> None:
-        """End every wait with ChannelBroken and drop what is inside. Idempotent; the first reason stays."""
+        """Break the channel: end every wait with ChannelBroken and drop all items. Idempotent; the first reason stays.
+
+        `why`: the reason, for errors.
+        """
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Drop what is inside and serve again, broken or not; puts and gets that still wait end with ChannelBroken.
+        """Drop all items and open the channel again, whether it was broken or not.
 
-        For the owner of the channel, once all who used it have given up: which ones did is not asked.
+        Waiting puts and gets get ChannelBroken. For the owner of the channel, after all users have stopped using it.
         """
 
     @abc.abstractmethod
     def stats(self) -> ChannelStats: ...
 
     def link(self, key: str) -> Connection | None:
-        """Return the connection to the node of what is put at `key`; None where that is this one."""
+        """Return the connection to the node where the items of `key` live, or None if they live on this node."""
         return None
 
     @abc.abstractmethod
@@ -262,18 +276,24 @@ class Channel(abc.ABC):
         version: int | None,
         patience_s: float | None,
     ) -> None:
-        """`patience_s` None: at once or not at all."""
+        """Put an item. `patience_s`: the most seconds to wait; None: raise ChannelFull instead of waiting."""
 
     @abc.abstractmethod
     def _get(
         self, limit: float | None, key: str, patience_s: float | None
     ) -> list[Any]:
-        """One item for `limit` None, else a batch up to this weight."""
+        """Take and return items. `limit`: summed weight of a batch; None: one item.
+
+        `patience_s`: the most seconds to wait; None: raise ChannelEmpty instead of waiting.
+        """
 
     def _open_all(
         self, payloads: Iterable[Any], open_: Callable[[Any], Any], key: str
     ) -> list[Any]:
-        """The items that can be opened. Why others cannot is raised now if there is none, else by the next get."""
+        """Return `open_(payload)` of each payload for which this succeeds.
+
+        Errors of other payloads are kept for the next gets at `key`; if no payload succeeds, raise the first error.
+        """
         items = []
         for payload in payloads:
             try:
@@ -294,7 +314,7 @@ class Channel(abc.ABC):
         return self._get(limit, key, patience_s)
 
     def _raise_failed(self, key: str) -> None:
-        """Raise what an earlier batch at `key` could not open, if anything."""
+        """Raise the next kept error of an earlier batch at `key`, if there is one."""
         errors = self._failed.get(key)
         if errors:
             error = errors.popleft()
@@ -320,7 +340,7 @@ class Channel(abc.ABC):
         return weight
 
     def _patience_of(self, timeout_s: float | None) -> float:
-        """Return the deadline of a call; None is that of the channel."""
+        """Return the deadline of a call in seconds. `timeout_s`: None means the channel's deadline."""
         return self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
 
     def _patience(self, timeout_s: float) -> float:

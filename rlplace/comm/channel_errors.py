@@ -33,7 +33,7 @@ _SHOWN_CHARACTERS = 60  # of a name that is too long
 
 
 def _place(spec: ChannelSpec, key: str = "") -> str:
-    """Return the name of a channel, and of a key if one is given."""
+    """Return a text that names a channel, and a key unless `key` is ""."""
     if key:
         return f"channel {spec.name}, key {key!r}"
     return f"channel {spec.name}"
@@ -48,7 +48,11 @@ def late(
     *,
     puts: bool,
 ) -> ChannelTimeout:
-    """Return the error of a put or get whose deadline has passed."""
+    """Return the error for a put or get whose deadline has passed.
+
+    `owner`: name of the waiting worker. `waited_s`: seconds of its wait. `stats`: the channel at the deadline. `puts`:
+    whether it is a put.
+    """
     # The workers that could have ended the wait
     seen = stats.producers
     component = spec.source
@@ -93,7 +97,7 @@ def refused(
     *,
     puts: bool,
 ) -> ChannelFull | ChannelEmpty:
-    """Return the error of a put or get that does not wait and found no credit or no item."""
+    """Return the error for a put without credit (`puts`), or for a get without an item, that must not wait."""
     place = _place(spec, key)
     held = holding(stats)
     if puts:
@@ -125,7 +129,7 @@ def silent(
     method: str,
     waited_s: float,
 ) -> ChannelTimeout:
-    """Return the error of a call that the channel's process has not answered."""
+    """Return the error for a call that the channel server has not answered for `waited_s` seconds."""
     unanswered = problem(
         "channel-timeout",
         _place(spec),
@@ -138,7 +142,7 @@ def silent(
 
 
 def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
-    """Return the error of a lock that another process does not release."""
+    """Return the error for a channel's lock that the process `holder` has not released for `waited_s` seconds."""
     held = problem(
         "channel-timeout",
         _place(spec),
@@ -170,7 +174,10 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
 
 
 def crowded(spec: ChannelSpec, owner: str, what: str) -> ChannelError:
-    """Return the error of a channel whose places for `what` are all taken."""
+    """Return the error for a channel without free records.
+
+    `what`: what needs a record: "keys", "names" or "waiters".
+    """
     full = problem(
         "channel-crowded",
         _place(spec),
@@ -205,7 +212,7 @@ def name_too_long(
 def bad_argument(
     spec: ChannelSpec, owner: str, name: str, got: object
 ) -> ChannelMisuse:
-    """Return the error of a wrong argument. `name`: of the argument, and of its error in the texts."""
+    """Return the error for a wrong argument. `name`: name of the argument. `got`: its value."""
     wrong = problem(
         "bad-argument",
         _place(spec),
@@ -226,7 +233,7 @@ def holding(stats: ChannelStats) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first names with commas between, and how many more there are."""
+    """Return a text with the first `_SHOWN` names, separated by commas, and the number of further names."""
     shown = list(names)
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more

@@ -41,32 +41,32 @@ _SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
 
 
 def this_process() -> int:
-    """Return the number that identifies this process on its node: positive, below 2**63.
+    """Return the number ("word") that identifies this process on its node: positive, below 2**63.
 
-    It is made of pid and start time, so a forked child has a number of its own.
+    The number is made of pid and start time, so a forked child has a number of its own.
     """
     return _word_of(os.getpid())
 
 
 def pid_of(word: int) -> int:
-    """Return the pid in a process's word."""
+    """Return the pid of the process with the number `word`, as `this_process` returns it."""
     return word & ((1 << _PID_BITS) - 1)
 
 
 def alive(word: int) -> bool:
-    """Whether the process of a word has not ended; a zombie has ended."""
+    """Return whether the process with the number `word` still lives; a zombie does not."""
     return word > 0 and _read(pid_of(word)) == word
 
 
 def in_forks(method: Callable[[], None]) -> None:
-    """Call `method` in every child that is forked while the method's object lives."""
+    """Arrange that every child that is forked while the object of `method` lives calls `method`."""
     methods = _called_in_forks()
     methods.add(weakref.WeakMethod(method, methods.discard))
 
 
 @cache
 def _called_in_forks() -> set[weakref.WeakMethod[Callable[[], None]]]:
-    """Return the set of methods that forked children call; registered once, since that cannot be undone."""
+    """Return the set of methods that forked children call. The first call registers the set with `os`."""
     methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
     def after_fork() -> None:
@@ -81,14 +81,14 @@ def _called_in_forks() -> set[weakref.WeakMethod[Callable[[], None]]]:
 
 @cache
 def _word_of(pid: int) -> int:
-    """Return the word of a process that lives; cached, since a process never changes its word."""
+    """Return the number of the living process `pid`, as `this_process` defines it. The result is cached."""
     word = _read(pid)
     assert word is not None, f"/proc does not know process {pid}"
     return word
 
 
 def _read(pid: int) -> int | None:
-    """Return the word of the process that has a pid now; None if there is none, or it is a zombie."""
+    """Return the number of the process that has `pid` now, or None if there is no such process or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name before the last bracket may contain anything
@@ -103,7 +103,10 @@ def _read(pid: int) -> int | None:
 
 
 class Waker:
-    """Ends the sleep of one thread or task at a time. `number` identifies it on the node and is never 0."""
+    """A socket that ends the sleep of one thread or task at a time.
+
+    `number`: identifies the waker on its node; never 0.
+    """
 
     def __init__(self) -> None:
         self.number = 0
@@ -115,9 +118,9 @@ class Waker:
         self.close = weakref.finalize(self, self._socket.close)
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until woken or for `seconds`; return whether it was woken.
+        """Sleep until a wake arrives, at most `seconds`; return whether a wake has arrived.
 
-        A wake that was meant for an earlier sleeper may end the sleep early.
+        A wake that was meant for an earlier sleep may end this sleep early.
         """
         # 0 would mean not to wait at all
         self._socket.settimeout(max(seconds, 1e-6))
@@ -128,7 +131,7 @@ class Waker:
         return True
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep as `wait`, for a task of asyncio."""
+        """Sleep in an asyncio task until a wake arrives, at most `seconds`."""
         self._socket.setblocking(False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -136,7 +139,7 @@ class Waker:
 
 
 class Wakers:
-    """The wakers of this process for one channel, and a socket that wakes those of other processes."""
+    """The wakers of this process for one channel, and a socket that wakes wakers of other processes."""
 
     def __init__(self) -> None:
         self._idle: list[Waker] = []
@@ -153,17 +156,16 @@ class Wakers:
             return Waker()
 
     def give_back(self, waker: Waker) -> None:
-        """Keep a waker for a later wait, or close it if enough are kept."""
+        """Keep a waker for a later wait, or close the waker if `_IDLE` wakers are kept already."""
         if len(self._idle) < _IDLE:
             self._idle.append(waker)
         else:
             waker.close()
 
     def wake(self, number: int) -> None:
-        """Wake the owner of a waker, without blocking.
+        """Wake the thread or task that sleeps on the waker `number` of any process, without blocking.
 
-        A full socket holds wakes already, which end its owner's sleep; a missing one belongs to a process that is
-        gone.
+        Errors are ignored: a full socket holds wakes already, and a missing socket belongs to a dead process.
         """
         with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
             self._socket.sendto(b"", b"\0%05x" % number)
@@ -176,7 +178,10 @@ class Wakers:
 
 
 class SharedLock:
-    """The lock at byte `at` of `mapped`, which `make` has created."""
+    """A lock between processes, in shared memory.
+
+    `mapped`: the memory. `at`: byte at which `make` has created the lock.
+    """
 
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
         # Kept alive as long as the lock is used
@@ -191,7 +196,10 @@ class SharedLock:
 
     @staticmethod
     def make(mapped: mmap.mmap, at: int) -> None:
-        """Create a free lock. Only the maker of the file calls this, before other processes see the file."""
+        """Create a free lock at byte `at` of `mapped`.
+
+        Only the maker of a file calls this, before others see the file.
+        """
         c = ctypes.CDLL(None)
         kind = ctypes.create_string_buffer(LOCK_BYTES)
         c.pthread_mutexattr_init(kind)
@@ -201,7 +209,7 @@ class SharedLock:
         c.pthread_mutexattr_destroy(kind)
 
     def acquire(self, *, timeout: float) -> bool:
-        """As `threading.Lock.acquire`: return False if the lock was not free within `timeout` seconds."""
+        """Acquire the lock; return False if the lock was not free within `timeout` seconds, else True."""
         code = self._try(self._mutex)
         return code == 0 or self._taken(code) or self._contend(timeout)
 
@@ -209,7 +217,10 @@ class SharedLock:
         self._unlock(self._mutex)
 
     def close(self) -> None:
-        """Make any later call raise ValueError, so that the memory is never touched again. Idempotent."""
+        """Release the lock if this thread holds it.
+
+        Later calls raise ValueError and do not touch the memory. Idempotent.
+        """
         if self._unlock is not _closed:
             # The C library would keep a reference to a mutex that this thread still holds
             self._unlock(self._mutex)
@@ -217,7 +228,10 @@ class SharedLock:
         self._unlock = _closed
 
     def _taken(self, code: int) -> bool:
-        """Return whether a try has acquired the mutex. Raises OSError for other codes than "busy"."""
+        """Return whether a try with result `code` has acquired the mutex.
+
+        Raise OSError unless it is acquired or busy.
+        """
         # The last holder died; the caller checks what it left
         if code == errno.EOWNERDEAD:
             self._repair(self._mutex)
@@ -227,13 +241,14 @@ class SharedLock:
         return code == 0
 
     def _contend(self, timeout: float) -> bool:
-        """Try until the lock is acquired or `timeout` seconds are over: at once, then yielding, then sleeping."""
+        """Try to acquire the lock for at most `timeout` seconds; return whether this has succeeded.
+
+        The first tries follow at once, the next let other processes run in between, the last sleep in between.
+        """
         deadline = time.monotonic() + timeout
         tries = 1
         nap_s = _NAPS_S[0]
         while not self._taken(self._try(self._mutex)):
-            # First tries at once, then with other processes allowed to run, then with sleeps in
-            # between
             tries += 1
             if tries > _TRIES + _OFFERS:
                 if time.monotonic() >= deadline:
@@ -246,10 +261,10 @@ class SharedLock:
 
 
 def _address(mapped: mmap.mmap, at: int) -> int:
-    """Return the address of byte `at` of a mapping."""
+    """Return the memory address of byte `at` of a mapping."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped, at))
 
 
 def _closed(mutex: object) -> int:
-    """Take the place of the C functions of a closed lock."""
+    """Raise ValueError, in place of the C functions of a closed lock."""
     raise ValueError("the lock was closed")

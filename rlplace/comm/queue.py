@@ -31,22 +31,22 @@ Taken = tuple[Any, float, int]  # an item that left its line: payload, weight, v
 
 
 class Store(Protocol):
-    """The memory for the items of entries; one class per kind of memory. Called under the channel's lock."""
+    """Memory that holds the payloads of entries. All methods are called under the channel's lock."""
 
     def place(self, entry: int, payload: Any, /) -> None: ...
 
     def take(self, entry: int, /) -> Any:
-        """Return the payload of an entry that leaves its line; the caller owns it from now on."""
+        """Remove and return the payload of an entry; the caller owns the payload from now on."""
         ...
 
     def drop(self, entry: int, /) -> None:
-        """Free the payload of an entry, if there is one, because the channel breaks."""
+        """Free the payload of an entry, if there is one. Called if the channel breaks or is reset."""
         ...
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Put:
-    """One put. `waiter` is its record in the table while it waits."""
+    """A put request. `waiter`: its record in the table while it waits, else 0."""
 
     owner_name: str
     key_name: str
@@ -62,7 +62,10 @@ class Put:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Get:
-    """One get of an item, or of a batch up to `limit` of weight; `taken` holds the items once the get is done."""
+    """A get request for one item, or for a batch with a summed weight of `limit`.
+
+    `taken`: the items, once the get is done. `waiter`: its record in the table while it waits, else 0.
+    """
 
     owner_name: str
     key_name: str
@@ -77,9 +80,11 @@ class Get:
 
 
 class QueueMachine:
-    """The steps of a channel. Each method is one step under the channel's lock; `now`: seconds.
+    """The operations of a channel on its table. Each method is one step, called under the channel's lock.
 
-    The caller wakes the wakers whose numbers a step has put into `wakes`.
+    `table`: state of the channel. `process`: number of this process. `store`: memory of the payloads. `now` in the
+    methods: present time in seconds by `time.monotonic()`. After a step, the caller must wake the wakers whose numbers
+    are in `wakes`.
     """
 
     def __init__(
@@ -110,9 +115,10 @@ class QueueMachine:
         waker: int,
         now: float,
     ) -> bool:
-        """Return whether credit was granted. If not, the put waits from now on, unless `waker` is 0.
+        """Try to serve a put; return whether it got credit. If not, the put waits from now on, unless `waker` is 0.
 
-        Raises ChannelClosed, ChannelBroken.
+        `waker`: number of the waker to wake when a new try is due. Raise ChannelClosed or ChannelBroken if the channel
+        has ended.
         """
         words = self.words
         waiter = put.waiter
@@ -146,7 +152,7 @@ class QueueMachine:
             else:
                 self._append(entry, put.key, put.payload, now)
             return True
-        # Those ahead may have been passed over while others were woken for it
+        # Wake the waiters ahead again: other waiters may have been woken in their place
         self._wake(t.PUTTERS, credit, now)
         if waker and not waiter:
             self._join(put, t.PUTTERS, waker, now)
@@ -158,7 +164,7 @@ class QueueMachine:
         payload: Any,
         now: float,
     ) -> None:
-        """Append the item of a put that holds credit to the line of its key."""
+        """Append `payload`, the item of a put that holds credit, to the line of the put's key."""
         entry, put.entry = put.entry, 0
         if self._lost(put):
             raise self._broken(put)
@@ -183,8 +189,8 @@ class QueueMachine:
     def _credit(self) -> int:
         """Return how many items may still be put.
 
-        Some entries are spare, for items that come back by `restore`. Unconfirmed items beyond their number reduce
-        the credit.
+        Some entries are spare, for items that come back by `restore`. If there are more unconfirmed items than spare
+        entries, the difference reduces the credit.
         """
         unconfirmed = self.words[t.UNCONFIRMED]
         credit = self._capacity - self.words[t.ITEMS]
@@ -199,7 +205,10 @@ class QueueMachine:
         weight: float,
         version: int,
     ) -> int:
-        """Return a new entry, which is in no line yet."""
+        """Take credit for one item; return the item's new entry, which is in no line yet.
+
+        `owner` and `key`: records of the participant and of the key.
+        """
         words = self.words
         # A freed entry, or one that was never in use
         entry: int = words[t.FREE_ENTRY]
@@ -257,9 +266,10 @@ class QueueMachine:
         waker: int,
         now: float,
     ) -> bool:
-        """Return whether items were taken. If not, the get waits from now on, unless `waker` is 0.
+        """Try to serve a get; return whether it took items. If not, the get waits from now on, unless `waker` is 0.
 
-        Raises EndOfStream, ChannelBroken.
+        `waker`: number of the waker to wake when a new try is due. Raise EndOfStream or ChannelBroken if the channel
+        has ended.
         """
         words = self.words
         waiter = get.waiter
@@ -306,13 +316,13 @@ class QueueMachine:
         return False
 
     def confirm(self, get: Get, now: float) -> None:
-        """Note that a remote client has received the items that were taken for it."""
+        """Record that a client on another node has received the items of a get."""
         if not self._lost(get):
             self._confirm(get)
             self._wake(t.PUTTERS, self._credit(), now)
 
     def restore(self, get: Get, now: float) -> None:
-        """Put items that could not be delivered back at the front of their line, even above the capacity."""
+        """Put undelivered items of a get back at the front of their line, even above the capacity."""
         words = self.words
         line = get.key + t.K_ITEMS
         if self._lost(get):
@@ -337,7 +347,7 @@ class QueueMachine:
         get.taken = []
 
     def _ended(self, key: int) -> bool:
-        """Whether nothing more will be put at this key: the channel is closed, and no put holds credit."""
+        """Return whether no more item can come at a key: the channel is closed, and no put at the key holds credit."""
         return bool(self.words[t.CLOSED] and not self.words[key + t.K_RESERVED])
 
     def _count(
@@ -346,7 +356,10 @@ class QueueMachine:
         limit: float,
         most: int,
     ) -> int:
-        """Return how many items from the head of the line weigh at most `limit`, up to `most`; at least one."""
+        """Return how many items from the head of a key's line have a summed weight of at most `limit`.
+
+        At least 1, even if the first item weighs more; at most `most`.
+        """
         total = 0.0
         count = 0
         entry = self.words[key + t.K_ITEMS + t.FIRST]
@@ -389,7 +402,10 @@ class QueueMachine:
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, request: Put | Get, side: int) -> None:
-        """Look up the participant and the key of a new request. `side`: P_PRODUCED or P_CONSUMED."""
+        """Set the participant, the key and the epoch of a new request.
+
+        `side`: P_PRODUCED for a put, P_CONSUMED for a get.
+        """
         words = self.words
         name = (request.owner_name, request.key_name, side)
         entered = self._entered.get(name)
@@ -407,13 +423,13 @@ class QueueMachine:
         request.epoch = words[t.EPOCH]
 
     def withdraw(self, request: Put | Get, now: float) -> None:
-        """Take the request out of its line, because it does not wait any more. Idempotent."""
+        """Remove a request from its line of waiters, because it does not wait any more. Idempotent."""
         if request.waiter and not self._lost(request):
             self._leave(request.waiter, now)
         request.waiter = 0
 
     def _leave(self, waiter: int, now: float) -> None:
-        """Take a waiter out of its line that was not served; what it was woken for goes to the next in the line."""
+        """Remove a waiter that was not served from its line, and wake the next waiters for its credit or item."""
         line = self.words[waiter + t.W_LINE]
         self._remove(waiter, now)
         if line == t.PUTTERS:
@@ -424,7 +440,7 @@ class QueueMachine:
         self._wake(line, supply, now)
 
     def _depart(self, request: Put | Get, now: float) -> None:
-        """Take a request out of its line that was served."""
+        """Remove a request that was served from its line of waiters."""
         waiter = request.waiter
         request.waiter = 0
         self._remove(waiter, now)
@@ -436,7 +452,10 @@ class QueueMachine:
         waker: int,
         now: float,
     ) -> None:
-        """Append a request to a line of waiters. Raises ChannelError if all records are in use."""
+        """Append a request to a line of waiters. `waker`: number of the request's waker.
+
+        Raise ChannelError if all records of waiters are in use.
+        """
         words = self.words
         reals = self.reals
         waiter = words[t.FREE_WAITER]
@@ -465,7 +484,7 @@ class QueueMachine:
         request.waiter = int(waiter)
 
     def _remove(self, waiter: int, now: float) -> None:
-        """Unlink a waiter, count its waiting time, and free its record."""
+        """Remove a waiter from its line, add its waiting time to the statistics, and free its record."""
         words = self.words
         line = words[waiter + t.W_LINE]
         # Neighbours in the line; 0 at its ends
@@ -487,7 +506,7 @@ class QueueMachine:
         most: int,
         now: float,
     ) -> int:
-        """Return how many waiters of a line are served before `waiter` (0: count all), counting up to `most`."""
+        """Return how many waiters of a line are served before `waiter`, at most `most`. `waiter`: 0 means count all."""
         words = self.words
         reals = self.reals
         count = 0
@@ -506,9 +525,9 @@ class QueueMachine:
         supply: int,
         now: float,
     ) -> None:
-        """Wake waiters of a line, at most as many as there is `supply` for.
+        """Wake the first waiters of a line, one for each unit of `supply`, which is credit or a number of items.
 
-        Waiters that are awake already use up supply too, but not stalled ones.
+        A waiter that is awake already also uses up a unit, unless it is stalled.
         """
         words = self.words
         reals = self.reals
@@ -528,14 +547,14 @@ class QueueMachine:
         self.wakes += [self.words[waiter + t.W_WAKER] for waiter in self._waiters(line)]
 
     def _waiters(self, line: int) -> Iterator[int]:
-        """Yield the waiters of a line, first come first."""
+        """Yield the waiters of a line, the earliest first."""
         waiter = self.words[line + t.FIRST]
         while waiter:
             yield waiter
             waiter = self.words[waiter + t.W_NEXT]
 
     def _waiting(self) -> list[int]:
-        """Return all waiters' records in use; works with damaged lines, too."""
+        """Return the records of all waiters in use, without following lines, which may be damaged."""
         # By records, not by lines
         first = self.table.waiters
         words = self.words
@@ -549,9 +568,7 @@ class QueueMachine:
     # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
 
     def expired(self, request: Put | Get, now: float) -> Exception:
-        """Take a request whose deadline has passed out of its line; return the error that says why it was not
-        served.
-        """
+        """Remove a request whose deadline has passed from its line; return the error with the reason."""
         waited_s = 0.0
         if request.waiter:
             waited_s = now - self.reals[request.waiter + t.W_SINCE]
@@ -569,14 +586,14 @@ class QueueMachine:
         )
 
     def refused(self, request: Put | Get, now: float) -> Exception:
-        """Return the error of a request that does not wait: ChannelFull or ChannelEmpty."""
+        """Return the error for a request that must not wait and cannot be served: ChannelFull or ChannelEmpty."""
         owner = request.owner_name
         key = request.key_name
         puts = isinstance(request, Put)
         return channel_errors.refused(self.spec, owner, key, self.stats(now), puts=puts)
 
     def _broken(self, request: Put | Get) -> Exception:
-        """Return the error of a request to a broken channel."""
+        """Return the error for a request to a broken channel. The request does not wait any more."""
         # The lines of a broken channel may be damaged
         request.waiter = 0
         return channel_errors.broken(self.spec, request.owner_name, self.broken_why())
@@ -584,16 +601,16 @@ class QueueMachine:
     # ── endings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Close the channel: no more puts; gets take the items that are left. Wakes all waiters. Idempotent."""
+        """Close the channel: no more puts; gets take the items that are left. Wake all waiters. Idempotent."""
         words = self.words
         if not words[t.CLOSED] and not words[t.BROKEN]:
             words[t.CLOSED] = 1
             self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
 
     def break_(self, why: str) -> None:
-        """Break the channel: all requests fail from now on, and its items are lost. Idempotent.
+        """Break the channel: all requests fail from now on, and all items are dropped. Idempotent. `why`: the reason.
 
-        No line and no state of an entry is trusted, as a process may have died while it changed them.
+        Lines and states of entries are not used, because a process may have died while it changed them.
         """
         words = self.words
         if words[t.BROKEN]:
@@ -611,10 +628,10 @@ class QueueMachine:
             self.store.drop(entry)
 
     def reset(self) -> None:
-        """Make the channel open and empty, whether it was broken, closed or neither. Requests from before fail as
-        broken.
+        """Make the channel open and empty, whether it was broken, closed or neither.
 
-        Names, counts and the newest version stay. As in `break_`, no line and no state of an entry is trusted.
+        Earlier requests fail with ChannelBroken. Names, counts and the newest version stay. As in `break_`, lines and
+        states of entries are not used, because they may be damaged.
         """
         words = self.words
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
@@ -646,9 +663,7 @@ class QueueMachine:
         words[t.EPOCH] += 1
 
     def _lost(self, request: Put | Get) -> bool:
-        """Whether a request cannot be served any more: the channel is broken, or was reset since the request
-        began.
-        """
+        """Return whether a request fails because the channel is broken, or was reset after the request began."""
         return bool(self.words[t.BROKEN]) or (
             request.key != 0 and request.epoch != self.words[t.EPOCH]
         )
@@ -659,8 +674,9 @@ class QueueMachine:
         return str(self.table.data[at : at + self.words[t.REASON]], "utf-8", "replace")
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
-        """Remove what processes that have ended leave behind: their waits and their reservations. Items they took
-        stay lost.
+        """Remove the waits and the reservations of dead processes. Items that they have taken stay lost.
+
+        `dead`: numbers of the processes.
         """
         words = self.words
         # The participants of these processes
@@ -686,11 +702,11 @@ class QueueMachine:
                 self._cancel(entry, now)
 
     def end_of_owner(self, owner: str) -> None:
-        """Mark `owner` as dead. The process that acted for it lives, and has withdrawn its waits."""
+        """Mark the participant `owner` of this process as dead. Its waits must have been withdrawn before."""
         self.words[self.participants.find(owner, owner, self.process) + t.P_DEAD] = 1
 
     def _all_entries(self) -> range:
-        """Return all entries that were ever in use."""
+        """Return the records of all entries that were ever in use."""
         table = self.table
         return range(
             table.entries,

@@ -97,8 +97,9 @@ _INLINE_BUDGET = 16 << 20  # between these limits, the room of all entries toget
 
 
 class Table:
-    """The memory of a channel as integers, reals and bytes, and the first words of its records. A new table is all
-    zeros.
+    """The memory of a channel as integers (`words`), reals and bytes (`data`), and the places of its records.
+
+    The memory of a new channel is all zeros.
     """
 
     def __init__(
@@ -108,7 +109,11 @@ class Table:
         *,
         inline: bool = True,
     ) -> None:
-        """`inline`: whether small items lie in their entries. `memory` None: only the sizes are needed."""
+        """Compute the places of all records, and view the memory.
+
+        `memory`: `size_bytes` bytes; None: only the sizes are needed. `inline`: whether small items are stored in their
+        entries.
+        """
         self.spec = spec
         # Room for a small item in each entry: the budget's share, within limits, in whole cache lines
         self.inline_bytes = 0
@@ -132,13 +137,16 @@ class Table:
         self.reals: memoryview[float] = self.data.cast("d")
 
     def release(self) -> None:
-        """Release the memory. Any later access raises ValueError."""
+        """Release the views of the memory. Any later access raises ValueError."""
         for view in (self.words, self.reals, self.data):
             view.release()
 
 
 class Names:
-    """The participants of a channel, or its keys: named records that are only added, under the channel's lock."""
+    """The participants of a channel (`keys` False) or its keys (`keys` True), as named records in the table.
+
+    Records are only added, never removed. Methods are called under the channel's lock.
+    """
 
     def __init__(self, table: Table, *, keys: bool) -> None:
         self._table = table
@@ -153,13 +161,13 @@ class Names:
             self._first = _FIRST_RECORD
             self._most = table.spec.participants
             self._kind = "names"
-        # By record; those that this process has read
+        # Name by record, for the records that this process has read
         self._names: dict[int, str] = {}
-        # By name and process
+        # Record by name and process
         self._records: dict[tuple[str, int], int] = {}
 
     def all(self) -> dict[int, str]:
-        """Return every record with its name, in the order in which they were added."""
+        """Return the name of each record, by record, in the order in which the records were added."""
         table = self._table
         words = self._table.words
         # Read the records that were added since the last call
@@ -179,9 +187,10 @@ class Names:
         owner: str,
         process: int = 0,
     ) -> int:
-        """Return the record of a name, for a participant also of its process; a new record if there is none.
+        """Return the record of `name`; add a record if there is none.
 
-        `owner`: for errors. Raises ChannelMisuse for a name that is too long, ChannelError if all records are in use.
+        `owner`: name of the caller in errors. `process`: number of a participant's process; 0 for a key. Raise
+        ChannelMisuse if the name is too long, ChannelError if all records are in use.
         """
         # In this process's memory, then in the table, then among the dead
         found = self._records.get((name, process))
@@ -213,7 +222,7 @@ class Names:
         return found
 
     def _left_by_dead(self, name: str, process: int) -> int | None:
-        """Give `process` the record that a dead process had under this name; return None if there is none."""
+        """Give `process` the record of a dead process under `name`; return it, or None if there is none."""
         words = self._table.words
         found = None
         for record, known in self._names.items():

@@ -68,11 +68,11 @@ _PATIENCE_S = 10.0  # longest wait for the lock
 
 
 class NoRoomError(Exception):
-    """The file system of the arena is full."""
+    """Raised when the file system of an arena is full."""
 
 
 def segment_bytes(size_bytes: int) -> int:
-    """Return the size of a segment for `size_bytes`.
+    """Return the size of a segment that holds `size_bytes`, in bytes.
 
     There are eight sizes between a power of two and the next, so that at most an eighth is wasted.
     """
@@ -81,15 +81,16 @@ def segment_bytes(size_bytes: int) -> int:
 
 
 class Arena:
-    """The arena as this process sees it. Thread-safe.
+    """An arena of segments in one file, as this process sees it. Thread-safe.
 
-    An address may be odd: the caller uses its last bit for itself.
+    The address of a segment is its first byte in the file. Methods ignore the last bit of an address, which the caller
+    may use for its own purposes.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder's arena, or make it.
+        """Open the arena of `folder`, or make it if there is none.
 
-        Raises NoRoomError if there is no memory for it, OutputError if this process may not map as many addresses,
+        Raise NoRoomError if there is no memory for it, OutputError if this process cannot map all of its addresses,
         ChannelBroken if the folder is gone.
         """
         self._folder = folder
@@ -132,7 +133,7 @@ class Arena:
         processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
-        """Adapt to being in a forked child."""
+        """Take over the number of a forked child, and drop the frees that its parent performs."""
         self._me = processes.this_process()
         # The parent frees them
         self._late.clear()
@@ -140,9 +141,9 @@ class Arena:
     # ── a segment's way ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, pieces: Sequence[Any]) -> int:
-        """Copy contiguous `pieces` into a segment that this process holds; return its address.
+        """Copy `pieces`, contiguous buffers, into a new segment; return the segment's address.
 
-        Raises NoRoomError if there is no memory.
+        This process becomes the holder of the segment. Raise NoRoomError if there is no memory.
         """
         # Header, table of lengths, aligned pieces
         sizes: list[int] = []
@@ -172,15 +173,15 @@ class Arena:
         return segment
 
     def size(self, address: int) -> int:
-        """Return the bytes of all pieces of a segment."""
+        """Return the summed bytes of the pieces of the segment at `address`."""
         segment = address & -2
         at = (segment + _HEADER_BYTES) // 8
         return sum(self._words[at : at + self._words[segment // 8 + PIECES]])
 
     def pass_to(self, address: int, channel: int) -> None:
-        """Make a channel the holder of a segment, or this process for channel 0.
+        """Make `channel` the holder of the segment at `address`; 0: this process.
 
-        Call under the lock of the channel that the segment enters or leaves.
+        Call this under the lock of the channel that the segment enters or leaves.
         """
         self._words[(address & -2) // 8 + HOLDER] = -channel or self._me
 
@@ -209,9 +210,9 @@ class Arena:
             self.free(segment)
 
     def free(self, address: int, channel: int = 0) -> None:
-        """Free a segment if `channel` (0: this process) still holds it.
+        """Free the segment at `address` if `channel` (0: this process) still holds it.
 
-        If a stopped process has the lock, the segment is freed with the next change.
+        If another process keeps the lock, the segment is freed with the next change.
         """
         self._late.append((address & -2, -channel or self._me))
         try:
@@ -223,11 +224,11 @@ class Arena:
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _bytes(self, at: int, length: int) -> Bytes:
-        """Return a view of the arena's bytes."""
+        """Return a view of `length` bytes of the arena, from byte `at`."""
         return np.frombuffer(self._map, np.uint8, length, at)
 
     def _populate(self, segment: int) -> None:
-        """Map the pages of a segment in this process at once, if its memory is new here."""
+        """Map all pages of a segment at once, if this process has not mapped the segment's memory yet."""
         first = segment // 8
         serial = self._words[first + SERIAL]
         # Pages that were given back to the kernel and taken anew are not mapped
@@ -238,7 +239,10 @@ class Arena:
             self._populated[segment] = serial
 
     def _allocate(self, size: int) -> int:
-        """Return a segment of at least `size` bytes with memory, held by this process. Raises NoRoomError."""
+        """Return a segment of at least `size` bytes with memory, which this process holds.
+
+        Raise NoRoomError if there is no memory.
+        """
         with self._change():
             self._free_late()
             # A free segment with memory, also after segments of dead processes were freed
@@ -261,7 +265,10 @@ class Arena:
         return segment
 
     def _take_memory(self, segment: int, size: int) -> None:
-        """Give a segment memory, without the lock: the kernel clears the pages, which takes as long as a copy."""
+        """Allocate the memory of a segment of `size` bytes, without the lock. Raise OSError if there is no room.
+
+        The kernel clears the pages, which takes as long as a copy.
+        """
         try:
             os.posix_fallocate(self._descriptor, segment, size)
         except OSError as full:
@@ -276,8 +283,9 @@ class Arena:
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _pop(self, head: int) -> int:
-        """Remove the first segment of a free list, the last freed one, for this process; return 0 if the list is
-        empty.
+        """Remove and return the first segment of a free list, which this process then holds; 0 if the list is empty.
+
+        `head`: word with the head of the list.
         """
         words = self._words
         segment: int = words[head]
@@ -287,7 +295,7 @@ class Arena:
         return segment
 
     def _push(self, segment: int) -> None:
-        """Put a segment first into the free list of its class."""
+        """Put a segment at the front of the free list of its class."""
         words = self._words
         first = segment // 8
         lists = WARM if words[first + MEMORY] else EMPTY
@@ -297,8 +305,9 @@ class Arena:
         words[head] = segment
 
     def _pop_warm(self, size: int) -> int:
-        """Remove a free segment with memory and at most twice the size for this process; return 0 if there is
-        none.
+        """Remove and return a free segment with memory, of `size` to twice `size` bytes, which this process then holds.
+
+        Return 0 if there is none.
         """
         for kind in range(_class_of(size), _class_of(2 * size) + 1):
             if self._words[WARM + kind]:
@@ -306,7 +315,10 @@ class Arena:
         return 0
 
     def _new(self, size: int) -> int:
-        """Return a segment of addresses that were never used, without memory."""
+        """Return a new segment of `size` bytes at addresses that were never used, without memory.
+
+        Raise NoRoomError if all addresses are in use, or if there is no memory for the header.
+        """
         words = self._words
         segment: int = words[END]
         if segment + size > len(self._map):
@@ -324,7 +336,7 @@ class Arena:
         return segment
 
     def _free_late(self) -> None:
-        """Free the segments that could not be freed without the lock."""
+        """Free the segments that wait to be freed, if their holders have not changed since."""
         self._stuck = False
         while self._late:
             segment, holder = self._late.popleft()
@@ -332,13 +344,16 @@ class Arena:
                 self._give_back(segment)
 
     def _give_back(self, segment: int) -> None:
-        """Free a segment, also one for which its holder had not taken all memory."""
+        """Put a segment into a free list.
+
+        If its memory was not allocated completely, return the memory to the kernel.
+        """
         if not self._words[segment // 8 + MEMORY]:
             self._remove_memory(segment)
         self._push(segment)
 
     def _drop_idle(self, size: int) -> None:
-        """Give memory of free segments back to the kernel, smallest first, until it was `size` bytes or all of it."""
+        """Return `size` bytes of free segments to the kernel, or all there are, the smallest segments first."""
         for head in range(WARM, WARM + _CLASSES):
             while self._words[head] and size > 0:
                 segment = self._pop(head)
@@ -347,7 +362,7 @@ class Arena:
                 size -= self._words[segment // 8 + SIZE]
 
     def _remove_memory(self, segment: int) -> None:
-        """Give all memory of a segment back to the kernel, except the page with the header."""
+        """Return all memory of a segment to the kernel, except the page with the header."""
         # On a file system that cannot do this, the memory stays until it is used again
         with contextlib.suppress(OSError):
             self._map.madvise(
@@ -357,8 +372,9 @@ class Arena:
             )
 
     def _free_of_dead(self, pause_s: float) -> bool:
-        """Free segments of dead processes, unless a process has looked within `pause_s`; return whether there were
-        any.
+        """Free the segments of dead processes; return whether there were any.
+
+        Do nothing if any process has done this within the last `pause_s` seconds.
         """
         words = self._words
         now = time.monotonic()
@@ -376,14 +392,14 @@ class Arena:
         return bool(dead)
 
     def _segments(self) -> Iterator[int]:
-        """Yield all segments."""
+        """Yield the addresses of all segments, in ascending order."""
         segment = _FIRST_SEGMENT
         while segment < self._words[END]:
             yield segment
             segment += self._words[segment // 8 + SIZE]
 
     def _repair(self) -> None:
-        """Rebuild the free lists from the segments, since a process died in the middle of a change."""
+        """Rebuild the free lists from the segments, after a process has died in the middle of a change."""
         words = self._words
         words[CHANGING] = self._me
         for head in range(WARM, EMPTY + _CLASSES):
@@ -394,9 +410,9 @@ class Arena:
 
     @contextlib.contextmanager
     def _change(self, patience_s: float | None = None) -> Iterator[None]:
-        """Hold the lock for one change; repair an unfinished change first.
+        """Return a context manager that holds the lock for one change, and repairs an unfinished change first.
 
-        Raises ChannelTimeout if the lock is not free within `patience_s`.
+        Raise ChannelTimeout if the lock is not free within `patience_s` seconds (None: `_PATIENCE_S`).
         """
         limit_s = _PATIENCE_S if patience_s is None else patience_s
         # Name the process that keeps the lock
@@ -431,24 +447,24 @@ class Arena:
 
 
 def _key(folder: Path) -> str:
-    """Return the first words of an error."""
+    """Return the first words of errors about the arena in `folder`."""
     return f"shared memory of this node, {folder}"
 
 
 def _lost(folder: Path) -> ChannelBroken:
-    """Return the error of a folder that was removed."""
+    """Return the error for a job folder that was removed."""
     return ChannelBroken(problem("channel-broken", _key(folder), error="memory"))
 
 
 def _no_room(error: OSError) -> Exception:
-    """Return NoRoomError for the error of a full file system, other errors as they are."""
+    """Return NoRoomError if `error` means a full file system, else `error` itself."""
     if error.errno in FULL:
         return NoRoomError()
     return error
 
 
 def _class_of(size: int) -> int:
-    """Return the number of a segment size, which is one of `segment_bytes`; larger sizes have larger numbers."""
+    """Return the number of a segment size. `size`: a result of `segment_bytes`. Larger sizes have larger numbers."""
     # Below eight times the smallest size, sizes are its multiples; above, eight per power of two
     # 2**bits <= size
     bits = size.bit_length() - 1
@@ -458,12 +474,12 @@ def _class_of(size: int) -> int:
 
 
 def _aligned(length: int) -> int:
-    """Return the length rounded up to the alignment of pieces."""
+    """Return `length` bytes rounded up to the alignment of pieces."""
     return (length + _ALIGNMENT - 1) & -_ALIGNMENT
 
 
 def _make(path: Path) -> None:
-    """Create an empty arena, unless another process is quicker."""
+    """Create an empty arena in the file `path`, unless another process creates it first."""
     # A sparse file of many addresses, within the limit of this process
     new = path.with_name(f"{path.name}.{processes.this_process():x}")
     system = os.statvfs(path.parent)
@@ -497,16 +513,16 @@ _IDLE = 2  # blocks kept: one is in use while the next item arrives
 
 
 class OwnedMemory:
-    """Memory for large items that is reused when its last user is gone.
+    """Pool of memory blocks for large items; a block is reused once no object uses it any more.
 
-    Thread-safe without a lock, since finalizers give blocks back.
+    Thread-safe without a lock, because finalizers return the blocks.
     """
 
     def __init__(self) -> None:
         self._idle: deque[Bytes] = deque(maxlen=_IDLE)
 
     def take(self, size_bytes: int) -> Bytes:
-        """Return unwritten memory, which the caller owns as long as an object made of the array lives."""
+        """Return an uninitialized array of `size_bytes` bytes. Its memory is reused once no object uses the array."""
         if size_bytes < LARGE:
             return np.empty(size_bytes, np.uint8)
         block = np.empty(0, np.uint8)
@@ -527,8 +543,9 @@ _ON_DISK = 1  # added to the address of a segment in the arena on disk
 
 
 class Arenas:
-    """The arenas of a job folder in this process: one in shared memory, and one on disk for items that do not fit
-    there.
+    """The two arenas of a job folder, as this process sees them: one in shared memory, one on disk.
+
+    Items go to the disk if shared memory has no room for them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -540,7 +557,7 @@ class Arenas:
 
     @classmethod
     def of(cls, folder: Path) -> Arenas:
-        """Return the arenas of a folder, which all channels of this process share."""
+        """Return the arenas of a job folder, which all channels in this process share."""
         opened, lock = _opened(processes.this_process())
         with lock:
             arenas = opened.get(folder)
@@ -549,8 +566,9 @@ class Arenas:
             return arenas
 
     def write(self, pieces: Sequence[Any]) -> int:
-        """Copy pieces into a segment; return its address. Raises OutputError if neither shared memory nor the disk
-        has room.
+        """Copy `pieces`, contiguous buffers, into a new segment; return the segment's address.
+
+        Raise OutputError if neither shared memory nor the disk has room.
         """
         with contextlib.suppress(NoRoomError):
             return self._in_memory().write(pieces)
@@ -569,11 +587,11 @@ class Arenas:
         )
 
     def copy(self, address: int) -> tuple[Any, ...]:
-        """Return the pieces in memory of the caller, and free the segment."""
+        """Return copies of the pieces of the segment at `address`, and free the segment."""
         return tuple(self.of_segment(address).copy(address, self._owned.take))
 
     def of_segment(self, address: int) -> Arena:
-        """Return the arena of a segment. Raises ChannelBroken if it is gone."""
+        """Return the arena of the segment at `address`. Raise ChannelBroken if the arena is gone."""
         arena = self._on_disk() if address & _ON_DISK else self._in_memory()
         if arena is None:
             raise _lost(self._folder)
@@ -587,7 +605,7 @@ class Arenas:
             return self._memory
 
     def _on_disk(self) -> Arena | None:
-        """Return the arena on disk; the first call opens it. None if there can be none."""
+        """Return the arena on disk, or None if there is no folder on disk. The first call opens the arena."""
         with self._lock:
             place = spill_of(self._folder) if self._disk is None else None
             if place is not None:
@@ -603,5 +621,5 @@ class Arenas:
 def _opened(
     of_process: int,
 ) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
-    """Return the arenas of a process by folder, and their lock; a forked child has its own."""
+    """Return the arenas of a process by job folder, and the lock of this dictionary. A forked child has its own."""
     return weakref.WeakValueDictionary(), threading.Lock()

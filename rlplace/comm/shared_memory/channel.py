@@ -35,7 +35,7 @@ from rlplace.errors import ChannelError
 
 
 class ItemStore:
-    """Implements Store in shared memory. A payload is a small item, or the address of its segment in an arena."""
+    """Store of items in shared memory. A payload is a small packed item, or the address of a large item's segment."""
 
     def __init__(
         self,
@@ -44,7 +44,11 @@ class ItemStore:
         arenas: Arenas,
         channel: int,
     ) -> None:
-        """`channel`: the channel's number as holder of segments."""
+        """Use the memory of a channel's file.
+
+        `table`: state of the channel. `mapped`: the mapped file. `arenas`: segments of large items. `channel`: number
+        of the channel as holder of segments.
+        """
         self._words = table.words
         self._mapped = mapped
         self._room = table.inline_bytes
@@ -53,13 +57,16 @@ class ItemStore:
         self.pack = codec.Packers(self._room).pack
 
     def inline(self, packed: codec.Packed | None) -> bytes | None:
-        """Return the item if it fits its entry; None: it needs a segment, and follows by `fill`."""
+        """Return a packed item if it fits into its entry, or None: it needs a segment and follows by `fill`."""
         if isinstance(packed, bytes) and len(packed) <= self._room:
             return packed
         return None
 
     def write(self, packed: codec.Packed) -> bytes | int:
-        """Return the payload of an item, copied to a segment if it does not fit its entry. Raises OutputError."""
+        """Return the payload of a packed item; copy the item into a segment if it does not fit into its entry.
+
+        Raise OutputError if there is no room for the segment.
+        """
         if isinstance(packed, bytes):
             if len(packed) <= self._room:
                 return packed
@@ -67,18 +74,18 @@ class ItemStore:
         return self.arenas.write(packed)
 
     def release(self, payload: bytes | int) -> None:
-        """Free a payload that never entered the channel."""
+        """Free the segment of a payload that never entered the channel, if it has one."""
         if isinstance(payload, int):
             self.arenas.of_segment(payload).free(payload)
 
     def packed(self, payload: bytes | int) -> codec.Packed:
-        """Return the item of a payload that was taken; the caller owns it from now on."""
+        """Return the packed item of a taken payload, in memory of the caller, and free the payload's segment."""
         if isinstance(payload, bytes):
             return payload
         return self.arenas.copy(payload)
 
     def open(self, payload: bytes | int) -> Any:
-        """Return the value of a payload that was taken."""
+        """Return the unpacked item of a taken payload, and free the payload's segment."""
         return codec.unpack(self.packed(payload))
 
     # ── under the channel's lock ─────────────────────────────────────────────────────────────────────────────────────
@@ -115,7 +122,7 @@ class ItemStore:
 
 
 class FileAttachment(Attachment):
-    """A channel's file, mapped in this process."""
+    """Attachment of this process to a channel in the file `path`, which it maps."""
 
     store: ItemStore
     lock: SharedLock
@@ -134,7 +141,7 @@ class FileAttachment(Attachment):
         super().__init__(table, store, SharedLock(self._mapped, 8 * LOCK), spins=True)
 
     def detach(self) -> None:
-        """Release the mapping and all descriptors; the attachment cannot be used any more."""
+        """Release the mapping and all file descriptors. The attachment cannot be used any more."""
         self.lock.close()
         self.wakers.close()
         self.table.release()
@@ -142,8 +149,10 @@ class FileAttachment(Attachment):
 
 
 def _make(path: Path, spec: ChannelSpec) -> None:
-    """Create the file of an open, empty channel. Raises ClusterError if memory is full; then later accesses cannot
-    fail.
+    """Create the file of an open, empty channel.
+
+    All of its memory is allocated now, so that later accesses cannot fail. Raise ClusterError if there is too little
+    memory.
     """
     # Table first, pickled spec at the end
     text = pickle.dumps(spec, 5)
@@ -171,39 +180,42 @@ def _make(path: Path, spec: ChannelSpec) -> None:
 
 
 class SharedChannel(QueueEnd):
-    """A channel in a file. Ends of one process share its attachment; a pickled end attaches by the file's path."""
+    """An end of a channel in a file of shared memory. A pickled end attaches by the file's path."""
 
     _attachment: FileAttachment
 
     @classmethod
     def create(cls, folder: Path, spec: ChannelSpec) -> SharedChannel:
-        """Create a channel in a job folder, as the file `<name>.channel`; the caller must destroy it."""
+        """Create a channel in a job folder, as the file `<name>.channel`, and return an end.
+
+        The caller must destroy it.
+        """
         path = folder / f"{urllib.parse.quote(spec.name, safe=' ')}.channel"
         _make(path, spec)
         return cls.attach(path)
 
     @classmethod
     def attach(cls, path: Path) -> SharedChannel:
-        """Return an end of the channel in a file."""
+        """Map the file `path` of a channel, and return an end of the channel."""
         return cls(FileAttachment(path))
 
     @property
     def path(self) -> Path:
-        """The channel's file."""
+        """Path of the channel's file."""
         return self._attachment.path
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).attach, (self.path,), {"owner": self.owner}
 
     def destroy(self) -> None:
-        """Break the channel for every end and remove its file; only for its creator. Idempotent."""
+        """Break the channel for all ends and remove its file. Only its creator may call this. Idempotent."""
         # Another process holds the lock
         with contextlib.suppress(ChannelError):
             self.break_("the channel was destroyed")
         self.path.unlink(missing_ok=True)
 
     def detach(self) -> None:
-        """Release this process's mapping and descriptors. The ends that share them cannot be used any more."""
+        """Release this process's mapping and file descriptors. The ends that share these cannot be used any more."""
         self._attachment.detach()
 
     def _put(
@@ -223,7 +235,7 @@ class SharedChannel(QueueEnd):
             self.fill(put, packed)
 
     def fill(self, put: Put, packed: codec.Packed) -> None:
-        """Put the item of a put that holds credit."""
+        """Append `packed`, the item of a put that holds credit. On an error, give the credit back."""
         attachment = self._attachment
         store = self._attachment.store
         try:
@@ -265,10 +277,11 @@ class SharedChannel(QueueEnd):
         version: int | None,
         patience_s: float | None,
     ) -> Put:
-        """Put an item and return the put. Waits for room up to `patience_s`; None: not at all.
+        """Put a packed item and return the put.
 
-        `packed` None: only reserve room, for an item that has not arrived yet. The caller then calls `fill` with the
-        item, or `give_back`. `weight` and `version`: of the item, as for `Channel.put`.
+        `packed`: None means to take only credit, for an item that has not arrived yet; the caller then calls `fill`
+        with the item, or `give_back`. `weight` and `version`: as in `Channel.put`. `patience_s`: the most seconds to
+        wait for credit; None: raise ChannelFull instead of waiting.
         """
         attachment = self._attachment
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))
@@ -283,7 +296,11 @@ class SharedChannel(QueueEnd):
         key: str,
         patience_s: float | None,
     ) -> Get:
-        """Take packed items for a client that may never receive them: `confirm` them or `give_back`."""
+        """Take packed items for a client on another node, and return the get, whose `taken` has the items.
+
+        The caller must call `confirm` when the client has received the items, or `give_back`. `limit`: summed weight of
+        a batch; None: one item. `patience_s`: the most seconds to wait; None: raise ChannelEmpty instead of waiting.
+        """
         get = Get(self.owner, key, limit, remote=True)
         await self._attachment.attempt_async(
             self._attachment.queue.get,
@@ -303,13 +320,11 @@ class SharedChannel(QueueEnd):
         return get
 
     def confirm(self, get: Get) -> None:
-        """Note that the client has received the items."""
+        """Record that the client has received the items of a get."""
         self._attachment.undo(self._attachment.queue.confirm, get, time.monotonic())
 
     def give_back(self, request: Put | Get) -> None:
-        """Undo a request: cancel a put that holds credit, or put the items of a get back at the front of their
-        line.
-        """
+        """Undo a request: return the credit of a put, or put the items of a get back at the front of their line."""
         attachment = self._attachment
         if isinstance(request, Put):
             attachment.undo(attachment.queue.cancel, request, time.monotonic())
@@ -321,5 +336,5 @@ class SharedChannel(QueueEnd):
         attachment.undo(attachment.queue.restore, request, time.monotonic())
 
     def died(self) -> None:
-        """Mark the owner of this end as dead: its process has ended or cannot be reached any more."""
+        """Mark the owner of this end as dead, because its process has ended or cannot be reached any more."""
         self._attachment.undo(self._attachment.queue.end_of_owner, self.owner)

@@ -40,7 +40,10 @@ _KEY = "cluster.comm.shm_folder"
 
 
 class JobFolder:
-    """Owns a job folder: its creator removes it. Other processes get only its path."""
+    """Owner of a job folder in shared memory, which `close` removes. Other processes get only its path.
+
+    `lock`: descriptor of the locked file that marks the folder as owned.
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -49,9 +52,10 @@ class JobFolder:
 
     @classmethod
     def create(cls, parent: Path | None = None) -> JobFolder:
-        """Make a folder in `parent` (default: /dev/shm), after `sweep`.
+        """Remove job folders of dead owners from `parent`, and make and return a new job folder in it.
 
-        Raises ClusterError if `parent` is missing, not writable, or too long a path for sockets in it.
+        `parent`: None means /dev/shm. Raise ClusterError if `parent` is missing or not writable, or if its path is too
+        long for sockets in the job folder.
         """
         parent = parent or SHARED_MEMORY
         longest = LONGEST_SOCKET - len(f"/{_prefix()}{_SOCKET}")
@@ -97,8 +101,9 @@ class JobFolder:
         return cls(path, lock)
 
     def close(self) -> None:
-        """Remove the folder with its content; memory that is still mapped is freed when its process ends.
-        Idempotent.
+        """Remove the folder with its content. Idempotent.
+
+        Memory that a process still maps is freed when this process ends.
         """
         if self._lock is None:
             return
@@ -116,8 +121,9 @@ class JobFolder:
 
 
 def spill_of(folder: Path) -> Path | None:
-    """Return the folder on disk that belongs to a job folder, made if need be; None if it cannot be made or is
-    another user's.
+    """Return the path of the folder on disk that belongs to a job folder; make it if it does not exist.
+
+    Return None if it cannot be made or belongs to another user.
     """
     link = folder / SPILL
     try:
@@ -133,9 +139,9 @@ def spill_of(folder: Path) -> Path | None:
 
 
 def claim(folder: Path, pids: Iterable[int]) -> None:
-    """Register what these processes share in /dev/shm, so that it is removed with the job folder.
+    """Register the shared memory of libraries in some processes, so that it is removed with the job folder `folder`.
 
-    Processes that are killed leave it there.
+    `pids`: the processes. If they are killed, the libraries do not remove their files in /dev/shm.
     """
     for pid in pids:
         # It has ended
@@ -148,7 +154,7 @@ def claim(folder: Path, pids: Iterable[int]) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the job folders of this user whose owner is dead."""
+    """Remove the job folders of this user in `parent` whose owners are dead."""
     for path in parent.glob(f"{_prefix()}*"):
         lock = _lock_of(path)
         if lock is not None:
@@ -157,7 +163,10 @@ def sweep(parent: Path) -> None:
 
 
 def _lock_of(path: Path) -> int | None:
-    """Return the acquired lock of a folder; None if its owner lives, or if it is not a folder of this user."""
+    """Acquire the lock of a job folder and return its descriptor.
+
+    Return None if the folder's owner lives, or if it is no folder of this user.
+    """
     try:
         # Any user may put folders of any name there
         if path.is_symlink() or path.stat().st_uid != os.getuid():
@@ -178,7 +187,7 @@ def _lock_of(path: Path) -> int | None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a job folder, its folder on disk, and what libraries have left in shared memory."""
+    """Remove a job folder, its folder on disk, and the registered shared memory of libraries."""
     link = path / SPILL
     # Never made, or on a disk that is gone
     with contextlib.suppress(OSError):
@@ -192,12 +201,15 @@ def _remove(path: Path) -> None:
 
 
 def _prefix() -> str:
-    """Return how names of this user's job folders begin."""
+    """Return the prefix of the names of this user's job folders."""
     return f"rlplace-{os.getuid()}-"
 
 
 def allocate(path: Path, size_bytes: int) -> None:
-    """Make a file of this user with all of its blocks allocated. An OSError, such as ENOSPC, leaves no file."""
+    """Create a file of `size_bytes` bytes, with all blocks allocated and access for this user only.
+
+    Raise OSError, such as ENOSPC, without leaving a file.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         # Now, since a write to unallocated memory that is full ends the process
@@ -216,13 +228,13 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
-    """Raise ClusterError, before anything starts, unless `needed_bytes` are free."""
+    """Raise ClusterError unless `needed_bytes` are free in the file system of `folder`."""
     if free_bytes(folder) < needed_bytes:
         raise too_small(folder, needed_bytes)
 
 
 def too_small(folder: Path, needed_bytes: int) -> ClusterError:
-    """Return the error of too little shared memory."""
+    """Return the error for a file system of `folder` with less than `needed_bytes` free."""
     free = free_bytes(folder)
     mib = -(-needed_bytes // (1 << 20))
     return ClusterError(

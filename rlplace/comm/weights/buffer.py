@@ -61,10 +61,10 @@ _READER = np.dtype([("process", "i8"), ("finished", "i8"), ("loaded", "i8")])
 
 
 class DoubleBuffer:
-    """One process' end of a double buffer; used by one thread. The file belongs to the job's folder."""
+    """One process's end of a double weight buffer, a file in the job folder. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Attach to a buffer that `open` has made. The mappings end with the last tensor in them."""
+        """Map the buffer in the file `path`, which `open` has made. The mapping ends with the last tensor in it."""
         self.path = path
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
@@ -89,7 +89,10 @@ class DoubleBuffer:
 
     @classmethod
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
-        """Open the buffer of `spec` in `folder`; the first process makes it. ClusterError where there is no room."""
+        """Return an end of the buffer for `spec` in the job folder `folder`; the first process makes the buffer.
+
+        `deadline_s`: by `time.monotonic()`. Raise ClusterError if there is no room, ChannelTimeout at the deadline.
+        """
         began = time.monotonic()
         name = hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
         path = folder / f"weights-{name}.buffer"
@@ -106,10 +109,11 @@ class DoubleBuffer:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, writer: int, version: int, *, deadline_s: float) -> Bytes:
-        """Return the buffer in which `writer` writes its pieces of `version`; blocks until one is free.
+        """Wait for a free buffer, and return its bytes, into which `writer` writes its pieces of `version`.
 
-        ChannelTimeout names the ranks that hold it. WeightSyncError for a version older than what is here, or one that
-        `writer` has written before: readers may hold it.
+        `writer`: source rank. `deadline_s`: by `time.monotonic()`. Raise ChannelTimeout at the deadline, with the ranks
+        that hold the buffers. Raise WeightSyncError if a newer version is here, or if `writer` has written this version
+        before, because readers may be using it.
         """
         table = self._writing
         row = self._writers.index(writer)
@@ -158,7 +162,10 @@ class DoubleBuffer:
                 )
 
     def finish(self, writer: int, version: int, checksum: int) -> bool:
-        """Mark the pieces of `writer` as written. True for the last writer: now the version is complete."""
+        """Mark the pieces of source rank `writer` as written; return whether `version` is complete now.
+
+        `checksum`: sum of the written pieces; 0 if sums are not compared.
+        """
         row = self._writers.index(writer)
         with self._locked():
             buffer = self._holding(version)
@@ -172,7 +179,11 @@ class DoubleBuffer:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read(self, reader: int, version: int) -> Bytes:
-        """Return the complete `version`, read-only and unchanged until `release`. Raises WeightSyncError."""
+        """Return the bytes of the complete `version`, read-only, for target rank `reader`.
+
+        The bytes do not change until the reader calls `release`. Raise WeightSyncError if the version is not complete,
+        or was replaced.
+        """
         self._reading["process"][self._readers.index(reader)] = this_process()
         whole = self.contents(version)
         if whole is None:
@@ -182,7 +193,10 @@ class DoubleBuffer:
         return whole
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
-        """Mark `reader` as finished with `version` and all before."""
+        """Mark target rank `reader` as finished with `version` and all earlier versions.
+
+        `loaded`: whether the rank has loaded `version`.
+        """
         table = self._reading
         row = self._readers.index(reader)
         table["finished"][row] = max(table["finished"][row], version)
@@ -190,7 +204,7 @@ class DoubleBuffer:
             table["loaded"][row] = version
 
     def contents(self, version: int) -> Bytes | None:
-        """Return the bytes of a complete version, to build the next one on; None where it is not here."""
+        """Return the bytes of a complete version, read-only, or None if the version is not complete in a buffer."""
         with self._locked():
             buffer = self._holding(version)
             if buffer is None or not self._complete(buffer):
@@ -198,7 +212,7 @@ class DoubleBuffer:
             return self._buffer(buffer, self._frozen)
 
     def sums(self, version: int) -> dict[int, int]:
-        """Return the checksum that each writer gave to `finish`."""
+        """Return the checksum that each writer has passed to `finish`, by source rank."""
         buffer = self._holding(version)
         assert buffer is not None, "a version that is being read stays"
         return {
@@ -207,14 +221,14 @@ class DoubleBuffer:
         }
 
     def late(self, version: int) -> list[int]:
-        """List the source ranks that have not written `version` whole; none where a later one has taken its place."""
+        """Return the source ranks that have not completed `version`; empty if a later version has replaced it."""
         if self._holding(version) is None and max(self._version) > version:
             return []
         done = (self._writing["done"] == version).any(axis=1)
         return [w for w, there in zip(self._writers, done, strict=True) if not there]
 
     def lacking(self, version: int) -> list[int]:
-        """List the target ranks that have not loaded `version`."""
+        """Return the target ranks that have loaded neither `version` nor a later version."""
         return [
             r
             for r, row in zip(self._readers, self._reading, strict=True)
@@ -233,7 +247,10 @@ class DoubleBuffer:
         )
 
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
-        """List the source ranks that may still write into it, and its readers; those that are yet to come count."""
+        """Return the source ranks that may still write into a buffer, and the target ranks that may still read it.
+
+        Ranks that have not begun yet count too; dead ranks do not. `buffer`: number of the buffer.
+        """
         version = self._version[buffer]
         if version == _NONE:
             return [], []
@@ -283,7 +300,10 @@ def _held_up(path: Path, began: float) -> ChannelTimeout:
 
 
 def _make(path: Path, spec: Assembly) -> None:
-    """Make the file, under the lock; a process that dies in it leaves a part that the next one removes."""
+    """Make the file of a double buffer, under the lock of its making.
+
+    A process that dies here leaves an incomplete file, which the next process removes.
+    """
     meta = pickle.dumps(spec)
     rows = (
         len(spec.writers) * _WRITER.itemsize
@@ -310,7 +330,7 @@ def _make(path: Path, spec: Assembly) -> None:
 
 
 def _allocated(path: Path, size_bytes: int) -> bool:
-    """Make a file of this size, instead of one that is there. False where there is no room."""
+    """Create a file of `size_bytes` bytes in place of an existing file; return whether there was room."""
     path.unlink(missing_ok=True)
     try:
         allocate(path, size_bytes)
@@ -322,7 +342,10 @@ def _allocated(path: Path, size_bytes: int) -> bool:
 
 
 def _taken(lock: int) -> bool:
-    """Take the lock of a file, which ends with its descriptor. False while another process holds it."""
+    """Try to lock an open file; return False if another process holds the lock, else True.
+
+    `lock`: descriptor of the file; the lock ends when it is closed.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -331,7 +354,10 @@ def _taken(lock: int) -> bool:
 
 
 def _rest(began: float, deadline_s: float) -> bool:
-    """Sleep until the next look at what is waited for since `began`. False once the deadline has passed."""
+    """Sleep before the next check of a wait; return False, without sleeping, once the deadline has passed, else True.
+
+    `began`: start of the wait. Both times are by `time.monotonic()`. Sleeps become longer with the wait.
+    """
     now = time.monotonic()
     if now >= deadline_s:
         return False
@@ -349,7 +375,10 @@ def _page_up(size_bytes: int) -> int:
 
 
 class OwnCopy:
-    """A copy in memory of this process alone, handed over with each version. Calls are those of DoubleBuffer."""
+    """A copy of the weights in memory of this process alone, with the methods of DoubleBuffer.
+
+    `read` hands the memory over to the reader, so each version gets new memory.
+    """
 
     def __init__(self, spec: Assembly) -> None:
         self.spec = spec
@@ -377,7 +406,7 @@ class OwnCopy:
         return whole
 
     def release(self, reader: int, version: int, *, loaded: bool) -> None:
-        """Do nothing: the reader owns the copy."""
+        """Do nothing, because the reader owns the copy."""
 
     def sums(self, version: int) -> dict[int, int]:
         return self._sums

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing.reductions as reductions
 from torch import Tensor
 
-# `torch.distributed` has it, its types do not
+# Not in the public types of `torch.distributed`
 from torch._C._distributed_c10d import (
     Store,
 )
@@ -48,9 +48,9 @@ _CUDA = (
 
 
 def share(tensor: Tensor) -> bytes:
-    """Describe the memory of `tensor` to one other process of this node, as JSON.
+    """Return a note in JSON, by which one other process of this node can open the memory of `tensor`.
 
-    The caller keeps the tensor, unchanged, until that process has dropped it. A tensor of the host moves to shared
+    The caller must keep the tensor until the other process has dropped it. A tensor on the host is moved to shared
     memory first, in place.
     """
     data = tensor.detach()
@@ -74,9 +74,10 @@ def share(tensor: Tensor) -> bytes:
 
 
 def open_shared(note: bytes) -> Tensor:
-    """Open the memory that `share` described. Work on the current stream waits for what the owner's stream had to do.
+    """Return a tensor in the memory of another process, which `share` has described in `note`.
 
-    Raises WeightSyncError for an accelerator that this process does not see, ValueError for a damaged note.
+    On a GPU, later work on the current stream waits for the work that the owner's stream had when it called `share`.
+    Raise WeightSyncError if this process does not see the accelerator, ValueError if the note is damaged.
     """
     found = json.loads(note)
     dtype = getattr(torch, str(found["dtype"]), None)
@@ -118,9 +119,11 @@ def open_shared(note: bytes) -> Tensor:
 def device_group(
     store: Store, *, rank: int, size: int, device: torch.device, timeout_s: float
 ) -> Any:
-    """Join a process group beside any other: NCCL on GPUs, gloo on hosts. Blocks until all of `store` have joined.
+    """Join a process group that is independent of torch's default group, and return it: NCCL on GPUs, gloo on hosts.
 
-    On GPUs it may block for longer than `timeout_s`, where a member has ended: NCCL has no deadline for this.
+    `store`: where the members meet. `rank`, `size`: this member's number and the number of members. Wait until all
+    members have joined, at most `timeout_s` seconds; on GPUs possibly longer if a member has ended, because NCCL has no
+    deadline for joining.
     """
     timeout = timedelta(seconds=timeout_s)
     if device.type != "cuda":
@@ -138,7 +141,10 @@ def device_group(
 
 
 def mark(device: torch.device) -> Any:
-    """Mark the end of what the current stream has to do, to `query` whether it is reached; None where it always is."""
+    """Return an event after the present work of the current stream, whose `query()` says whether the work is done.
+
+    Return None on a host, where work is always done.
+    """
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -159,7 +165,10 @@ def _environment(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def within(deadline_s: float, work: Callable[[], Any], late: str) -> Any:
-    """Return what `work` returns, in a thread that is left alone at the deadline: RuntimeError, which says `late`."""
+    """Run `work` in a thread, and return its result or raise its error.
+
+    `deadline_s`: by `time.monotonic()`. At the deadline, raise RuntimeError with the text `late`; the thread goes on.
+    """
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
@@ -185,5 +194,5 @@ def _unhex(value: object) -> object:
 
 
 def _uuid(device: int) -> str:
-    """Name an accelerator alike in all processes: those that see different ones number them differently."""
+    """Return the UUID of an accelerator, which is equal in all processes, unlike its number `device`."""
     return str(torch.cuda.get_device_properties(device).uuid)

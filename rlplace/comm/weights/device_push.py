@@ -30,7 +30,7 @@ _SUM_BYTES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBucket:
-    """Pieces of one actor rank as one tensor; all members know what is in it.
+    """Plan of one bucket: pieces of one actor rank that are sent as one tensor of bytes. Equal on all members.
 
     ::
 
@@ -58,7 +58,10 @@ class DeviceBucket:
         )
 
     def fill(self, bucket: Tensor, shards: Sequence[Shard], *, checked: bool) -> None:
-        """Write this rank's pieces, in the types they travel in, and their sum."""
+        """Write this rank's pieces into the tensor `bucket`, in the dtypes of the layout.
+
+        `shards`: this rank's shards, by number of the tensor. `checked`: whether the checksum is written too.
+        """
         if checked:
             # The gaps count in the sum
             bucket.zero_()
@@ -68,14 +71,17 @@ class DeviceBucket:
             _sum_of(bucket).copy_(_summed(bucket))
 
     def copy_into(self, copy: Tensor, bucket: Tensor, first: int = 0) -> None:
-        """Put the pieces where they lie in a copy, which begins at byte `first` of a whole one."""
+        """Copy the pieces from the tensor `bucket` to their places in `copy`.
+
+        `copy`: bytes of a whole copy of the weights, or of a part of it that begins at byte `first`.
+        """
         for piece, run in self.layout.runs(self.pieces, _ALIGNMENT):
             whole = self.layout.bytes_of(piece)
             copy[whole.start - first : whole.stop - first].copy_(bucket[run])
 
     @staticmethod
     def is_whole(bucket: Tensor) -> bool:
-        """Compare the sum of a checked bucket. Waits for the device."""
+        """Return whether the content of a checked bucket has the checksum at its end. Wait for the device."""
         return bool((_sum_of(bucket) == _summed(bucket)).item())
 
 
@@ -84,13 +90,17 @@ def _sum_of(bucket: Tensor) -> Tensor:
 
 
 def _summed(bucket: Tensor) -> Tensor:
-    """Sum to 64 bits, which every flipped bit changes."""
+    """Return the sum of a bucket's content as one 64-bit integer tensor; every flipped bit changes it."""
     return bucket[:-_SUM_BYTES].view(torch.int64).sum(dtype=torch.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Neighbouring whole tensors, and the buckets that bring them; they begin at byte `first` of a whole copy."""
+    """Some neighbouring whole tensors, and the buckets that contain their pieces.
+
+    `layout`: places of the tensors in a copy of the window alone. `first`: byte of a whole copy at which the window
+    begins.
+    """
 
     layout: Layout
     first: int
@@ -99,10 +109,11 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePush:
-    """Announces a device sync to its readers, over the weights channel.
+    """Message that announces a device sync to its readers, over the weights channel.
 
-    At 128 actor ranks an assembly has some hundred thousand pieces. It is packed once, not for each reader and push,
-    and each process unpacks and cuts it once.
+    `round`: number of the sync. `packed`: the pickled plan of the copy. `store`: where the members meet. At 128 actor
+    ranks an assembly has some hundred thousand pieces. So it is packed once, not for each reader and push, and each
+    process unpacks it and plans its buckets once.
     """
 
     push: Push
@@ -125,7 +136,10 @@ class DevicePush:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """All windows, in the order in which every member handles their buckets; one where no reader cuts."""
+        """All windows, in the order in which every member handles their buckets.
+
+        There is one window unless a reader splits the weights over several accelerators.
+        """
         return _windows(self.packed, self.bucket_bytes, self.window_bytes)
 
     @property
@@ -134,7 +148,7 @@ class DevicePush:
         return itertools.chain.from_iterable(window.buckets for window in self.windows)
 
     def slots(self, device: torch.device) -> Sequence[Tensor]:
-        """Make memory for any two neighbouring buckets: bucket n lies at the beginning of slot n modulo 2."""
+        """Return memory for two neighbouring buckets on `device`: bucket n uses the beginning of slot n modulo 2."""
         largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
         return [
             torch.empty(largest, dtype=torch.uint8, device=device)
@@ -171,7 +185,11 @@ def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Windo
 
 
 def _ends(assembly: Assembly, window_bytes: int) -> Iterator[int]:
-    """Yield the number of tensors before the end of each window, none larger than the largest tensor has to be."""
+    """Yield the number of tensors before the end of each window.
+
+    A window has at most `window_bytes` bytes, or the bytes of the largest tensor if that is larger. There is one window
+    unless a reader splits the weights over several accelerators.
+    """
     tensors = assembly.layout.tensors
     size = 0
     cuts = isinstance(assembly.delivery, DeviceDelivery) and assembly.delivery.cut

@@ -34,23 +34,24 @@ _NAMED_AT_MOST = 5  # weights of each kind of misfit in an error
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and the buffers that a checkpoint of the module has, themselves."""
+    """Return the parameters and persistent buffers of a module by name: the tensors themselves, not copies."""
     state = module.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def absent(tensors: Mapping[str, Tensor]) -> list[str]:
-    """List the tensors that have no memory now: offloaded, or on the meta device."""
+    """Return the names of the tensors that have no memory now, because they are offloaded or on the meta device."""
     return [name for name, tensor in tensors.items() if _has_no_memory(_local(tensor))]
 
 
 def shards_of(
     tensors: Mapping[str, Tensor], *, rank: int, ranks: int
 ) -> tuple[Shard, ...]:
-    """Return what `rank` of `ranks` sends of the tensors, in the order of their names; not copied, as a rule.
+    """Return the shards of `tensors` that source rank `rank` holds, in the order of the tensors' names.
 
-    A plain tensor is whole, and equal, on every rank. Of a DTensor cut by rows a rank has its own; one that is cut in
-    another way is gathered whole, a collective in new memory. Tied tensors are sent once.
+    `ranks`: number of source ranks. A plain tensor must be whole and equal on all ranks. Of a DTensor that is sharded
+    by rows, each rank holds its own rows. A DTensor with another sharding is gathered into new memory, which is a
+    collective. All other shards share the memory of `tensors`. Tied tensors make one shard.
     """
     tied: dict[Hashable, list[str]] = {}
     # All ranks send in the same order
@@ -62,14 +63,17 @@ def shards_of(
 
 
 class Misfits(NamedTuple):
-    """How the names and shapes that came differ from those of the tensors that are to be filled."""
+    """Differences in names and in shapes between received tensors and a target's own tensors, as texts."""
 
     names: tuple[str, ...]
     shapes: tuple[str, ...]
 
 
 def misfits(received: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Misfits:
-    """Describe all that does not fit, a text for each weight; of tied weights, one name is enough on either side."""
+    """Return a text for each difference between received tensors and own tensors, in names and in shapes.
+
+    For tied weights, one common name is enough. At most `_NAMED_AT_MOST` weights of each kind of difference are named.
+    """
     known = {_identity(own[name]) for name in own.keys() & received.keys()}
     missing = [
         name
@@ -100,7 +104,10 @@ def misfits(received: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Misfit
 
 @torch.no_grad()
 def fill(own: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-    """Copy into each tensor the one of its name, in the dtype that it has. A DTensor takes its own part."""
+    """Copy the received tensors in place into the own tensors of the same names, converted to the own dtypes.
+
+    A DTensor takes only this rank's shard of the received tensor, which is whole.
+    """
     for name in own.keys() & received.keys():
         target = own[name]
         source = received[name]
@@ -137,7 +144,10 @@ def _shard(names: tuple[str, ...], tensor: Tensor, rank: int, ranks: int) -> Sha
 
 
 def _rows(tensor: DTensor, rank: int, ranks: int) -> tuple[Block, ...] | None:
-    """Return the rows that each rank has; None where it has no whole rows, or ranks are numbered in another way."""
+    """Return the block of rows that each source rank has of a DTensor.
+
+    Return None if the DTensor is not sharded by rows alone, or if its ranks are not the ranks 0 to `ranks` - 1.
+    """
     if (dist.get_rank(), dist.get_world_size()) != (rank, ranks):
         return None
     placements = tensor.placements
@@ -158,7 +168,7 @@ def _rows(tensor: DTensor, rank: int, ranks: int) -> tuple[Block, ...] | None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part, which shares its memory."""
+    """Return this rank's shard of a DTensor, or a plain tensor itself, detached and in the same memory."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()
 
@@ -170,7 +180,7 @@ def _has_no_memory(tensor: Tensor) -> bool:
 
 
 def _identity(tensor: Tensor) -> Hashable:
-    """Return what tied tensors have in common: the same elements of the same memory."""
+    """Return a value that is equal for tied tensors, which are the same elements of the same memory."""
     if isinstance(tensor, DTensor):
         # A part may be empty: memory would not tell
         return id(tensor)

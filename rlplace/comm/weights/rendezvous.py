@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-# `torch.distributed` has them, its types do not
+# Not in the public types of `torch.distributed`
 from torch._C._distributed_c10d import (
     PrefixStore,
     Store,
@@ -35,24 +35,30 @@ _LEAST_S = 0.001
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """Address of a TCPStore that a member, or a process that outlives them, serves."""
+    """Address of the TCPStore at which all members of a sync meet."""
 
     host: str
     port: int
 
     def connect(self, timeout_s: float) -> Store:
-        """Open a store of this member's own: a wait of one member blocks no other. RuntimeError if none listens."""
+        """Return a new connection to the store. A wait on it does not block other connections.
+
+        Raise RuntimeError if no process listens within `timeout_s` seconds.
+        """
         return TCPStore(
             self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s)
         )
 
 
 class SyncRendezvous:
-    """One member's end; used by one thread."""
+    """One member's end of the store at which the members of weight syncs meet. Used by one thread.
+
+    `me`: name of the member, such as "actor rank 0".
+    """
 
     def __init__(self, store: Store, me: str) -> None:
         self.me = me
-        # Its types know no bytes
+        # Any: its type stubs do not accept bytes
         self.store: Any = PrefixStore("weights", store)
         self._round = -1
         # Keys of this round, the one before, the one before that
@@ -65,10 +71,11 @@ class SyncRendezvous:
     def join(
         self, round: int, word: str, members: Sequence[str], *, deadline_s: float
     ) -> list[str]:
-        """Return the words of all members, in their order, once all are here.
+        """Wait until all `members` have joined sync number `round`; return their words, in the order of `members`.
 
-        Raises ChannelTimeout with the members that did not come, WeightSyncError with the reason of another member;
-        then no member goes on.
+        `word`: a text of this member for all others. `deadline_s`: by `time.monotonic()`. Raise ChannelTimeout, with
+        the missing members, at the deadline. Raise WeightSyncError if another member has decided against the sync.
+        After either error no member goes on.
         """
         began = time.monotonic()
         self._enter(round)
@@ -96,7 +103,11 @@ class SyncRendezvous:
         return [found.decode() for found in self.store.multi_get(keys)]
 
     def refuse(self, round: int, why: str, absent: Sequence[str]) -> None:
-        """Keep the round from going on, unless it does already; none of its members waits for those that are absent."""
+        """Decide that sync number `round` must not take place, unless its members have gone on already.
+
+        `why`: the reason, for the other members. `absent`: members that will not join; the others then do not wait for
+        them.
+        """
         self._enter(round)
         verdict = f"{self.me} {why}"
         for member in absent if self._decide(verdict) == verdict else ():
@@ -108,7 +119,10 @@ class SyncRendezvous:
         self.store.set(key, what)
 
     def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
-        """Wait for the note of `source`; ChannelTimeout names it."""
+        """Wait for the note `about` of the member `source`, and return its content.
+
+        `deadline_s`: by `time.monotonic()`; raise ChannelTimeout then, which names the member.
+        """
         began = time.monotonic()
         key = self._key(about)
         if not self._come([key], deadline_s):
@@ -127,7 +141,7 @@ class SyncRendezvous:
         return found
 
     def version_of(self, member: str) -> int:
-        """Return the newest version that a member has; -1 before the first."""
+        """Return the newest version that a member has loaded, or -1 if it has loaded none."""
         key = f"has/{member}"
         if self.store.check([key]):
             return int(self.store.get(key))
@@ -155,7 +169,7 @@ class SyncRendezvous:
         return found.decode()
 
     def _come(self, keys: list[str], deadline_s: float) -> bool:
-        """Wait for all of them; False at the deadline."""
+        """Wait until all keys are in the store; return False if the deadline passes before, else True."""
         left = timedelta(seconds=max(_LEAST_S, deadline_s - time.monotonic()))
         try:
             self.store.wait(keys, left)

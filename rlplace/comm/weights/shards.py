@@ -34,7 +34,7 @@ _WORTH_SPLITTING = 64 << 10  # bytes; one holder alone writes less than that
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One tensor as it travels."""
+    """Names, dtype and shape of a whole tensor in a weight sync."""
 
     names: tuple[str, ...]  # several where weights are tied: the tensor travels once
     dtype: str  # "bfloat16"; the receivers' type, or a narrower one that loses nothing
@@ -59,14 +59,14 @@ class TensorSpec:
 
 
 class Block(NamedTuple):
-    """Elements start..stop-1 of a flat tensor."""
+    """Elements `start` to `stop` - 1 of a flattened tensor."""
 
     start: int
     stop: int
 
 
 class Piece(NamedTuple):
-    """Elements start..stop-1 of the tensor with this number in the layout."""
+    """Elements `start` to `stop` - 1 of a flattened tensor. `tensor`: number of the tensor in the layout."""
 
     tensor: int
     start: int
@@ -75,7 +75,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shard(TensorSpec):
-    """One source rank's part of one tensor, which the spec describes whole."""
+    """One source rank's part of a tensor. The inherited fields describe the whole tensor."""
 
     blocks: tuple[Block, ...]  # by source rank
     data: Tensor  # this rank's block, in any type and shape, on any device
@@ -87,7 +87,7 @@ class Shard(TensorSpec):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where each tensor lies in a whole copy."""
+    """Offsets of the tensors in a whole copy of the weights, in bytes."""
 
     tensors: tuple[TensorSpec, ...]
     offsets: tuple[int, ...]  # bytes
@@ -101,7 +101,7 @@ class Layout:
         return cls(tensors=tensors, offsets=tuple(offsets), size_bytes=end)
 
     def bytes_of(self, piece: Piece) -> slice:
-        """Return where a piece lies in the copy."""
+        """Return the bytes of a piece in a whole copy, as a slice."""
         first = self.offsets[piece.tensor]
         itemsize = self.tensors[piece.tensor].itemsize
         return slice(first + piece.start * itemsize, first + piece.stop * itemsize)
@@ -112,7 +112,10 @@ class Layout:
     def runs(
         self, pieces: Iterable[Piece], alignment: int = 1
     ) -> Iterator[tuple[Piece, slice]]:
-        """Yield where each piece lies in a bucket, which has them one after the other."""
+        """Yield each piece with its bytes, as a slice, in a bucket that contains the pieces one after the other.
+
+        `alignment`: each piece begins at a multiple of so many bytes.
+        """
         start = 0
         for piece in pieces:
             stop = start + self.count_bytes([piece])
@@ -122,7 +125,10 @@ class Layout:
     def buckets(
         self, pieces: Iterable[Piece], bucket_bytes: int
     ) -> tuple[tuple[Piece, ...], ...]:
-        """Cut the pieces, in order, so that no bucket is larger; each takes at least one element."""
+        """Return the pieces in order, cut and grouped into buckets of at most `bucket_bytes` bytes.
+
+        A bucket has at least one element, even if the element is larger.
+        """
         buckets: list[tuple[Piece, ...]] = []
         bucket: list[Piece] = []
         room = bucket_bytes
@@ -144,7 +150,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """The plan of one copy: which rank writes which pieces."""
+    """Plan of one copy of the weights: which source rank writes which pieces."""
 
     delivery: Delivery
     layout: Layout
@@ -152,12 +158,15 @@ class Assembly:
 
     @property
     def writers(self) -> tuple[int, ...]:
-        """The source ranks that write; rank 0 alone where there is nothing to write, so that a push always ends."""
+        """Source ranks that write pieces; rank 0 if there are no pieces, so that each push has a last writer."""
         return tuple(rank for rank, pieces in enumerate(self.pieces) if pieces) or (0,)
 
 
 def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
-    """Return each rank's block of a tensor that FSDP2 sharded: rows in rank order, the last blocks short or empty."""
+    """Return the block of each rank of a tensor that FSDP2 has sharded by rows over `ranks` ranks.
+
+    Blocks are in rank order; the last blocks may be short or empty.
+    """
     rows = shape[0]
     row = math.prod(shape[1:])
     each = -(-rows // ranks)
@@ -168,14 +177,18 @@ def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
 
 
 def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
-    """Return each rank's block of a tensor that every rank has whole."""
+    """Return the block of each of `ranks` ranks for a tensor that every rank has whole: all `elements`."""
     return (Block(0, elements),) * ranks
 
 
 def assemble(
     layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery
 ) -> Assembly:
-    """Assign each element to one of the ranks in `held` (by tensor, then rank). ValueError where none holds it."""
+    """Return the plan of a copy, which assigns each element to one of the source ranks that hold it.
+
+    `held`: the block that each rank holds, by tensor and then by rank. `delivery`: the copy; ranks near it are
+    preferred. Raise ValueError if no rank holds an element.
+    """
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
     for tensor, (spec, blocks) in enumerate(zip(layout.tensors, held, strict=True)):
@@ -217,7 +230,7 @@ def _split(
 
 
 def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors of a whole copy by all their names; they alias it, also where it is read-only."""
+    """Return the tensors of a whole copy, by all their names. They share its memory, even if it is read-only."""
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
         # Of read-only memory: see ReceivedWeights
@@ -231,7 +244,10 @@ def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def write_piece(target: Bytes | Tensor, shard: Shard, rank: int, piece: Piece) -> None:
-    """Write the elements of a piece, which `rank` holds in `shard`, in the type they travel in."""
+    """Write the elements of a piece into the bytes `target`, converted to the dtype of the shard's spec.
+
+    `shard`: the shard of source rank `rank`, which contains the piece.
+    """
     # Copies only what is not contiguous
     held = shard.data.detach().reshape(-1)
     first = shard.blocks[rank].start
@@ -241,7 +257,10 @@ def write_piece(target: Bytes | Tensor, shard: Shard, rank: int, piece: Piece) -
 
 
 def copy_tensor(target: Tensor, source: Tensor) -> None:
-    """Copy between equal shapes, any types and devices. torch's way through the caches has half memcpy's speed."""
+    """Copy `source` into `target`, which has the same shape. Dtypes and devices may differ.
+
+    Equal contiguous host tensors are copied by memmove, which has twice the speed of torch's copy.
+    """
     alike = (
         source.dtype == target.dtype
         and source.device == target.device
@@ -260,9 +279,9 @@ def copy_tensor(target: Tensor, source: Tensor) -> None:
 
 
 def checksum(parts: Iterable[Bytes]) -> int:
-    """Sum parts, in order, to 64 bits at the speed of memory; crc32 takes seven times as long.
+    """Return a signed 64-bit checksum of `parts`, which depends on their order. crc32 takes seven times as long.
 
-    Any flipped bit and any word of an older version changes the sum. Words that change places within a part do not.
+    Any flipped bit and any word of an older version changes the sum. An exchange of words within a part does not.
     """
     total = 0
     for number, part in enumerate(parts):
@@ -294,10 +313,10 @@ def _view(data: Bytes | Tensor, kind: torch.dtype) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The bytes of a run that differ from the same run of an earlier version.
+    """Differences between a run of bytes and the same run of an earlier version: positions and new values.
 
-    At the small learning rates of reinforcement learning most bfloat16 weights do not move in one update, and most that
-    do change their low byte alone: one byte and four for its position.
+    At the small learning rates of reinforcement learning, most bfloat16 weights do not change in one update, and most
+    changes are only in the low byte. A changed byte takes five bytes: one for the value, four for the position.
     """
 
     positions: NDArray[np.uint32]  # ascending
@@ -307,7 +326,10 @@ class Changes:
     def between(
         cls, before: Bytes, after: Bytes, *, largest_share: float
     ) -> Changes | None:
-        """Compare runs of one size. None where the changes would take more than `largest_share` of it."""
+        """Return the differences between two runs of equal size.
+
+        Return None if the differences would take more than the share `largest_share` of the run's bytes.
+        """
         differs = before != after
         if np.count_nonzero(differs) * (
             1 + np.dtype(np.uint32).itemsize
@@ -321,5 +343,5 @@ class Changes:
         return self.positions.nbytes + self.values.nbytes
 
     def apply(self, run: Bytes) -> None:
-        """Make `run`, which holds the earlier version, the later one."""
+        """Change `run` in place from the earlier version to the later version."""
         run[self.positions] = self.values

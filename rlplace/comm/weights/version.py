@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """What all messages of a push carry."""
+    """Version and properties of a push, which all of its messages contain."""
 
     version: int
     partial: bool = False  # only some of the weights; the others stay as they are
@@ -50,7 +50,7 @@ class Push:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """A version is complete in a double buffer of this node."""
+    """Message to a reader: a version is complete in a double buffer of the reader's node."""
 
     push: Push
     buffer: Path
@@ -58,7 +58,7 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """Announces the pieces of one source rank; their buckets follow."""
+    """Message to the lead reader that announces the pieces of one source rank. The buckets of the pieces follow."""
 
     push: Push
     source: int  # rank
@@ -71,13 +71,17 @@ class PushHeader:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Pieces, one after the other."""
+    """Message to the lead reader with pieces of one source rank, one after the other.
+
+    `index`: number of the bucket in its push. `data`: the bytes of the pieces, or their changes since an earlier
+    version.
+    """
 
     source: int
     version: int
     index: int
     data: Bytes | Changes
-    checksum: int  # of the bytes it stands for
+    checksum: int  # of the bytes of the pieces, also if `data` has only changes
 
     def __str__(self) -> str:
         return f"bucket {self.index} of version {self.version} from rank {self.source}"
@@ -85,12 +89,13 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedWeights:
-    """One whole version, valid until `release`.
+    """One whole version of the weights, valid until `release`.
 
-    Copy before changing: from shared memory, the tensors are pages that all readers of the node share, mapped without
-    permission to write. torch has no read-only tensor, so a write into one ends the process with SIGSEGV.
+    Do not write into the tensors; copy them first. In shared memory they are pages that all readers of the node share,
+    mapped without write permission. torch has no read-only tensors, so a write ends the process with SIGSEGV.
 
-    As a context manager it is released at the end of the block, as loaded unless the block raised.
+    As a context manager, it calls `release` at the end of the block. The version counts as loaded unless the block
+    raises.
     """
 
     version: int
@@ -104,7 +109,7 @@ class ReceivedWeights:
     loaded: bool = False  # by the processes of an engine, while it came: the tensors are those that are no weights
 
     def release(self, *, loaded: bool = True) -> None:
-        """Let a later version overwrite the memory. Idempotent. `loaded`: this rank has the version now."""
+        """Let a later version overwrite the memory. Idempotent. `loaded`: whether this rank has loaded the version."""
         self.give_back(loaded)
 
     def __enter__(self) -> ReceivedWeights:
@@ -115,7 +120,10 @@ class ReceivedWeights:
 
 
 class WeightReceiver(abc.ABC):
-    """The end of one rank of the component that takes weights. Used by one thread."""
+    """End of a weight sync at one target rank. Used by one thread.
+
+    `channel`: the weights channel. `component`: name of the target component.
+    """
 
     def __init__(
         self, channel: Channel, rank: int, *, component: str = "rollout"
@@ -130,14 +138,18 @@ class WeightReceiver(abc.ABC):
         self._given_up = -1
 
     def announced(self) -> bool:
-        """Return whether something of a version not yet pulled has come, so that its pull waits only for the rest."""
+        """Return whether a message has arrived that no pull has handled yet, such as the beginning of a new version."""
         if not self._backlog:
             with contextlib.suppress(ChannelEmpty):
                 self._backlog.append(self._channel.get_nowait(key=str(self._rank)))
         return bool(self._backlog)
 
     def pull(self, version: int, *, timeout_s: float | None = None) -> ReceivedWeights:
-        """Block until exactly `version` is here, whole. Raises WeightSyncError, or as the channel."""
+        """Wait until exactly `version` has arrived completely, and return its weights.
+
+        `timeout_s`: None means the channel's deadline. Raise WeightSyncError if another version arrives or this one is
+        damaged or incomplete, and the errors of the channel.
+        """
         deadline_s = time.monotonic() + (
             self._channel.spec.timeout_s if timeout_s is None else timeout_s
         )
@@ -148,7 +160,7 @@ class WeightReceiver(abc.ABC):
             raise
 
     def begin_again(self) -> None:
-        """Forget all that has come: the channel was emptied, and versions that were pulled may come again."""
+        """Drop all messages that have arrived, after the channel was emptied. Earlier versions may arrive again."""
         self._backlog.clear()
         self._given_up = -1
 
@@ -202,9 +214,11 @@ def failed_sync(
     emptied: bool = False,
     **facts: Any,
 ) -> WeightSyncError:
-    """Describe a sync that failed at `key`. `error`: its name in the texts of `code`.
+    """Return the error for a failed weight sync.
 
-    `lacking`: ranks of `target` without `version`. `emptied`: engines that cut their weights had begun to load them.
+    `code` and `error`: the error code, and which of its texts to use. `key`: name of the worker at which the sync has
+    failed. `lacking`: ranks of the component `target` that do not have `version`. `emptied`: whether engines that split
+    their weights over several accelerators had begun to load. `facts`: further values for the text.
     """
     without = (
         f"without version {version} now: {ranks(target, lacking)}" if lacking else None
@@ -262,7 +276,11 @@ def not_here(
     *,
     why: str | None = None,
 ) -> WeightSyncError:
-    """Describe a version that source ranks `late` have not written; without any, a later one has taken its place."""
+    """Return the error for a `version` that is not complete in the copy of target rank `reader`.
+
+    `late`: source ranks that have not written the version; empty if a later version has replaced it. `lacking`: target
+    ranks that have not loaded it. `why`: why the source ranks are gone, if they are.
+    """
     error = "replaced"
     if why is not None:
         error = "writer-gone"
@@ -281,5 +299,5 @@ def not_here(
 
 
 def ranks(component: str, numbers: Sequence[int]) -> str:
-    """ "actor ranks 0, 3"."""
+    """Return a text that names some ranks of a component, such as "actor ranks 0, 3"."""
     return f"{component} {plural(len(numbers), 'rank')} {', '.join(map(str, numbers))}"

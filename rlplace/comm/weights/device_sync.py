@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# `torch.distributed` has it, its types do not
+# Not in the public types of `torch.distributed`
 from torch._C._distributed_c10d import (
     PrefixStore,
 )
@@ -68,7 +68,11 @@ _LOOK_S = 0.00005
 
 
 class Member:
-    """Owns a member's ends of the rendezvous and of the group; the group forms in the first sync and after failures."""
+    """A member of device syncs. Owns its ends of the rendezvous and of the process group.
+
+    `name`: name of the member, such as "actor rank 0". `timeout_s`: deadline of the connection to the store. The group
+    forms in the first sync, and again after failures.
+    """
 
     def __init__(self, name: str, device: torch.device, *, timeout_s: float) -> None:
         self.name = name
@@ -86,17 +90,21 @@ class Member:
         self._source = ""
 
     def rendezvous_at(self, store: StoreAddress) -> SyncRendezvous:
-        """Return this member's end, at the one store of the job. RuntimeError if no process serves it."""
+        """Return this member's end of the rendezvous; the first call connects to `store`.
+
+        Raise RuntimeError if no process serves the store.
+        """
         if self._rendezvous is None:
             self._rendezvous = SyncRendezvous(store.connect(self._timeout_s), self.name)
         return self._rendezvous
 
     @contextmanager
     def sync(self, sync: DevicePush, deadline_s: float) -> Iterator[SyncRendezvous]:
-        """Join a sync for the time of the block. A sync that fails in it ends the group at this member.
+        """Return a context manager that joins a sync for its block, and yields this member's end of the rendezvous.
 
-        Raises as SyncRendezvous.join; RuntimeError of the collectives becomes WeightSyncError, with the ranks that lack
-        the version.
+        `deadline_s`: by `time.monotonic()`. If the block raises, this member leaves the process group. Raise the errors
+        of `SyncRendezvous.join`; a RuntimeError, such as of a collective, becomes a WeightSyncError, which names the
+        ranks without the version.
         """
         version = sync.push.version
         self._source = sync.delivery.source
@@ -127,7 +135,7 @@ class Member:
     def _join(
         self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float
     ) -> None:
-        """Return when all members are here and those of the group are in it."""
+        """Wait until all members of a sync have joined, and form the process group anew if a member is not in it."""
         delivery = sync.delivery
         group = [member.name for member in delivery.group]
         consumers = [
@@ -158,17 +166,20 @@ class Member:
             self._formed = str(sync.round)
 
     def broadcast(self, bucket: Tensor, owner: int, deadline_s: float) -> None:
-        """Copy the bucket of source rank `owner` to all other members of the group, in place.
+        """Broadcast the bucket of source rank `owner` in place to all other members of the group.
 
-        Waits until the copy is complete, since other processes may read the bucket's memory. Without other members, it
-        only waits for work on the device. Raises RuntimeError if this is not done at the deadline.
+        Wait until the copy is complete, because other processes may read the bucket's memory. Without other members,
+        only wait for work on the device. Raise RuntimeError if the copy is not complete at the deadline.
         """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()
         self.synchronize(deadline_s, f"a bucket of {owner_of(self._source, owner)}")
 
     def synchronize(self, deadline_s: float, what: str) -> None:
-        """Wait for what the current stream has to do: NCCL's own wait only orders streams. RuntimeError when late."""
+        """Wait until the present work of the device's current stream is done. NCCL's own wait only orders streams.
+
+        `what`: the awaited work, for errors. Raise RuntimeError at the deadline.
+        """
         reached = mark(self.device)
         began = time.monotonic()
         while reached is not None and not reached.query():
@@ -179,7 +190,7 @@ class Member:
             time.sleep(_LOOK_S)
 
     def lacking(self, sync: DevicePush) -> list[int]:
-        """List the readers without this version; all of them where the store does not answer."""
+        """Return the target ranks without the version of `sync`, or all target ranks if the store does not answer."""
         readers = sync.delivery.readers
         rendezvous = self._rendezvous
         if rendezvous is None:
@@ -195,23 +206,27 @@ class Member:
             return list(readers)
 
     def free_memory(self) -> None:
-        """Give cached memory back: buckets and copies are large and rare, and others on the accelerator need room."""
+        """Return torch's cached memory of large and rare buckets and copies to CUDA, for other processes."""
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
 
     def leave(self) -> None:
-        """Leave the group, also in the middle of a broadcast: the next sync forms a new one, at every member."""
+        """Leave the process group, even during a broadcast. All members form a new group in the next sync."""
         group = self._group
         self._group = None
         self._formed = _ALONE
         if group is not None:
-            # Or what NCCL has begun would keep the device at work for ever
+            # Without this, a collective that NCCL has begun would keep the device busy for ever
             group.abort()
 
 
 class DeviceSender:
-    """Takes part for a rank of `component`; rank 0 announces the push. All members reach `store`."""
+    """End of device syncs at one source rank. Rank 0 also announces each push to the readers.
+
+    `channel`: the weights channel. `component`: the source component. `store`: where all members meet. `bucket_bytes`,
+    `window_bytes`: the most bytes of a bucket, and of a window of whole tensors.
+    """
 
     def __init__(
         self,
@@ -238,10 +253,10 @@ class DeviceSender:
     def send(
         self, assembly: Assembly, push: Push, shards: Sequence[Shard]
     ) -> Counter[str]:
-        """Send this rank's buckets and pass on all others. Returns bytes by transport.
+        """Send this rank's buckets, and share all buckets with the readers on this rank's accelerator.
 
-        Blocks until the readers have taken them. Raises WeightSyncError or ChannelTimeout, and then the readers have
-        what they had.
+        Return the sent bytes by transport, when the readers have taken all buckets. `assembly`: plan of the copy. Raise
+        WeightSyncError or ChannelTimeout if the sync fails; the readers then keep their earlier weights.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._packed is None or self._packed[0] is not assembly:
@@ -290,9 +305,10 @@ class _Shares:
     ::
 
         actor rank    shares bucket 5 ─▶ a note to each consumer     after every consumer has taken bucket 4
-        consumers     read the note, copy from the owner's memory, note that it is taken
+        consumers     read the note, copy from the owner's memory, write a note that the bucket is taken
 
-    At the end of the block every consumer has taken every bucket, or finds a note that there are no more.
+    A context manager: at the end of the block, all consumers have taken all buckets. If the block raises, the consumers
+    get a note that no more buckets come.
     """
 
     def __init__(
@@ -308,9 +324,10 @@ class _Shares:
         self._next = 0
 
     def add(self, slot: Tensor) -> int:
-        """Share the bucket in `slot`, which is not to be changed before the one after the next is added.
+        """Share the next bucket, which is in `slot`, with all consumers; return the number of consumers.
 
-        Return the number of consumers. Each opens a slot once: to open memory takes longer than to copy a bucket.
+        Wait until the bucket before is taken. The caller may change the slot after the next `add` has returned. Each
+        consumer opens a slot only once, because opening memory takes longer than copying a bucket.
         """
         # Once for each: torch counts the processes that have opened it
         for consumer in self._consumers:
@@ -323,7 +340,11 @@ class _Shares:
         return len(self._consumers)
 
     def _take_back(self, most: int) -> None:
-        """Wait until at most so many are shared. ChannelTimeout names a consumer that has not taken one."""
+        """Wait until at most `most` shared buckets are not taken yet.
+
+        Raise ChannelTimeout at the deadline, with the name of a late consumer, and RuntimeError if a consumer could not
+        open the memory.
+        """
         while len(self._shared) > most:
             for consumer in self._consumers:
                 about = _taken(self._shared[0], consumer)
@@ -356,9 +377,11 @@ def _taken(bucket: int, consumer: str) -> str:
 
 
 class _Taking:
-    """The buckets of a sync as one taker takes them, all and in order.
+    """Takes all buckets of a sync in order, for one taker.
 
-    Damage is noticed and the rest is taken even so: others wait for this taker.
+    `owner`: the actor rank on the taker's accelerator, which shares its memory; None if the taker is in the broadcast.
+    After a damaged bucket, the other buckets are taken nevertheless, because other members wait for this taker.
+    `damaged`: the actor rank of a damaged bucket, or None.
     """
 
     def __init__(
@@ -383,7 +406,10 @@ class _Taking:
         self.damaged: int | None = None
 
     def take(self, bucket: DeviceBucket, copy: Tensor, first: int = 0) -> None:
-        """Wait for the next bucket, and copy it to where it lies in `copy`, which begins at byte `first` of all."""
+        """Wait for the next bucket, and copy its pieces to their places in `copy`.
+
+        `copy`: bytes of a whole copy of the weights, or of a part of it that begins at byte `first`.
+        """
         member = self._member
         number = self._number
         slots = self._slots
@@ -411,9 +437,10 @@ class _Taking:
             self._rendezvous.note(_taken(number, member.name), _COPIED)
 
     def _open(self, owner: str) -> None:
-        """Wait for the next bucket; open the slot in the owner's memory that it lies in, the first time.
+        """Wait for the note on the next bucket of `owner`; open the bucket's slot of memory unless it is open already.
 
-        Raises RuntimeError if there are no more, WeightSyncError.
+        Raise RuntimeError if the owner has broken off or its note is damaged, WeightSyncError if this process does not
+        see the owner's accelerator.
         """
         rendezvous = self._rendezvous
         number = self._number
@@ -436,7 +463,7 @@ class _Taking:
 
 
 class DeviceEnd(WeightReceiver):
-    """The end of a rollout rank to which syncs between accelerators are announced."""
+    """Base class of the receivers of device syncs at one target rank."""
 
     def __init__(
         self,
@@ -473,7 +500,7 @@ class DeviceEnd(WeightReceiver):
 
 
 class DeviceReceiver(DeviceEnd):
-    """Pulls onto `device`."""
+    """Receiver of device syncs at a target rank with one accelerator, which gets a whole copy on it."""
 
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
         sync = self._announcement(version, deadline_s)
@@ -520,7 +547,10 @@ class DeviceReceiver(DeviceEnd):
 
 
 class PartTaker:
-    """Takes part for one process of an engine, `part` of rollout rank `rank`, with an accelerator of its own."""
+    """End of device syncs at one process of an engine that splits its weights over several accelerators.
+
+    `rank`: the rollout rank of the engine. `part`: number of the process in the engine. `device`: its accelerator.
+    """
 
     def __init__(
         self, rank: int, part: int, *, device: torch.device, timeout_s: float
@@ -529,9 +559,10 @@ class PartTaker:
         self._member = Member(self._me.name, device, timeout_s=timeout_s)
 
     def take(self, sync: DevicePush, deadline_s: float) -> Iterator[dict[str, Tensor]]:
-        """Yield all weights, some whole ones at a time, on the device; they stay as long as any of them is held.
+        """Yield all weights by name in turn, some whole tensors on the device at a time.
 
-        Weights that follow damaged ones are not given. Raises WeightSyncError, ChannelTimeout.
+        The memory of a yielded dictionary is free once its tensors are dropped. After a damaged bucket, take the other
+        buckets but yield no more weights. Raise WeightSyncError or ChannelTimeout if the sync fails.
         """
         member = self._member
         owner = sync.delivery.owner(self._me)
@@ -561,7 +592,10 @@ class PartTaker:
             member.free_memory()
 
     def not_loaded(self, sync: DevicePush, error: Exception) -> WeightSyncError:
-        """Describe weights that came whole, and that this process could not load."""
+        """Return the error for weights that have arrived undamaged, and that this process could not load.
+
+        `error`: the error of loading.
+        """
         version = sync.push.version
         lacking = self._member.lacking(sync)
         return failed_sync(
@@ -581,18 +615,21 @@ class PartTaker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedParts:
-    """What an engine has loaded: bytes by transport, over its processes, and what came along that is no weight."""
+    """Result of an engine's load: bytes of all its processes by transport, and received tensors that are no weights."""
 
     transports: Mapping[str, int]
     others: dict[str, Tensor]
 
 
-# Of a rollout rank, until a deadline: see VllmEngine
+# Arguments: the sync, the rollout rank, the deadline by `time.monotonic()`; see VllmEngine
 LoadFrom = Callable[[DevicePush, int, float], LoadedParts]
 
 
 class CutReceiver(DeviceEnd):
-    """Has the engine of a rollout rank load a version while its processes take it."""
+    """Receiver of device syncs at a target rank whose engine splits its weights over several accelerators.
+
+    `load`: makes the processes of the engine take and load the weights of a sync.
+    """
 
     def __init__(
         self,
@@ -602,7 +639,7 @@ class CutReceiver(DeviceEnd):
         component: str = "rollout",
         load: LoadFrom,
     ) -> None:
-        # This process itself takes nothing
+        # This process itself takes no weights
         here = torch.device("cpu")
         super().__init__(channel, rank, component=component, device=here)
         self._load = load
@@ -612,7 +649,7 @@ class CutReceiver(DeviceEnd):
         try:
             loaded = self._load(sync, self._rank, deadline_s)
         except Exception:
-            # Decides nothing where the sync has begun
+            # Has no effect if the sync has begun
             self._refuse(sync, "could not begin")
             raise
         self._has(sync)

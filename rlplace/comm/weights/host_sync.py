@@ -66,17 +66,19 @@ from rlplace.placement.language.slots import owner_of
 if TYPE_CHECKING:
     from rlplace.comm.network import Connection, StreamTaker
 
-_DRAIN_S = 0.02  # how often a receiver that waits for credit or buckets takes in what others have sent it
+_DRAIN_S = 0.02  # interval at which a receiver that waits for credit or buckets reads its messages
 _ON_THE_WAY = 2  # buckets that a receiver has asked for, with the one that it writes
 
 
 class WeightSender:
-    """Push what rank `rank` of the source holds into every delivery, one at least; without pieces a push does nothing.
+    """End of a weight sync at one source rank, which sends the rank's weights to all deliveries.
 
-    `folder`: the job's on this node, where the double buffers are; None where ranks share no memory. `device`: for
-    deliveries on accelerators. `verify_every`: every n-th push is summed by writers and readers; buckets between nodes
-    always are. `delta_share`: between nodes send only what changed where that is at most this share; 0: send all.
-    `check`: raises where a push that waits for a reader of another node should end.
+    `channel`: the weights channel. `deliveries`: planned copies, at least one. `folder`: the job folder of this node,
+    with the double buffers; None if ranks share no memory. `device`: the sender for deliveries on accelerators.
+    `verify_every`: every n-th push has checksums, which writers and readers compute; 0: none. Buckets between nodes
+    always have checksums. `delta_share`: between nodes, send only changed bytes if they take at most this share of the
+    bytes; 0: send all bytes. `bucket_bytes`: the most bytes of a bucket. `check`: called while a push waits for a
+    reader on another node; its errors end the push.
     """
 
     def __init__(
@@ -116,7 +118,11 @@ class WeightSender:
     def push(
         self, version: int, shards: Sequence[Shard], *, partial: bool = False
     ) -> dict[str, int]:
-        """Write this rank's share; return bytes by transport. WeightSyncError for an old version, or as the channel."""
+        """Send this rank's pieces of `version` to all deliveries; return the sent bytes by transport.
+
+        `shards`: this rank's shards, with the same specs on all source ranks. `partial`: whether these are only some of
+        the weights. Raise WeightSyncError unless `version` is newer than all before, and the errors of the channel.
+        """
         if version <= self._newest:
             raise versions_only_go_up(self._source, self._rank, version, self._newest)
         checked = self._verify_every > 0 and self._pushes % self._verify_every == 0
@@ -143,18 +149,21 @@ class WeightSender:
         return dict(moved)
 
     def begin_again(self) -> None:
-        """Forget what was sent: all ends of the channel begin again, and may be given the same version."""
+        """Reset the state of earlier pushes, so that earlier versions can be sent again. All ends must begin again."""
         self._newest = -1
         self._buffer = None
         self._streamed.clear()
 
     def close(self) -> None:
-        """Leave the other members of a sync between devices."""
+        """Leave the process group of syncs between devices, if there is one."""
         if self._device is not None:
             self._device.close()
 
     def _assemblies(self, shards: Sequence[Shard]) -> tuple[Assembly, ...]:
-        """Plan the copies, once for the same shards."""
+        """Return the plan of each delivery's copy.
+
+        Shards with the same specs and blocks as before get the same plans.
+        """
         held = [(shard.spec, shard.blocks) for shard in shards]
         if self._held != held:
             layout = Layout.of(spec for spec, _ in held)
@@ -169,7 +178,10 @@ class WeightSender:
     def _write(
         self, folder: Path, assembly: Assembly, push: Push, shards: Sequence[Shard]
     ) -> int:
-        """Write into the double buffer. Returns the bytes written."""
+        """Write this rank's pieces into the double buffer of this node; return the written bytes.
+
+        The last writer announces the complete version to all readers.
+        """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._buffer is None:
             self._buffer = DoubleBuffer.open(folder, assembly, deadline_s=deadline_s)
@@ -189,7 +201,7 @@ class WeightSender:
         return layout.count_bytes(pieces)
 
     def _stream(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> int:
-        """Send header and buckets to the lead reader. Returns the bytes that travelled."""
+        """Send a header and this rank's buckets to the lead reader; return the sent bytes of the buckets."""
         lead = assembly.delivery.lead
         layout = assembly.layout
         source = self._rank
@@ -206,7 +218,7 @@ class WeightSender:
             for piece, run in layout.runs(buckets[index]):
                 write_piece(whole[run], shards[piece.tensor], source, piece)
             old = before[index]
-            # One that is asked for again goes whole
+            # A bucket that is asked for again is sent whole
             before[index] = None
             found = (
                 None
@@ -253,7 +265,11 @@ class WeightSender:
         make: Callable[[int], Bucket],
         count: int,
     ) -> None:
-        """Make buckets as the lead reader, on another node, asks for them. ChannelTimeout where it takes no more."""
+        """Send the header to the lead reader on another node, then each bucket when the reader asks for it.
+
+        `link`: connection to the reader's node. `make`: makes the bucket of a number. `count`: number of buckets. Raise
+        ChannelTimeout if the reader stops asking before it has all buckets.
+        """
         from rlplace.comm.network import StreamSource
 
         delivery = header.assembly.delivery
@@ -286,7 +302,11 @@ def receiver_of(
     device: torch.device,
     load: LoadFrom | None = None,
 ) -> WeightReceiver:
-    """Make the end of a rank of `component` in the planned deliveries; `load`: of an engine that cuts its weights."""
+    """Return the receiver of target rank `rank` of `component` for the planned deliveries.
+
+    `folder`: the job folder of this node; None if ranks share no memory. `device`: the rank's device. `load`: loads a
+    device sync into an engine that splits its weights over several accelerators; required for such an engine.
+    """
     found = next(
         (d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers),
         None,
@@ -301,7 +321,7 @@ def receiver_of(
 
 @dataclasses.dataclass(slots=True)
 class _Incoming:
-    """A stream under way."""
+    """Buckets of one source rank that arrive at the lead reader. `next`: number of the next bucket."""
 
     header: PushHeader
     target: Bytes
@@ -310,7 +330,10 @@ class _Incoming:
 
 
 class CopyReceiver(WeightReceiver):
-    """Pulls through the host. Owns its end of the copy; `folder`: the job's on this node, None without one."""
+    """Receiver of weights that arrive on the host. Owns its end of the copy.
+
+    `folder`: the job folder of this node, with the double buffers; None if ranks share no memory.
+    """
 
     def __init__(
         self,
@@ -338,7 +361,7 @@ class CopyReceiver(WeightReceiver):
         self._copy = None
 
     def _end(self, source: int) -> None:
-        """Take no more of a push that comes from a source rank."""
+        """Stop receiving the present push of source rank `source`."""
         self._incoming.pop(source, None)
         if source in self._takers:
             self._takers.pop(source).close()
@@ -387,7 +410,7 @@ class CopyReceiver(WeightReceiver):
         )
 
     def _wait(self, version: int, deadline_s: float) -> Push:
-        """Return the push of `version` when all of it is in the copy."""
+        """Handle messages until `version` is complete in the copy; return its push."""
         while True:
             push = self._take(self._next(deadline_s), deadline_s)
             if push is None:
@@ -399,7 +422,7 @@ class CopyReceiver(WeightReceiver):
                 raise self._other_version(push.version, version)
 
     def _next(self, deadline_s: float) -> Any:
-        """Return the next message, of the channel or of a stream."""
+        """Wait for the next message of the channel or of a stream, and return it."""
         while self._takers:
             self._ask()
             with contextlib.suppress(ChannelEmpty):
@@ -410,7 +433,7 @@ class CopyReceiver(WeightReceiver):
                 if (bucket := self._came(source)) is not None:
                     return bucket
             left_s = deadline_s - time.monotonic()
-            # The last of which was given up just now
+            # The last taker may have been given up just now
             if left_s <= 0 or not self._takers:
                 break
             next(iter(self._takers.values())).wait(
@@ -419,7 +442,7 @@ class CopyReceiver(WeightReceiver):
         return super()._next(deadline_s)
 
     def _ask(self) -> None:
-        """Have as many buckets on their way as may be, of as many streams as possible."""
+        """Ask for buckets until `_ON_THE_WAY` buckets are on their way, from as many streams as possible."""
         while sum(taker.due for taker in self._takers.values()) < _ON_THE_WAY:
             unasked = [
                 t
@@ -431,7 +454,11 @@ class CopyReceiver(WeightReceiver):
             min(unasked, key=lambda taker: taker.due).ask()
 
     def _came(self, source: int) -> Bucket | None:
-        """Return the next bucket of a stream if it is there. One whose sender is gone is given up."""
+        """Return the next bucket of the stream of source rank `source`, or None if it has not arrived.
+
+        If the sender is gone, end the stream, and raise WeightSyncError unless the stream's version was given up
+        before.
+        """
         try:
             bucket: Bucket | None = self._takers[source].receive()
         except ConnectionError as gone:
@@ -453,7 +480,7 @@ class CopyReceiver(WeightReceiver):
         return bucket
 
     def _take(self, message: Any, deadline_s: float) -> Push | None:
-        """Handle a message. Returns the push that it completes."""
+        """Handle a message; return the push that the message completes, or None."""
         match message:
             case Complete():
                 if (
@@ -496,7 +523,10 @@ class CopyReceiver(WeightReceiver):
         return self._go_on(incoming)
 
     def _fill(self, bucket: Bucket) -> Push | None:
-        """Take the next bucket of a stream. One in which something is wrong is given up."""
+        """Write the next bucket of a source rank into the copy; return the push that the bucket completes, or None.
+
+        If the bucket is wrong, end the push of this source rank and raise WeightSyncError.
+        """
         incoming = self._incoming[bucket.source]
         try:
             self._write(incoming, bucket)
@@ -507,7 +537,7 @@ class CopyReceiver(WeightReceiver):
         return self._go_on(incoming)
 
     def _write(self, incoming: _Incoming, bucket: Bucket) -> None:
-        """Write a bucket into the copy."""
+        """Write a bucket into the copy. Raise WeightSyncError if it is damaged or not the expected bucket."""
         layout = self._the_copy.spec.layout
         delivery = self._the_copy.spec.delivery
         source = bucket.source
@@ -530,7 +560,10 @@ class CopyReceiver(WeightReceiver):
             np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
 
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
-        """Apply changes to the bytes of this bucket in the version that they are based on."""
+        """Return the bytes of a bucket: its bytes in the version on which `changes` are based, with the changes.
+
+        `bucket`: number of the bucket. Raise WeightSyncError if that version is not here any more.
+        """
         base = incoming.header.base
         before = (
             self._copy.contents(base)
@@ -552,7 +585,10 @@ class CopyReceiver(WeightReceiver):
         return whole
 
     def _go_on(self, incoming: _Incoming) -> Push | None:
-        """Wait for the next bucket, or end the stream. With the last one of a version, announce it to the others."""
+        """Expect the next bucket of a source rank, or finish the source rank's part after its last bucket.
+
+        If this completes the version, announce it to the other readers and return the push; else return None.
+        """
         source = incoming.header.source
         push = incoming.header.push
         copy = self._the_copy
@@ -572,7 +608,10 @@ class CopyReceiver(WeightReceiver):
         return push
 
     def _put(self, reader: int, message: Complete) -> None:
-        """Send to another reader. Take in messages meanwhile: streams of later versions may hold the credit."""
+        """Send a message to another reader.
+
+        During the wait for credit, move this rank's messages to the backlog, because they may hold the credit.
+        """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         while True:
             patience_s = min(_DRAIN_S, max(0.0, deadline_s - time.monotonic()))

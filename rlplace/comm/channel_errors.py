@@ -106,17 +106,17 @@ def refused(
 
 
 def closed(spec: ChannelSpec, owner: str, key: str) -> ChannelClosed:
-    """Return the error of a put into a closed channel."""
+    """Return the error for a put of worker `owner` into a closed channel."""
     return ChannelClosed(problem("channel-closed", _place(spec, key), owner=owner))
 
 
 def end_of_stream(spec: ChannelSpec, owner: str, key: str) -> EndOfStream:
-    """Return the error of a get after the last item of a closed channel."""
+    """Return the error for a get of worker `owner` after the last item of a closed channel."""
     return EndOfStream(problem("end-of-stream", _place(spec, key), owner=owner))
 
 
 def broken(spec: ChannelSpec, owner: str, why: str) -> ChannelBroken:
-    """Return the error of a call on a broken channel."""
+    """Return the error for a call of worker `owner` on a broken channel. `why`: the reason of the break."""
     broken_one = problem(
         "channel-broken", _place(spec), error="channel", owner=owner, reason=why
     )
@@ -154,7 +154,7 @@ def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
 
 
 def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
-    """Return the error of a key that the channel's spec does not declare."""
+    """Return the error for a key that the channel's spec does not declare. `owner`: the worker that has used it."""
     declared = spec.keys or ()
     # The declared key that was probably meant
     near = did_you_mean(key, declared)
@@ -195,7 +195,7 @@ def name_too_long(
     name: str,
     limit_bytes: int,
 ) -> ChannelMisuse:
-    """Return the error of a name or key with too many bytes."""
+    """Return the error for a worker's name or a key with more than `limit_bytes` bytes. `owner`: the calling worker."""
     shown = name
     if len(name) > _SHOWN_CHARACTERS:
         shown = name[:_SHOWN_CHARACTERS] + "…"

@@ -172,7 +172,7 @@ class QueueMachine:
         self._append(entry, put.key, payload, now)
 
     def cancel(self, put: Put, now: float) -> None:
-        """Give back the credit of a put whose item will not come. Idempotent."""
+        """Return the credit of a put whose item will not come to the channel. Idempotent."""
         entry, put.entry = put.entry, 0
         if entry and not self._lost(put):
             self._cancel(entry, now)

@@ -19,7 +19,7 @@ _TIMEOUT_S = 120.0  # deadline of a channel without one of its own
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSync:
-    """The plan for sending all weights of component `source` to every rank of component `target`."""
+    """Plan of a weight sync, which sends all weights of component `source` to every rank of component `target`."""
 
     source: str
     target: str

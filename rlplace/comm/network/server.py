@@ -253,7 +253,7 @@ class ChannelServer:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        """Run the loop in its thread."""
+        """Run the event loop of the server until the server is closed. This is the server's thread."""
         try:
             with self._runner:
                 self._runner.run(self._serve())
@@ -297,7 +297,7 @@ class ChannelServer:
                     await self._closing.wait()
 
     def _end(self) -> None:
-        """Tell all clients, undo their requests, and close the socket."""
+        """Tell all clients that the server closes, undo their requests, and close the socket."""
         for session in self._sessions.values():
             self._send(session, Reply(wire.CLOSED))
             session.withdraw_all()
@@ -375,7 +375,7 @@ class ChannelServer:
             session.performing[request.serial] = task
 
     def _send(self, session: Session, reply: Reply) -> None:
-        """Send a message without frames."""
+        """Send a message without frames to the client of `session`."""
         self._deliver(session, [wire.pack(reply)])
 
     def _deliver(self, session: Session, answer: Answer) -> None:

@@ -188,7 +188,7 @@ class StreamTaker:
         return self.asked - self.taken
 
     def ask(self) -> None:
-        """Ask for one more item."""
+        """Ask the source for the next item, without waiting for it."""
         self._say(self.asked)
         self.asked += 1
 
@@ -254,7 +254,7 @@ class StreamTaker:
 
 
 def _address_towards(endpoint: str) -> str:
-    """Return this machine's own address on the route to an endpoint; nothing is sent."""
+    """Return the address that this machine uses towards `endpoint`. Nothing is sent."""
     parts = urlsplit(endpoint)
     family, kind, _, _, address = socket.getaddrinfo(
         parts.hostname,

@@ -14,7 +14,7 @@ from rlplace.workers.launch.group import Call, Pending, wait_all, wait_until
 
 
 class Clock:
-    """Real time of this machine; waits block for as long as they last."""
+    """The clock of this machine. Waits take real time."""
 
     def now(self) -> float:
         """Return the seconds since an arbitrary start; only differences of two results are meaningful."""

@@ -498,7 +498,7 @@ class WorkerGroup:
         return calls
 
     def hold(self) -> None:
-        """Hold back all further calls until `flush` or `drop`. Idempotent."""
+        """Collect all further calls, without sending them, until `flush` or `drop`. Idempotent."""
         self._held = {} if self._held is None else self._held
 
     def flush(self) -> None:
@@ -512,7 +512,7 @@ class WorkerGroup:
         self._start(held or {})
 
     def drop(self) -> None:
-        """Discard held calls and stop holding."""
+        """Discard the calls that `hold` has collected, and send later calls at once again."""
         self._held = None
 
     def _start(self, messages: Mapping[int, Sequence[tuple[Call, Request]]]) -> None:

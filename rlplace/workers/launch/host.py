@@ -338,7 +338,7 @@ class WorkerHost:
         self._cancelled.set()
 
     def proceed(self) -> None:
-        """Undo `cancel`."""
+        """Undo `cancel`, so that the worker's methods run again."""
         self._cancelled.clear()
 
     def where(self) -> str:

@@ -24,7 +24,7 @@ BUNDLE_CPUS = 0.01  # of a node's reservation without GPUs; the actors in it ask
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One living node of the Ray cluster."""
+    """A living node of the Ray cluster. `total`: all of its resources, by name, whether used or not."""
 
     id: str
     address: str

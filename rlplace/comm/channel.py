@@ -158,7 +158,7 @@ class Channel(abc.ABC):
         weight: float = 1.0,
         version: int | None = None,
     ) -> None:
-        """Put an item as `put` does, but raise ChannelFull instead of waiting."""
+        """Put an item as `put` does, with the same arguments, but raise ChannelFull instead of waiting."""
         self._check_put(key, weight, version)
         self._put(item, key, weight, version, None)
 
@@ -197,7 +197,9 @@ class Channel(abc.ABC):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> Work:
-        """Begin a `put` in the background, and return it: `await` it in an `async def`, else call its `wait()`.
+        """Begin a `put` with these arguments in the background, and return it.
+
+        `await` the put in an `async def`, else call its `wait()`.
 
         The item must not change before the put has ended. Puts of this end at one key enter in the order in which they
         were begun; the deadline of a put counts from the end of the put before.
@@ -211,10 +213,11 @@ class Channel(abc.ABC):
         )
 
     def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Work:
-        """Begin a `get` in the background, and return it: `await` it in an `async def`, else call its `wait()`.
+        """Begin a `get` with these arguments in the background, and return it.
 
-        Both return the item. Gets of this end at one key are served in the order in which they were begun; the deadline
-        of a get counts from the end of the get before. If the caller never waits for the get, its item is lost.
+        `await` the get in an `async def`, else call its `wait()`; both return the item. Gets of this end at one key are
+        served in the order in which they were begun; the deadline of a get counts from the end of the get before. If
+        the caller never waits for the get, its item is lost.
         """
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(
@@ -226,7 +229,7 @@ class Channel(abc.ABC):
     def get_batch_async(
         self, weight: float, *, key: str = "", timeout_s: float | None = None
     ) -> Work:
-        """Begin a `get_batch` in the background, as `get_async` does for `get`, and return it."""
+        """Begin a `get_batch` with these arguments in the background, and return it, as `get_async` does for `get`."""
         limit = self._limit(weight)
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(

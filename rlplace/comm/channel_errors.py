@@ -50,8 +50,8 @@ def late(
 ) -> ChannelTimeout:
     """Return the error for a put or get whose deadline has passed.
 
-    `owner`: name of the waiting worker. `waited_s`: seconds of its wait. `stats`: the channel at the deadline. `puts`:
-    whether it is a put.
+    `owner`: name of the waiting worker. `key`: key of its request. `waited_s`: seconds of its wait. `stats`: the
+    channel at the deadline. `puts`: whether it is a put.
     """
     # The workers that could have ended the wait
     seen = stats.producers
@@ -97,7 +97,10 @@ def refused(
     *,
     puts: bool,
 ) -> ChannelFull | ChannelEmpty:
-    """Return the error for a put without credit (`puts`), or for a get without an item, that must not wait."""
+    """Return the error for a put without credit, or for a get without an item, that must not wait.
+
+    `owner`: name of the calling worker. `stats`: the channel at the call. `puts`: whether it is a put.
+    """
     place = _place(spec, key)
     held = holding(stats)
     if puts:
@@ -129,7 +132,10 @@ def silent(
     method: str,
     waited_s: float,
 ) -> ChannelTimeout:
-    """Return the error for a call that the channel server has not answered for `waited_s` seconds."""
+    """Return the error for a call that the channel server has not answered for `waited_s` seconds.
+
+    `owner`: name of the calling worker. `method`: the called method.
+    """
     unanswered = problem(
         "channel-timeout",
         _place(spec),
@@ -212,7 +218,7 @@ def name_too_long(
 def bad_argument(
     spec: ChannelSpec, owner: str, name: str, got: object
 ) -> ChannelMisuse:
-    """Return the error for a wrong argument. `name`: name of the argument. `got`: its value."""
+    """Return the error for a wrong argument. `name`: name of `owner`'s argument. `got`: its value."""
     wrong = problem(
         "bad-argument",
         _place(spec),

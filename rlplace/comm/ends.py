@@ -188,7 +188,7 @@ class Attachment:
     async def attempt_async(
         self, step: Step, request: Put | Get, patience_s: float | None
     ) -> None:
-        """Do the work of `attempt` in a task of a channel server.
+        """Do the work of `attempt`, with the same arguments, in an asyncio task of a channel server.
 
         If the task is cancelled, the request takes nothing.
         """

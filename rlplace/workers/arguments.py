@@ -143,7 +143,7 @@ class SimulatorArguments(WorkerArguments):
 
 
 def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
-    """Return what the actor must compute with its own weights before the first step of an iteration.
+    """Return what the actor of a config must compute with its own weights before the first step of an iteration.
 
     "old": log-probabilities of the samples. "reference": log-probabilities of a reference that shares the actor's
     model. "values": values of a critic that shares the actor's model.

@@ -110,7 +110,7 @@ class Messages:
         """Put `value` into the mailbox of rank `rank` of group `to`.
 
         `sender`: slot of the sending worker. `timeout_s`: the most seconds to wait for room in the mailbox; None: 120.
-        `topic`: prefix of the key, which keeps two kinds of messages apart; a receiver names the same topic. Raise
+        `topic`: kind of the message; a receiver gets only messages of the topic that it names. Raise
         WorkerMisuse if the receiver does not exist, ChannelBroken if its group has ended, ChannelTimeout if the mailbox
         stays full.
         """
@@ -149,8 +149,8 @@ class Messages:
         """Take and return the next message of rank `rank` of group `source` to `receiver`, in the order of sending.
 
         `receiver`: slot of the receiving worker. `timeout_s`: the most seconds to wait; None: 120. `check`: called
-        during the wait; its errors end the wait. `topic`: the topic that the sender named. Raise WorkerMisuse if the
-        sender does not exist, ChannelBroken if its group has ended and no message is left, ChannelTimeout after
+        during the wait; its errors end the wait. `topic`: the topic that the sender has named. Raise WorkerMisuse if
+        the sender does not exist, ChannelBroken if its group has ended and no message is left, ChannelTimeout after
         `timeout_s`.
         """
         owner = receiver.owner

@@ -53,7 +53,7 @@ def open_sender(
     verify_every: int = 0,
     delta_share: float = 0.0,
 ) -> WeightSender:
-    """Open and return this rank's sender of a weight sync.
+    """Open and return the sender of a weight sync at the worker with `context`.
 
     `channel`: name of the sync's channel. `target`: component that receives the weights. `ranks`: number of ranks of
     `target`. `deliveries`: planned copies of the weights; without deliveries or a job folder, each target rank gets a
@@ -93,7 +93,7 @@ def open_receiver(
     deliveries: Sequence[Delivery] = (),
     engine: object = None,
 ) -> WeightReceiver:
-    """Open and return this rank's receiver of a weight sync.
+    """Open and return the receiver of a weight sync at the worker with `context`.
 
     `channel`: name of the sync's channel. `deliveries`: planned copies of the weights; ignored without a job folder.
     `engine`: the engine that loads the weights, if any; its method `load_from` is used if its ranks split weights over

@@ -217,7 +217,7 @@ class Worker:
 
         Only objects that were passed to `offload` move. A move to the present residency changes nothing. `Loop._move`
         calls this as `placement.schedule.schedule_of` has decided. Raise AcceleratorOutOfMemory if an object has no
-        room; this object stays off.
+        room; this object stays where it was.
         """
         if self._registered is not None:
             return self._registered.move(to)

@@ -117,9 +117,9 @@ class Connection:
         """Send a request, wait for the answer, and return the waiter that holds the answer.
 
         `end`: the end of the channel that asks. `method` and `arguments`: the request, as ChannelServer performs it.
-        `outgoing`: frames that follow the envelope. `patience_s`: deadline of the request in seconds; None: 0. Raise
-        the error that the server has answered, ChannelBroken if the connection breaks, ChannelTimeout if there is no
-        answer `GRACE_S` after the deadline.
+        `outgoing`: frames that follow the envelope. `patience_s`: the most seconds that the server may wait in the
+        request; None: it does not wait. Raise the error that the server has answered, ChannelBroken if the connection
+        breaks, ChannelTimeout if there is no answer `GRACE_S` after the deadline.
         """
         spec = end.spec
         owner = end.owner

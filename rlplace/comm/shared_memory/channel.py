@@ -188,7 +188,7 @@ class SharedChannel(QueueEnd):
     def create(cls, folder: Path, spec: ChannelSpec) -> SharedChannel:
         """Create a channel in a job folder, as the file `<name>.channel`, and return an end.
 
-        The caller must destroy it.
+        The caller must destroy the channel.
         """
         path = folder / f"{urllib.parse.quote(spec.name, safe=' ')}.channel"
         _make(path, spec)

@@ -212,7 +212,7 @@ class DoubleBuffer:
             return self._buffer(buffer, self._frozen)
 
     def sums(self, version: int) -> dict[int, int]:
-        """Return the checksum that each writer has passed to `finish`, by source rank."""
+        """Return the checksums that the writers of `version` have passed to `finish`, by source rank."""
         buffer = self._holding(version)
         assert buffer is not None, "a version that is being read stays"
         return {

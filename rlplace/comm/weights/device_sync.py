@@ -135,7 +135,10 @@ class Member:
     def _join(
         self, sync: DevicePush, rendezvous: SyncRendezvous, deadline_s: float
     ) -> None:
-        """Wait until all members of a sync have joined, and form the process group anew if a member is not in it."""
+        """Wait until all members of a sync have joined, and form the process group anew if a member is not in it.
+
+        `deadline_s`: by `time.monotonic()`.
+        """
         delivery = sync.delivery
         group = [member.name for member in delivery.group]
         consumers = [
@@ -169,7 +172,8 @@ class Member:
         """Broadcast the bucket of source rank `owner` in place to all other members of the group.
 
         Wait until the copy is complete, because other processes may read the bucket's memory. Without other members,
-        only wait for work on the device. Raise RuntimeError if the copy is not complete at the deadline.
+        only wait for work on the device. Raise RuntimeError if the copy is not complete at `deadline_s`, by
+        `time.monotonic()`.
         """
         if self._group is not None:
             self._group.broadcast(bucket, root=owner).wait()
@@ -178,7 +182,7 @@ class Member:
     def synchronize(self, deadline_s: float, what: str) -> None:
         """Wait until the present work of the device's current stream is done. NCCL's own wait only orders streams.
 
-        `what`: the awaited work, for errors. Raise RuntimeError at the deadline.
+        `what`: the awaited work, for errors. `deadline_s`: by `time.monotonic()`; raise RuntimeError then.
         """
         reached = mark(self.device)
         began = time.monotonic()
@@ -255,8 +259,9 @@ class DeviceSender:
     ) -> Counter[str]:
         """Send this rank's buckets, and share all buckets with the readers on this rank's accelerator.
 
-        Return the sent bytes by transport, when the readers have taken all buckets. `assembly`: plan of the copy. Raise
-        WeightSyncError or ChannelTimeout if the sync fails; the readers then keep their earlier weights.
+        Return the sent bytes by transport, when the readers have taken all buckets. `assembly`: plan of the copy.
+        `push`: version and properties of the push. `shards`: this rank's shards, by tensor. Raise WeightSyncError or
+        ChannelTimeout if the sync fails; the readers then keep their earlier weights.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._packed is None or self._packed[0] is not assembly:
@@ -562,7 +567,8 @@ class PartTaker:
         """Yield all weights by name in turn, some whole tensors on the device at a time.
 
         The memory of a yielded dictionary is free once its tensors are dropped. After a damaged bucket, take the other
-        buckets but yield no more weights. Raise WeightSyncError or ChannelTimeout if the sync fails.
+        buckets but yield no more weights. `deadline_s`: by `time.monotonic()`. Raise WeightSyncError or ChannelTimeout
+        if the sync fails.
         """
         member = self._member
         owner = sync.delivery.owner(self._me)
@@ -594,7 +600,7 @@ class PartTaker:
     def not_loaded(self, sync: DevicePush, error: Exception) -> WeightSyncError:
         """Return the error for weights that have arrived undamaged, and that this process could not load.
 
-        `error`: the error of loading.
+        `sync`: the sync in which they have arrived. `error`: the error of loading.
         """
         version = sync.push.version
         lacking = self._member.lacking(sync)

@@ -178,9 +178,10 @@ class WeightSender:
     def _write(
         self, folder: Path, assembly: Assembly, push: Push, shards: Sequence[Shard]
     ) -> int:
-        """Write this rank's pieces into the double buffer of this node; return the written bytes.
+        """Write this rank's pieces into the double buffer of this node; return the number of written bytes.
 
-        The last writer announces the complete version to all readers.
+        `folder`: the job folder. `assembly`: plan of the copy. `shards`: this rank's shards, by tensor. The last writer
+        announces the complete version to all readers.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         if self._buffer is None:
@@ -201,7 +202,10 @@ class WeightSender:
         return layout.count_bytes(pieces)
 
     def _stream(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> int:
-        """Send a header and this rank's buckets to the lead reader; return the sent bytes of the buckets."""
+        """Send a header and this rank's buckets to the lead reader; return the number of sent bytes in the buckets.
+
+        `assembly`: plan of the copy. `shards`: this rank's shards, by tensor.
+        """
         lead = assembly.delivery.lead
         layout = assembly.layout
         source = self._rank
@@ -410,7 +414,10 @@ class CopyReceiver(WeightReceiver):
         )
 
     def _wait(self, version: int, deadline_s: float) -> Push:
-        """Handle messages until `version` is complete in the copy; return its push."""
+        """Handle messages until `version` is complete in the copy; return its push.
+
+        `deadline_s`: by `time.monotonic()`.
+        """
         while True:
             push = self._take(self._next(deadline_s), deadline_s)
             if push is None:
@@ -422,7 +429,10 @@ class CopyReceiver(WeightReceiver):
                 raise self._other_version(push.version, version)
 
     def _next(self, deadline_s: float) -> Any:
-        """Wait for the next message of the channel or of a stream, and return it."""
+        """Wait for the next message of the channel or of a stream, and return it.
+
+        `deadline_s`: by `time.monotonic()`.
+        """
         while self._takers:
             self._ask()
             with contextlib.suppress(ChannelEmpty):

@@ -165,7 +165,7 @@ class Assembly:
 def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
     """Return the block of each rank of a tensor that FSDP2 has sharded by rows over `ranks` ranks.
 
-    Blocks are in rank order; the last blocks may be short or empty.
+    `shape`: shape of the whole tensor. Blocks are in rank order; the last blocks may be short or empty.
     """
     rows = shape[0]
     row = math.prod(shape[1:])
@@ -186,8 +186,8 @@ def assemble(
 ) -> Assembly:
     """Return the plan of a copy, which assigns each element to one of the source ranks that hold it.
 
-    `held`: the block that each rank holds, by tensor and then by rank. `delivery`: the copy; ranks near it are
-    preferred. Raise ValueError if no rank holds an element.
+    `layout`: the tensors of the copy. `held`: the block that each rank holds, by tensor and then by rank. `delivery`:
+    the copy; ranks near it are preferred. Raise ValueError if no rank holds an element.
     """
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
@@ -230,7 +230,10 @@ def _split(
 
 
 def tensors_in(copy: Bytes | Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Return the tensors of a whole copy, by all their names. They share its memory, even if it is read-only."""
+    """Return the tensors of a whole copy, by all their names. The tensors share the memory of `copy`.
+
+    `copy`: the bytes of the copy, which may be read-only. `layout`: the places of the tensors in the copy.
+    """
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
         # Of read-only memory: see ReceivedWeights
@@ -326,7 +329,7 @@ class Changes:
     def between(
         cls, before: Bytes, after: Bytes, *, largest_share: float
     ) -> Changes | None:
-        """Return the differences between two runs of equal size.
+        """Return the differences from the bytes `before` to the bytes `after`, which have equal size.
 
         Return None if the differences would take more than the share `largest_share` of the run's bytes.
         """

@@ -552,7 +552,7 @@ class Cluster:
         self._launcher.empty(self._channels.values())
 
     def move(self, component: str, rank: int) -> list[Slot]:
-        """Plan a rank, and all ranks on the same accelerators, onto unused accelerators of their node.
+        """Plan rank `rank` of `component`, and all ranks on its accelerators, onto unused accelerators of their node.
 
         Return the new slots, whose ranks must be restarted; empty if too few accelerators are free. The new
         accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still holds.

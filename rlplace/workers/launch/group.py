@@ -95,7 +95,7 @@ class WorkerHandle(abc.ABC):
 
     @abc.abstractmethod
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Send methods to the worker, which runs them in order after the methods of earlier calls of `send`.
+        """Send `requests` to the worker, which runs their methods in order, after the methods of earlier calls.
 
         `settle`: called with the outcomes once the worker has answered, or with a Failure once it has died.
         """
@@ -202,10 +202,10 @@ def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list
 
 
 def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
-    """Wait for calls as `concurrent.futures.wait` does, but wake often, because the main thread must handle signals.
+    """Wait for calls, at most `timeout_s` seconds, as `concurrent.futures.wait` does.
 
     `until`: FIRST_COMPLETED, FIRST_EXCEPTION or ALL_COMPLETED of `concurrent.futures`; each also ends the wait at the
-    first exception that a wake finds.
+    first exception. Wake at short intervals, because the main thread handles signals only when it wakes.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -291,7 +291,7 @@ def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
 
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
-    """Return the error for a wait that has timed out. `timeout_s`: duration of the wait in seconds.
+    """Return the error for a wait for `pending` that has timed out. `timeout_s`: duration of the wait in seconds.
 
     The error names the ranks that still work, their source lines, and the channels on which they wait. This takes about
     a second if ranks do not answer.

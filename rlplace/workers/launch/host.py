@@ -233,7 +233,7 @@ class WorkerHost:
         self._failure = self._failed(error)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Run methods in order, as `call` does, and return their outcomes.
+        """Run the methods of `requests` in order, as `call` does, and return their outcomes.
 
         The list ends with the first failure, or early after `cancel`; the later methods do not run.
         """

@@ -149,7 +149,7 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
 def await_machines(
     ray: RayConfig, slots: Sequence[Slot], topology: Topology, wait_s: float
 ) -> None:
-    """Wait until the Ray cluster has the machines that `slots` use, at most `wait_s` seconds.
+    """Wait until the Ray cluster of the settings `ray` has the machines that `slots` use, at most `wait_s` seconds.
 
     Raise ClusterError or PlacementError if a machine or its accelerators are still missing then.
     """

@@ -72,13 +72,25 @@ def _not_workers(job: Job) -> Iterator[Found]:
     """Yield findings about components whose value is not a worker class."""
     kind: Any
     for name, kind in job.components.items():
-        if not _is_worker(kind):
-            yield Found(
-                key=f"components.{name}",
-                got=getattr(kind, "__name__", repr(kind)),
-                source=place_of(kind) or job.place,
-                facts={"example": str(name).title()},
-            )
+        if _is_worker(kind):
+            continue
+        error = ""
+        source = place_of(kind) or job.place
+        if _is_worker(type(kind)):
+            # An object of a right class stands where the class should.
+            error = "object"
+            source = job.place
+        yield Found(
+            key=f"components.{name}",
+            got=getattr(kind, "__name__", repr(kind)),
+            error=error,
+            source=source,
+            facts={
+                "name": name,
+                "example": str(name).title(),
+                "kind": type(kind).__name__,
+            },
+        )
 
 
 def _half_of_state(job: Job) -> Iterator[Found]:
@@ -101,8 +113,26 @@ def _half_of_state(job: Job) -> Iterator[Found]:
         )
 
 
+def _no_most_ranks(job: Job) -> Iterator[Found]:
+    """Yield findings about worker classes whose `most_ranks` is neither None nor a whole number above 0."""
+    for name, kind in job.components.items():
+        if _is_worker(kind) and not _allows(kind.most_ranks):
+            yield Found(
+                key=f"components.{name}",
+                got=f"most_ranks = {kind.most_ranks!r}",
+                error="no-number",
+                source=place_of(kind),
+            )
+
+
+def _allows(most: object) -> bool:
+    """Return whether `most` can be the most ranks of a class; None allows any number."""
+    return most is None or (isinstance(most, int) and most >= 1)
+
+
 _COMPONENTS = (
     Rule(code="not-a-worker", facts=_not_workers),
+    Rule(code="most-ranks", facts=_no_most_ranks),
     Rule(code="missing-method", facts=_half_of_state),
 )
 
@@ -184,7 +214,38 @@ def _never_called(job: Job) -> Iterator[Found]:
             )
 
 
-_CALLS = (Rule(code="never-called", facts=_never_called),)
+def _sent_twice(job: Job) -> Iterator[Found]:
+    """Yield findings about components that send their weights in more than one stage."""
+    first: dict[str, Stage] = {}
+    for stage in job.stages:
+        for source in dict.fromkeys(transfer.source for transfer in stage.transfers):
+            if source not in first:
+                first[source] = stage
+                continue
+            every = [
+                target
+                for each in job.stages
+                for transfer in each.transfers
+                if transfer.source == source
+                for target in transfer.targets
+            ]
+            names = ", ".join(f'"{name}"' for name in dict.fromkeys(every))
+            yield Found(
+                key=f"stages.{stage.name}",
+                got=f'weights("{source}", ...)',
+                source=stage.place,
+                facts={
+                    "component": source,
+                    "first": first[source].name,
+                    "targets": names,
+                },
+            )
+
+
+_CALLS = (
+    Rule(code="never-called", facts=_never_called),
+    Rule(code="weights-twice", facts=_sent_twice),
+)
 
 
 # ── one stage ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,15 +296,18 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
         methods = own_methods(kind)
         near = did_you_mean(method, methods)
         error = "called"
+        # A misspelt name is mended in the stage, a missing method in the class.
+        source = place_of(kind)
         if near:
             error = "misspelt"
+            source = case.stage.place
         elif not methods:
             error = "called-of-none"
         yield Found(
             key=case.key,
             got=f'{part.component}.calls("{method}")',
             error=error,
-            source=place_of(kind),
+            source=source,
             facts={
                 "worker": kind.__name__,
                 "method": method,
@@ -421,6 +485,9 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
     for component in placement.components:
         kind: Any = case.components.get(component)
         if not _is_worker(kind) or kind.most_ranks is None:
+            continue
+        # What is no number is told with the job.
+        if not _allows(kind.most_ranks):
             continue
         spec = placement.spec(component)
         if spec.world_size > kind.most_ranks:

@@ -34,6 +34,8 @@ class Call:
     method: str
     # Arguments of the call, in this order: the iteration number, the policy version, or both.
     arguments: tuple[str, ...] = (ITERATION,)
+    # The component whose weights are pulled, the last argument of the call. None: the call has no such argument.
+    source: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,13 +248,18 @@ def steps_of_stage(
     `arguments`: (component, method) -> the arguments of the call; a method that is missing here gets the iteration
     number.
     """
-    sending: list[Call] = []
+    # A component sends once, whatever the number of transfers from it.
+    targets: dict[str, dict[str, None]] = {}
     for transfer in stage.transfers:
-        sending.append(
-            Call(component=transfer.source, method=PUSH, arguments=(VERSION,))
-        )
-        for target in transfer.targets:
-            sending.append(Call(component=target, method=PULL, arguments=(VERSION,)))
+        targets.setdefault(transfer.source, {}).update(dict.fromkeys(transfer.targets))
+    sending: list[Call] = []
+    for source, takers in targets.items():
+        sending.append(Call(component=source, method=PUSH, arguments=(VERSION,)))
+        for target in takers:
+            pull = Call(
+                component=target, method=PULL, arguments=(VERSION,), source=source
+            )
+            sending.append(pull)
     # All methods are calls of one step. The first methods of all components start together; each rank runs its further
     # methods one after the other.
     parts = [part for part in stage.parts if isinstance(part, Part)]

@@ -42,10 +42,11 @@ from rlplace.contract.stages import ITERATION, VERSION, Call, Step, Work
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Attempt, Fault, Recovery, StateLost, fault_metrics
 from rlplace.execution.memory_monitor import MemoryMonitor
-from rlplace.metrics import Metrics, notes_of, reduce_metrics
+from rlplace.metrics import Metric, Metrics, notes_of, reduce_metrics
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.calls import CallLog
 from rlplace.report.utilisation import Usage, overhead
+from rlplace.workers.collected import NOT_METRICS, metric_of
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.cluster import Lost
 from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
@@ -578,7 +579,7 @@ class Loop:
         collected = dict(zip(components, results[len(pending) :], strict=True))
         slowest_s = max((max(call.seconds()) for call in pending), default=0.0)
         self._in_calls_s += slowest_s
-        counted: list[Metrics] = []
+        counted = _without_numbers(pending, results)
         for call in pending:
             # A component's waiting time counts once, even if it ran several methods.
             ranks = collected.pop(call.group.name, [{}] * len(call.calls))
@@ -590,7 +591,10 @@ class Loop:
         """Start a call on all ranks of its component, and return the pending results."""
         values = {ITERATION: index, VERSION: self.version}
         method = getattr(self._groups[call.component], call.method)
-        pending: Pending = method(*(values[name] for name in call.arguments))
+        arguments: list[object] = [values[name] for name in call.arguments]
+        if call.source is not None:
+            arguments.append(call.source)
+        pending: Pending = method(*arguments)
         return pending
 
     def _gather(self, pending: Sequence[Pending]) -> list[Metrics]:
@@ -654,3 +658,28 @@ class Loop:
 def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     """Return name -> sum of its values in both mappings, for each name in `more`."""
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}
+
+
+def _without_numbers(
+    pending: Sequence[Pending], results: Sequence[Sequence[Any]]
+) -> list[Metrics]:
+    """Return a metric for each call whose rank 0 returned a mapping without any number, with a note that names it.
+
+    `results`: of each call in `pending`, those of its ranks. Such a mapping was meant as metrics, and has none.
+    """
+    found: list[Metrics] = []
+    for call, ranks in zip(pending, results, strict=False):
+        result = ranks[0] if ranks else None
+        if not isinstance(result, Mapping) or not result:
+            continue
+        if any(metric_of(value) is not None for value in result.values()):
+            continue
+        names = ", ".join(
+            f"{name!r}: a {type(value).__name__}" for name, value in result.items()
+        )
+        component = call.group.name
+        method = call.calls[0].method
+        note = f"{component}.{method} returned {names}; none is a number, and none a metric"
+        count = Metric(float(len(result)), "max", notes=(note,))
+        found.append({f"{component}/{NOT_METRICS}": count})
+    return found

@@ -259,9 +259,12 @@ class MeasuredRank(Rank):
             every.set()
         return dict[str, Metrics]()
 
-    def pull_weights(self, version: int) -> Body:
-        for source in _sources(self.site.config, self.component):
-            _, every = self.site.push(source, version)
+    def pull_weights(self, version: int, source: str | None = None) -> Body:
+        sources = [*_sources(self.site.config, self.component)]
+        if source is not None:
+            sources = [source]
+        for each in sources:
+            _, every = self.site.push(each, version)
             yield every
         yield from self.spend(self.costs.of(_cost(self.component, PULL)))
         return dict[str, Metrics]()

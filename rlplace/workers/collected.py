@@ -121,7 +121,7 @@ class Collected:
         numbers: dict[str, Metric] = {}
         others: list[str] = []
         for name, value in result.items():
-            metric = _metric_of(value)
+            metric = metric_of(value)
             if isinstance(name, str) and metric is not None:
                 numbers[name] = metric
             else:
@@ -170,7 +170,7 @@ def _merged(a: Metric, b: Metric) -> Metric:
     return dataclasses.replace(b, value=value, weight=weight)
 
 
-def _metric_of(value: Any) -> Metric | None:
+def metric_of(value: Any) -> Metric | None:
     """Return a number, or a tensor or array without dimensions, as a metric. Return None for any other value."""
     if isinstance(value, Metric):
         return value

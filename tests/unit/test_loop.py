@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, Recovery, StateLost
-from rlplace.execution.loop import Loop
+from rlplace.execution.loop import Loop, _without_numbers
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.jobs.language_model.iteration import work
 from rlplace.metrics import Metric
@@ -362,3 +363,15 @@ def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked
         numbers["env/begin_again"],
     ) == (2, 2.0, 1.0)
     assert log[0] == "actor push_weights", "all ranks are where an iteration begins"
+
+
+def test_a_result_without_any_number_is_named() -> None:
+    call = SimpleNamespace(method="learn")
+    pending = SimpleNamespace(group=SimpleNamespace(name="actor"), calls=[call])
+    results = [[{"loss": "low", "all": [1.0]}, {"loss": "low", "all": [1.0]}]]
+    (found,) = _without_numbers([cast(Pending, pending)], results)
+    assert found["actor/not_metrics"].notes == (
+        "actor.learn returned 'loss': a str, 'all': a list; none is a number, and none a metric",
+    )
+    for result in (None, {}, {"loss": 0.5}, [1.0]):
+        assert _without_numbers([cast(Pending, pending)], [[result]]) == []

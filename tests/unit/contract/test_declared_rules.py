@@ -51,6 +51,13 @@ class Strange(Player):
     ) -> None: ...
 
 
+class Crowded(Player):
+    """Says with a text how many ranks it may have."""
+
+    most_ranks: Any = "1"
+
+
+PLAYER = Player.__new__(Player)
 PLAY = Stage("work", full("player").calls("play"))
 
 
@@ -76,6 +83,32 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"player": "Player"},
         "components.player: is no class of workers | 'Player' | each rank of a component is an object of a class "
         "derived from rlplace.Worker | class Player(Worker): ...",
+    ),
+    "an object": (
+        {"player": PLAYER},
+        f"components.player: is an object, where the class of the workers is asked for | {PLAYER!r} | "
+        "the engine makes an object of the class in the process of each rank | "
+        'components={..., "player": Player}',
+    ),
+    "most ranks": (
+        {"player": Crowded},
+        "components.player: is no number of ranks | most_ranks = '1' | most_ranks is a whole number from 1 on, or None "
+        "for any number of ranks | most_ranks = 1",
+    ),
+    "weights twice": (
+        {
+            "stages": (
+                PLAY,
+                Stage("sync", weights("player", to="judge")),
+                Stage("again", weights("player", to="critic")),
+            ),
+            "player": Player,
+            "judge": Player,
+            "critic": Player,
+        },
+        'stages.again: player sends its weights in stage sync already | weights("player", ...) | weights have one '
+        "version in an iteration: they are sent once, to all that take them | "
+        'weights("player", to=["judge", "critic"])        (in stage sync alone)',
     ),
     "saved only": (
         {"player": Saved},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -31,13 +32,19 @@ def test_a_job_of_a_module_is_found_by_the_name_that_is_saved(
     assert named_job(saved, {}) is job
 
 
-def test_the_last_line_of_a_custom_run_offers_no_command_that_it_cannot_take() -> None:
-    from pathlib import Path
-
+def test_the_last_line_of_a_custom_run_offers_no_command_that_it_cannot_take(
+    tmp_path: Path,
+) -> None:
     job = Job(
         components={"probe": Probe}, stages=[Stage("s", full("probe").calls("work"))]
     )
-    assert job.last_line(Path("runs/a b")) == "go on      resume='runs/a b'"
+    run = tmp_path / "a b"
+    (run / "checkpoints").mkdir(parents=True)
+    assert (
+        job.last_line(run) == f"files      {run}: there is no checkpoint to go on with"
+    )
+    (run / "checkpoints" / "000001").mkdir()
+    assert job.last_line(run) == f"go on      resume='{run}'"
 
 
 def test_a_class_that_needs_arguments_is_refused_with_the_way_to_name_it(

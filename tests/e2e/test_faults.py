@@ -170,13 +170,12 @@ def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(
         faults=faults,
     )
     assert run.code == 0, run.err
-    events = run.summary()["faults"][
-        "events"
-    ]  # one, unless it is slow to be found that the actor is gone
-    assert {owner for event in events for owner in event["replaced"]} == {
-        "actor rank 0",
-        "rollout rank 0",
-    }
+    # One event, unless it is slow to be found that the actor is gone. On a busy machine env may be replaced, too: it
+    # has a deadline to leave the call that lost its rollout.
+    events = run.summary()["faults"]["events"]
+    replaced = {owner for event in events for owner in event["replaced"]}
+    assert {"actor rank 0", "rollout rank 0"} <= replaced
+    assert replaced <= {"actor rank 0", "rollout rank 0", "env rank 0"}
 
 
 def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(

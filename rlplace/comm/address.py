@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """A part of a spread channel: its keys, and a function that connects it and returns an end.
+    """A part of a spread channel: its keys, and a function that connects to this part and returns an end of it.
 
     A branch is connected at its first use, because most ends use few of many branches.
     """
@@ -198,7 +198,10 @@ class ProcessChannels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The node and the process in which ends of channels are used. `ends`: what these ends share."""
+    """The node and the process in which ends of channels are used.
+
+    `ends`: the channels and connections that all ends in the process share.
+    """
 
     node: int
     process: str = ""  # name of the process if several workers share it, else ""

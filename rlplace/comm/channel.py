@@ -103,11 +103,11 @@ class Channel(abc.ABC):
 
     Errors: ChannelTimeout, ChannelClosed (put), EndOfStream (get), ChannelBroken, and ChannelMisuse (a ValueError) for
     a wrong argument, which changes nothing for other callers. `timeout_s=None` means the channel's own deadline; there
-    is no infinite wait. Puts and gets are served in the order in which they began to wait. A call that does not wait
-    never overtakes a running waiter, but a stopped process loses its place. An item from `get` belongs to the caller
-    and is writable, except between threads of one process, where items pass by reference. If an item cannot be
-    unpickled, the `get` that took it raises; in a batch the other items are returned, and the next get of this end at
-    this key raises.
+    is no infinite wait. Puts and gets are served in the order in which they began to wait. A call that need not wait
+    never overtakes a waiting call, but a stopped process loses its place. An item from `get` belongs to the caller and
+    is writable, except between threads of one process, where items pass by reference. If an item cannot be unpickled,
+    the `get` that took it raises; in a batch the other items are returned, and the next get of this end at this key
+    raises.
 
     If a process dies, its waits and its unfinished puts are removed, and other processes continue. The channel breaks
     only if the process dies in the middle of a change of the channel's state.
@@ -136,7 +136,7 @@ class Channel(abc.ABC):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Put an item into the line of `key`; wait until there is credit, at most `timeout_s` seconds.
+        """Put an item at the end of the line of `key`; wait for credit (free room), at most `timeout_s` seconds.
 
         `weight`: weight of the item, which counts in `get_batch`. `version`: version of the policy that made the item;
         None: no version. `timeout_s`: None means the channel's deadline. Data moves only after credit was granted.
@@ -197,7 +197,7 @@ class Channel(abc.ABC):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> Work:
-        """Begin a `put` with these arguments in the background, and return it.
+        """Begin a `put` with these arguments in the background, and return the running put.
 
         `await` the put in an `async def`, else call its `wait()`.
 
@@ -213,7 +213,7 @@ class Channel(abc.ABC):
         )
 
     def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Work:
-        """Begin a `get` with these arguments in the background, and return it.
+        """Begin a `get` with these arguments in the background, and return the running get.
 
         `await` the get in an `async def`, else call its `wait()`; both return the item. Gets of this end at one key are
         served in the order in which they were begun; the deadline of a get counts from the end of the get before. If
@@ -229,7 +229,10 @@ class Channel(abc.ABC):
     def get_batch_async(
         self, weight: float, *, key: str = "", timeout_s: float | None = None
     ) -> Work:
-        """Begin a `get_batch` with these arguments in the background, and return it, as `get_async` does for `get`."""
+        """Begin a `get_batch` with these arguments in the background, and return the running call.
+
+        The rules of `get_async` hold for `get_batch` too.
+        """
         limit = self._limit(weight)
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(
@@ -260,7 +263,7 @@ class Channel(abc.ABC):
     def reset(self) -> None:
         """Drop all items and open the channel again, whether it was broken or not.
 
-        Waiting puts and gets get ChannelBroken. For the owner of the channel, after all users have stopped using it.
+        Waiting puts and gets raise ChannelBroken. For the owner of the channel, after all users have stopped using it.
         """
 
     @abc.abstractmethod
@@ -293,9 +296,9 @@ class Channel(abc.ABC):
     def _open_all(
         self, payloads: Iterable[Any], open_: Callable[[Any], Any], key: str
     ) -> list[Any]:
-        """Return `open_(payload)` of each payload for which this succeeds.
+        """Return `open_(payload)` for all payloads, except the payloads for which `open_` raises an error.
 
-        Errors of other payloads are kept for the next gets at `key`; if no payload succeeds, raise the first error.
+        Errors are kept for the next gets at `key`. If `open_` fails for all payloads, raise the first error.
         """
         items = []
         for payload in payloads:

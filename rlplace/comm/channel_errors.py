@@ -50,8 +50,8 @@ def late(
 ) -> ChannelTimeout:
     """Return the error for a put or get whose deadline has passed.
 
-    `owner`: name of the waiting worker. `key`: key of its request. `waited_s`: seconds of its wait. `stats`: the
-    channel at the deadline. `puts`: whether it is a put.
+    `owner`: name of the waiting worker. `key`: key of the put or get. `waited_s`: seconds that the worker has waited.
+    `stats`: the channel at the deadline. `puts`: True for a put, False for a get.
     """
     # The workers that could have ended the wait
     seen = stats.producers
@@ -97,9 +97,9 @@ def refused(
     *,
     puts: bool,
 ) -> ChannelFull | ChannelEmpty:
-    """Return the error for a put without credit, or for a get without an item, that must not wait.
+    """Return the error for a call that must not wait: a put without credit, or a get without an item.
 
-    `owner`: name of the calling worker. `stats`: the channel at the call. `puts`: whether it is a put.
+    `owner`: name of the calling worker. `stats`: the channel at the call. `puts`: True for a put, False for a get.
     """
     place = _place(spec, key)
     held = holding(stats)
@@ -180,9 +180,9 @@ def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
 
 
 def crowded(spec: ChannelSpec, owner: str, what: str) -> ChannelError:
-    """Return the error for a channel without free records.
+    """Return the error for a channel whose table has no room for one more key, name or waiting call.
 
-    `what`: what needs a record: "keys", "names" or "waiters".
+    `owner`: name of the calling worker. `what`: the full part of the table: "keys", "names" or "waiters".
     """
     full = problem(
         "channel-crowded",
@@ -218,7 +218,10 @@ def name_too_long(
 def bad_argument(
     spec: ChannelSpec, owner: str, name: str, got: object
 ) -> ChannelMisuse:
-    """Return the error for a wrong argument. `name`: name of `owner`'s argument. `got`: its value."""
+    """Return the error for a wrong argument.
+
+    `owner`: name of the calling worker. `name`: name of the argument. `got`: value of the argument.
+    """
     wrong = problem(
         "bad-argument",
         _place(spec),

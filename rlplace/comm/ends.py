@@ -85,11 +85,11 @@ class Attachment:
     def run(
         self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0
     ) -> T:
-        """Run `step(*arguments)` under the lock and return its result; then wake the waiters that it names.
+        """Run `step(*arguments)` under the lock and return its result; then wake the wakers that the step has listed.
 
-        `patience_s`: the most seconds to wait for the lock, at least `LOCK_PATIENCE_S`. If the step raises another
-        error than ChannelError, its change stays marked, so that the next holder of the lock breaks the channel. Raise
-        ChannelTimeout if the lock stays taken.
+        `patience_s`: the most seconds to wait for the lock, at least `LOCK_PATIENCE_S`. If the step raises an error
+        that is no ChannelError, its change stays marked as unfinished, and the next holder of the lock breaks the
+        channel. Raise ChannelTimeout if the lock stays taken.
         """
         words = self.table.words
         queue = self.queue
@@ -143,7 +143,10 @@ class Attachment:
             self.run(self.queue.end_of_processes, dead, now)
 
     def _suspects(self, now: float) -> set[int]:
-        """Return the other processes that use the channel, or an empty set if a process has checked them lately."""
+        """Return the other processes that use the channel, or an empty set if a check was made lately.
+
+        The check looks for dead processes.
+        """
         reals = self.table.reals
         if 0 <= now - reals[CHECKED] < 0.9 * LOOK_S:
             return set()
@@ -258,7 +261,7 @@ class Attachment:
 
 
 class QueueEnd(Channel):
-    """An end of a channel on a queue machine in memory. The ends of one process share an attachment."""
+    """An end of a channel whose state is a queue machine in memory. The ends of one process share an attachment."""
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__(attachment.spec)
@@ -319,7 +322,7 @@ def local_table(spec: ChannelSpec) -> Table:
 
 
 class References:
-    """Store of a LocalChannel: references to the items, by entry."""
+    """Store of a LocalChannel: a reference to each item, by the record of the item's entry."""
 
     def __init__(self) -> None:
         self._items: dict[int, Any] = {}

@@ -103,7 +103,7 @@ def _read(pid: int) -> int | None:
 
 
 class Waker:
-    """A socket that ends the sleep of one thread or task at a time.
+    """A socket that wakes one sleeping thread or task at a time.
 
     `number`: identifies the waker on its node; never 0.
     """
@@ -198,7 +198,7 @@ class SharedLock:
     def make(mapped: mmap.mmap, at: int) -> None:
         """Create a free lock at byte `at` of `mapped`.
 
-        Only the maker of a file calls this, before others see the file.
+        Only the process that makes the file calls this, before other processes see the file.
         """
         c = ctypes.CDLL(None)
         kind = ctypes.create_string_buffer(LOCK_BYTES)
@@ -230,7 +230,7 @@ class SharedLock:
     def _taken(self, code: int) -> bool:
         """Return whether a try with result `code` has acquired the mutex.
 
-        Raise OSError unless it is acquired or busy.
+        Raise OSError for any other failure than a busy mutex.
         """
         # The last holder died; the caller checks what it left
         if code == errno.EOWNERDEAD:

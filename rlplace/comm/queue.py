@@ -46,7 +46,7 @@ class Store(Protocol):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Put:
-    """A put request. `waiter`: its record in the table while it waits, else 0."""
+    """A put request. `waiter`: the request's record in the table while the request waits, else 0."""
 
     owner_name: str
     key_name: str
@@ -64,7 +64,7 @@ class Put:
 class Get:
     """A get request for one item, or for a batch with a summed weight of `limit`.
 
-    `taken`: the items, once the get is done. `waiter`: its record in the table while it waits, else 0.
+    `taken`: the items, once the get is done. `waiter`: the get's record in the table while the get waits, else 0.
     """
 
     owner_name: str
@@ -189,8 +189,9 @@ class QueueMachine:
     def _credit(self) -> int:
         """Return how many items may still be put.
 
-        Some entries are spare, for items that come back by `restore`. If there are more unconfirmed items than spare
-        entries, the difference reduces the credit.
+        Some entries are spare, for items that come back by `restore`. Unconfirmed items are items that were taken for a
+        client on another node, which has not confirmed them. If there are more unconfirmed items than spare entries,
+        the difference reduces the credit.
         """
         unconfirmed = self.words[t.UNCONFIRMED]
         credit = self._capacity - self.words[t.ITEMS]

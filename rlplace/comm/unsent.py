@@ -44,7 +44,10 @@ def is_sent(value: object, dumps: Callable[[Any], object]) -> bool:
 def _smallest(
     value: object, path: str, dumps: Callable[[Any], object]
 ) -> tuple[str, object]:
-    """Return the smallest part of `value` that `dumps` cannot pickle, after its path. `path`: the path of `value`."""
+    """Return the path and the value of the smallest part of `value` that `dumps` cannot pickle.
+
+    `path`: path of `value`.
+    """
     for _ in range(_DEEPEST):
         for name, part in _parts(value):
             if not is_sent(part, dumps):
@@ -57,7 +60,7 @@ def _smallest(
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a mapping, list, tuple or dataclass, each after its index or attribute as a text."""
+    """Yield (index or attribute as a text, part) for each part of a mapping, list, tuple or dataclass."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield f"[{key!r}]", part

@@ -104,7 +104,7 @@ class Lanes:
 def _settled(future: Future[Any], at_once: Callable[[], Any]) -> bool:
     """Run `at_once` and give `future` its result or error.
 
-    Return False, without either, if the call would have to wait.
+    Return True then. If the call would have to wait, return False and leave `future` open.
     """
     try:
         result = at_once()

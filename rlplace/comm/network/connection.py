@@ -178,7 +178,10 @@ class Connection:
         self._send(gone.request)
 
     def _take_done(self) -> tuple[int, ...]:
-        """Return and clear the serials of received answers about which the server does not know. Needs the lock."""
+        """Return the serial numbers of received answers that the server was not told about, and forget them.
+
+        Needs the lock.
+        """
         done = tuple(self._done)
         self._done = []
         return done
@@ -325,7 +328,9 @@ class Connection:
 
 
 class RemoteChannel(Channel):
-    """An end of a channel on another node. Each call is one round trip to the node's channel server, a large put two.
+    """An end of a channel on another node.
+
+    Each call is one round trip to the node's channel server, a large put takes two.
 
     The creator of the connection owns it. Items from `get` are writable and belong to the caller.
 
@@ -339,7 +344,7 @@ class RemoteChannel(Channel):
     """
 
     def __init__(self, connection: Connection, spec: ChannelSpec) -> None:
-        """Make an end without waiting for the connection: if there is none, the first call raises."""
+        """Make an end without waiting for the connection; without a connection, the first call of the end raises."""
         super().__init__(spec)
         self.connection = connection
         self._pack = codec.Packers(wire.INLINE_BYTES).pack

@@ -95,10 +95,10 @@ class StreamSource:
     ) -> str | None:
         """Make and send items as the taker asks for them, until the taker says that it needs no more.
 
-        Return None then, else a text with the reason why the taker did not say so. A taker that is lost after its
-        request for the last item counts as done, since it has most likely received the item. `make`: makes the item of
-        a number. `count`: number of items. `timeout_s`: the most seconds until the next request. `check`: called often;
-        its errors end the wait.
+        Return None if the taker has said that it needs no more items, else a text with the reason why it has not. A
+        taker that is lost after its request for the last item counts as done, since it has most likely received the
+        item. `make`: makes the item of a number. `count`: number of items. `timeout_s`: the most seconds until the next
+        request. `check`: called often; its errors end the wait.
         """
         poller = zmq.Poller()
         for watched in (self._socket, self._authenticator.socket):

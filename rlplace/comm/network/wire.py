@@ -40,7 +40,7 @@ Frame = bytes | memoryview
 
 
 class Request(NamedTuple):
-    """A message of a client. `serial`: number of the request at this client, which a repetition keeps."""
+    """A message of a client. `serial`: number of the request at this client; a repeated request keeps its number."""
 
     serial: int
     method: str
@@ -52,7 +52,10 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A message of the server: the answer to request `serial`, with a value, an error, or marks of items."""
+    """A message of the server: the answer to request `serial`.
+
+    It has a value, an error, or marks of items (see `enclose`).
+    """
 
     serial: int
     value: Any = None
@@ -224,7 +227,7 @@ def endure(socket: zmq.Socket) -> None:
 def listen(socket: zmq.Socket, host: str) -> str:
     """Bind a socket to a free port of the address `host`; return the endpoint for clients.
 
-    Raise ClusterError if the address is not of this machine, or stands for all its addresses.
+    Raise ClusterError if the address is not of this machine, or is a wildcard address such as 0.0.0.0.
     """
     # An unspecified address, such as 0.0.0.0, means all addresses; a host name raises ValueError here
     with contextlib.suppress(ValueError):

@@ -133,7 +133,10 @@ class Arena:
         processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
-        """Take over the number of a forked child, and drop the frees that its parent performs."""
+        """Use the number of this process after a fork, and forget the delayed frees.
+
+        The parent process performs them.
+        """
         self._me = processes.this_process()
         # The parent frees them
         self._late.clear()
@@ -285,7 +288,7 @@ class Arena:
     def _pop(self, head: int) -> int:
         """Remove and return the first segment of a free list, which this process then holds; 0 if the list is empty.
 
-        `head`: word with the head of the list.
+        `head`: index of the word that holds the list's first segment.
         """
         words = self._words
         segment: int = words[head]

@@ -57,7 +57,7 @@ class ItemStore:
         self.pack = codec.Packers(self._room).pack
 
     def inline(self, packed: codec.Packed | None) -> bytes | None:
-        """Return a packed item if it fits into its entry, or None: it needs a segment and follows by `fill`."""
+        """Return a packed item if it fits into its entry, or None if it needs a segment and must follow by `fill`."""
         if isinstance(packed, bytes) and len(packed) <= self._room:
             return packed
         return None
@@ -74,7 +74,7 @@ class ItemStore:
         return self.arenas.write(packed)
 
     def release(self, payload: bytes | int) -> None:
-        """Free the segment of a payload that never entered the channel, if it has one."""
+        """Free the segment, if any, of a payload that never entered the channel."""
         if isinstance(payload, int):
             self.arenas.of_segment(payload).free(payload)
 

@@ -139,7 +139,7 @@ def spill_of(folder: Path) -> Path | None:
 
 
 def claim(folder: Path, pids: Iterable[int]) -> None:
-    """Register the shared memory of libraries in some processes, so that it is removed with the job folder `folder`.
+    """Register shared memory that libraries have made in some processes. It is removed with the job folder `folder`.
 
     `pids`: the processes. If they are killed, the libraries do not remove their files in /dev/shm.
     """

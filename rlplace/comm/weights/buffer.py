@@ -64,7 +64,10 @@ class DoubleBuffer:
     """One process's end of a double weight buffer, a file in the job folder. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Map the buffer in the file `path`, which `open` has made. The mapping ends with the last tensor in it."""
+        """Map the buffer in the file `path`, which `open` has made.
+
+        The mapping ends when no tensor uses it any more.
+        """
         self.path = path
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
@@ -112,8 +115,8 @@ class DoubleBuffer:
         """Wait for a free buffer, and return its bytes, into which `writer` writes its pieces of `version`.
 
         `writer`: source rank. `deadline_s`: by `time.monotonic()`. Raise ChannelTimeout at the deadline, with the ranks
-        that hold the buffers. Raise WeightSyncError if a newer version is here, or if `writer` has written this version
-        before, because readers may be using it.
+        that hold the buffers. Raise WeightSyncError if a buffer has a newer version. Raise it too if `writer` has
+        written `version` before, because readers may be using that version.
         """
         table = self._writing
         row = self._writers.index(writer)
@@ -300,7 +303,7 @@ def _held_up(path: Path, began: float) -> ChannelTimeout:
 
 
 def _make(path: Path, spec: Assembly) -> None:
-    """Make the file of a double buffer, under the lock of its making.
+    """Make the file of a double buffer. The caller holds the lock that lets one process at a time make the file.
 
     A process that dies here leaves an incomplete file, which the next process removes.
     """

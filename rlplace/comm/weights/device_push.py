@@ -112,8 +112,8 @@ class DevicePush:
     """Message that announces a device sync to its readers, over the weights channel.
 
     `round`: number of the sync. `packed`: the pickled plan of the copy. `store`: where the members meet. At 128 actor
-    ranks an assembly has some hundred thousand pieces. So it is packed once, not for each reader and push, and each
-    process unpacks it and plans its buckets once.
+    ranks the plan has some hundred thousand pieces. Therefore the plan is packed once, not for each reader and push,
+    and each process unpacks the plan and plans its buckets once.
     """
 
     push: Push

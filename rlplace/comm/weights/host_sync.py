@@ -149,7 +149,10 @@ class WeightSender:
         return dict(moved)
 
     def begin_again(self) -> None:
-        """Reset the state of earlier pushes, so that earlier versions can be sent again. All ends must begin again."""
+        """Reset the state of earlier pushes, so that earlier versions can be sent again.
+
+        All other ends of the sync must begin again too.
+        """
         self._newest = -1
         self._buffer = None
         self._streamed.clear()
@@ -570,9 +573,11 @@ class CopyReceiver(WeightReceiver):
             np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
 
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
-        """Return the bytes of a bucket: its bytes in the version on which `changes` are based, with the changes.
+        """Return the new bytes of a bucket.
 
-        `bucket`: number of the bucket. Raise WeightSyncError if that version is not here any more.
+        They are its bytes in the earlier version to which `changes` refer, with the changes applied.
+
+        `bucket`: number of the bucket. Raise WeightSyncError if the copy no longer holds the earlier version.
         """
         base = incoming.header.base
         before = (
@@ -620,7 +625,7 @@ class CopyReceiver(WeightReceiver):
     def _put(self, reader: int, message: Complete) -> None:
         """Send a message to another reader.
 
-        During the wait for credit, move this rank's messages to the backlog, because they may hold the credit.
+        During the wait for credit, move this rank's unread messages to the backlog, because they may use up the credit.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
         while True:

@@ -177,7 +177,10 @@ def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
 
 
 def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
-    """Return the block of each of `ranks` ranks for a tensor that every rank has whole: all `elements`."""
+    """Return one block for each of `ranks` ranks that all hold a whole tensor.
+
+    Each block has all `elements` elements.
+    """
     return (Block(0, elements),) * ranks
 
 

@@ -216,9 +216,9 @@ def failed_sync(
 ) -> WeightSyncError:
     """Return the error for a failed weight sync.
 
-    `code` and `error`: the error code, and which of its texts to use. `key`: name of the worker at which the sync has
-    failed. `lacking`: ranks of the component `target` that do not have `version`. `emptied`: whether engines that split
-    their weights over several accelerators had begun to load. `facts`: further values for the text.
+    `code`: the error code. `error`: name of one of the texts of this code. `key`: name of the worker at which the sync
+    has failed. `lacking`: ranks of the component `target` that do not have `version`. `emptied`: whether engines that
+    split their weights over several accelerators had begun to load. `facts`: further values for the text.
     """
     without = (
         f"without version {version} now: {ranks(target, lacking)}" if lacking else None

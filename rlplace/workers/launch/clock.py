@@ -25,7 +25,7 @@ class Clock:
         return time.time()
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        """Wait for several calls; return the results of each call by rank, as `group.wait_all` does."""
+        """Wait for several calls; return one list of results for each call, in rank order, as `group.wait_all` does."""
         return wait_all(pending, timeout_s)
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:

@@ -112,10 +112,11 @@ class Cluster:
         rank.
 
         `tell`: called with one line for each step of the start, also from other threads. `workers`: classes that will
-        be launched, whose modules are imported early. `output`: folder for what workers print and log, one file per
-        rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files, or the output of this process.
-        `variables`: environment variables for all worker processes. `num_gpus_per_node` and `distributed_log_dir` are
-        RLinf's names of `accelerators_per_node` and `output`. Raise ConfigError if `cluster_cfg` is wrong.
+        be launched, whose modules are imported before the launch. `output`: folder for what workers print and log, one
+        file per rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files, or the output of this
+        process. `variables`: environment variables for all worker processes. `num_gpus_per_node` and
+        `distributed_log_dir` are the names that RLinf gives to `accelerators_per_node` and `output`. Raise ConfigError
+        if `cluster_cfg` is wrong.
         """
         # The environment of this process also becomes the workers' environment.
         keep_local()
@@ -282,7 +283,10 @@ class Cluster:
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """Channels made by `channel` so far, by name, without mailboxes and channels of planned weight syncs."""
+        """Channels that the method `channel` has made so far, by name.
+
+        Mailboxes and channels of weight syncs are left out.
+        """
         return {
             name: channel
             for name, channel in self._channels.items()
@@ -373,7 +377,7 @@ class Cluster:
             self._mailboxes.pop(mailbox.group, None)
 
     def _introduce(self, mailboxes: Sequence[Mailbox]) -> None:
-        """Tell the workers of all running groups about mailboxes of launched groups.
+        """Tell the workers of all running groups about `mailboxes`, which belong to launched groups.
 
         Wait until all workers have been told, at most `_MEET_S` seconds.
         """
@@ -415,8 +419,8 @@ class Cluster:
         """Call `setup` on all groups and wait for its end; groups that share accelerators are set up in turns.
 
         `groups`: whole groups or some of their ranks, by name. `setups`: a list to which the started calls are added.
-        `timeout_s`: the most seconds for all groups. `tell`: whether the turns and the ready groups are reported. Raise
-        the first WorkerError, or WorkerTimeout at the deadline.
+        `timeout_s`: the most seconds for all groups. `tell`: whether to report the order of set-up and each group that
+        is ready. Raise the first WorkerError, or WorkerTimeout at the deadline.
         """
         end_s = time.monotonic() + timeout_s
         before = setup_order(
@@ -477,7 +481,8 @@ class Cluster:
     def with_peers(self, lost: Lost) -> dict[str, set[int]]:
         """Return the lost ranks and all ranks that must end together with lost ranks, by component.
 
-        Ranks end together if they share a process, or if they are of one group whose class has `needs_own_process`.
+        `lost`: the lost ranks. Ranks end together if they share a process, or if they are of one group whose class has
+        `needs_own_process`.
         """
         found = {name: set(ranks) for name, ranks in lost.items() if ranks}
         while True:
@@ -510,10 +515,11 @@ class Cluster:
     ) -> None:
         """Restart the lost ranks on their slots, empty all channels, and let all groups take calls again.
 
-        For groups that outlast failures and are wound down or idle. `lost`: the result of `with_peers`. `make_room`:
-        called with `lost` before the new workers are set up, to move other workers off the accelerators. Raise
-        ClusterError or WorkerError if a worker cannot be restarted. If workers are not ready after
-        `ray.start_timeout_s`, raise WorkerError if all of them have the same accelerators, else WorkerTimeout.
+        Only for groups that outlast failures, and that are idle or have ended their calls after a failure. `lost`: the
+        result of `with_peers`. `make_room`: called with `lost` before the new workers are set up, to move other workers
+        off the accelerators. Raise ClusterError or WorkerError if a worker cannot be restarted. If workers are not
+        ready after `ray.start_timeout_s`, raise WorkerError if all of them have the same accelerators, else
+        WorkerTimeout.
         """
         known = tuple(self._mailboxes.values())
         specs = [
@@ -615,7 +621,7 @@ class Cluster:
         """Return the spec with the channels of the weight syncs in which the group sends or receives.
 
         Channels that the caller has passed stay. The first group of a sync creates the sync's channel. Raise
-        ClusterError if the group has another number of ranks than the facts of the job say.
+        ClusterError if the number of ranks of the group differs from the number in the job's JobFacts.
         """
         facts = spec.facts
         if facts is None:
@@ -655,7 +661,10 @@ class Cluster:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
 
     def _tell_ready(self, setup: Pending) -> None:
-        """Report later, once `setup` has succeeded on all ranks of a group. `setup`: the started calls."""
+        """Arrange a report for the time when `setup` has succeeded on all ranks of a group.
+
+        `setup`: the started calls.
+        """
         left = list(setup.calls)
 
         def ended(call: Future[Any]) -> None:
@@ -710,7 +719,7 @@ class Cluster:
 
 
 def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
-    """Return the config with the arguments that are not None in place of its keys."""
+    """Return a copy of `config` in which each argument of `given` that is not None replaces the key of that name."""
     changed = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(config, **changed)
 
@@ -756,7 +765,7 @@ class InlineLauncher:
     """Runs each worker as a thread of this process.
 
     A thread cannot be stopped: after a cancellation, a worker that neither checks `context.cancelled` nor waits on a
-    channel runs until its method returns. No caller waits for this worker.
+    channel runs until its method returns. The driver does not wait for such a worker.
     """
 
     restarts_workers = False

@@ -40,8 +40,8 @@ def check_constructor(worker: type[Worker]) -> None:
 def unknown_arguments(worker: type[Worker], keys: Collection[str] = ()) -> list[str]:
     """Return the names of the arguments that a constructor needs and the launcher cannot give.
 
-    `keys`: keys of the worker's config. An argument named as a key counts as well, because the launcher does not pass
-    values of single keys.
+    `keys`: keys of the worker's config. An argument with the name of a key is in the result too, because the launcher
+    does not pass the values of keys as arguments.
     """
     wanted = _parameters(worker)
     required = [p for p in wanted if p.kind in _POSITIONAL and p.default is p.empty]

@@ -40,7 +40,7 @@ class Device:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of each emulated accelerator; 0 without accelerators and for GPUs, whose bytes torch knows."""
+        """Memory of each emulated accelerator in bytes; 0 for GPUs, which torch measures, and without accelerators."""
         return 0
 
     def verify(self) -> None:
@@ -62,7 +62,7 @@ class Device:
     def measured_bytes(self, counted: int) -> int:
         """Return the measured bytes of this worker on each of its accelerators.
 
-        `counted`: bytes of the worker's tensors on each accelerator; the result on devices that cannot measure.
+        `counted`: bytes of the worker's tensors on each accelerator. Devices that cannot measure return `counted`.
         """
         return counted
 
@@ -95,7 +95,9 @@ class MemoryAccount:
 
     @contextlib.contextmanager
     def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
-        """Yield the entries of some accelerators under a lock, to be read or changed.
+        """Yield the accounted bytes of some accelerators under a lock.
+
+        The caller may read and change the yielded bytes.
 
         `accelerators`: global numbers; None: all accelerators.
         """
@@ -384,7 +386,7 @@ class ProcessClaims:
         return ProcessClaims, ()
 
     def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
-        """Return the claimed bytes on a GPU by (owner, label), without the claim of `resident`, an (owner, label) too.
+        """Return the claimed bytes on a GPU by (owner, label), without the claim of the pair `resident`.
 
         `gpu`: number of the GPU among the GPUs that the process sees.
         """
@@ -423,7 +425,7 @@ class ProcessClaims:
 
 
 class Room(NamedTuple):
-    """Measured bytes of a worker's fullest GPU."""
+    """Measured bytes of one GPU of a worker: free bytes, all bytes, and bytes of the worker's process."""
 
     free: int
     capacity: int

@@ -45,7 +45,10 @@ def exchanged(
 def _kept_or(
     value: T, items: list[Any], before: Any, make: Callable[[list[Any]], T]
 ) -> T:
-    """Return `value` if `items` are the same objects as the items `before`, else the new container `make(items)`."""
+    """Return the container `value` if `items` are the objects in `before`, else return the new container `make(items)`.
+
+    `before`: the items that `value` contains.
+    """
     if all(new is old for new, old in zip(items, before, strict=True)):
         return value
     return make(items)

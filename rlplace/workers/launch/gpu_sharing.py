@@ -24,7 +24,7 @@ _VALUE = 3.0
 def known_obstacle(
     environment: Mapping[str, str] = os.environ, release: str = platform.release()
 ) -> str | None:
-    """Return why processes cannot share GPU memory, or None if only a try can tell.
+    """Return a known reason why processes cannot share GPU memory, or None if no reason is known without a try.
 
     `environment`: environment variables of the processes. `release`: release name of the operating system's kernel.
     """

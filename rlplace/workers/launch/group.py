@@ -102,7 +102,7 @@ class WorkerHandle(abc.ABC):
 
     @abc.abstractmethod
     def where(self) -> concurrent.futures.Future[str]:
-        """Return a future text: the worker's running method and source lines, "" if it is idle.
+        """Return a future with a text: the worker's running method and source lines, or "" if no method runs.
 
         The worker answers even while a call runs.
         """
@@ -116,7 +116,7 @@ class WorkerHandle(abc.ABC):
         """Undo `cancel`. Return a future that ends when the worker has been told."""
 
     def meet(self, mailboxes: Sequence[Mailbox]) -> concurrent.futures.Future[None]:
-        """Tell the worker about mailboxes of launched groups.
+        """Tell the worker about `mailboxes`, which belong to launched groups.
 
         Return a future that ends when the worker has been told.
         """
@@ -153,7 +153,10 @@ def failed(
 
 
 class Pending:
-    """The future results of one call on several ranks of a group. Several waits give the same results."""
+    """The future results of one call on several ranks of a group.
+
+    `wait` may be called again; it gives equal results.
+    """
 
     def __init__(self, group: WorkerGroup, calls: Sequence[Call]) -> None:
         self.group = group
@@ -166,7 +169,7 @@ class Pending:
     def seconds(self) -> list[float]:
         """Return the seconds that each rank spent inside the method, by the rank's own clock, in the order of `wait`.
 
-        Valid once all calls have ended; 0 for a rank without a record.
+        Valid once all calls have ended. The value is 0 for a rank whose time is unknown.
         """
         return [call.record.seconds if call.record else 0.0 for call in self.calls]
 
@@ -188,8 +191,9 @@ class Pending:
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
     """Wait for several calls; return the results of each call by rank, in the order of `pending`.
 
-    On the first failure, cancel the groups of all calls, and raise the failure that explains the others; each of these
-    groups raises the same error at every later call. Raise WorkerTimeout after `timeout_s` seconds, without cancelling.
+    On the first failure, cancel the groups of all calls, and raise the failure that most likely caused the other
+    failures. Each of these groups raises this error at every later call. Raise WorkerTimeout after `timeout_s` seconds,
+    without cancelling.
     """
     calls = [call for p in pending for call in p.calls]
     wait_until(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
@@ -224,7 +228,9 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
 def _fail_together(
     groups: Sequence[WorkerGroup], calls: Sequence[Call]
 ) -> BaseException:
-    """Wind all groups down, record the failure that explains the others as the failure of each group, and return it.
+    """Wind all groups down; return the failure that most likely caused the others.
+
+    Record it as the failure of each group.
 
     `calls`: the calls that were waited for, of which at least one has failed.
     """
@@ -248,7 +254,7 @@ def _fail_together(
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
-    """Return the failure that most likely explains the others, or None if all failed calls were only stopped.
+    """Return the failure that most likely caused the others, or None if all failed calls were only stopped.
 
     The death of a worker comes first, then any error other than a broken channel, then a broken channel. Among equal
     failures, the earliest comes first.
@@ -271,7 +277,7 @@ def _blamed(calls: Iterable[Call]) -> WorkerError | None:
 
 
 def gave_up(error: BaseException | None) -> bool:
-    """Return whether `error` only says that a worker gave up waiting on a channel, so that the worker is sound."""
+    """Return whether `error` only says that a worker stopped waiting on a channel. Such a worker needs no restart."""
     return isinstance(error, WorkerError) and isinstance(
         error.cause, (ChannelBroken, ChannelTimeout)
     )
@@ -399,7 +405,7 @@ class WorkerGroup:
 
     @property
     def accelerators(self) -> set[int]:
-        """Global numbers of the accelerators that the ranks use in `setup`; empty if the class uses none there."""
+        """Global numbers of the accelerators that the ranks use in `setup`; empty if `setup` of the class uses none."""
         return self.used_by(range(self.world_size))
 
     def used_by(self, ranks: Iterable[int]) -> set[int]:
@@ -416,7 +422,7 @@ class WorkerGroup:
     def execute_on(self, *ranks: int | Iterable[int]) -> Ranks:
         """Return a selection of ranks, on which methods can be called: `group.execute_on(0, 2).method(...)`.
 
-        `ranks`: numbers or iterables of numbers. Raise PlacementError if a rank does not exist or none is given.
+        `ranks`: numbers or iterables of numbers. Raise PlacementError if a rank does not exist or `ranks` is empty.
         """
         chosen = [
             r for item in ranks for r in ([item] if isinstance(item, int) else item)
@@ -619,10 +625,12 @@ class WorkerGroup:
         self._settle(call, failure)
 
     def cancel(self, why: str, patience_s: float | None = None) -> None:
-        """Start to wind the group down, in a thread of its own. Idempotent.
+        """Start to wind the group down (cancel its calls, wait for them, stop ranks), in a thread of its own.
 
-        `why`: the reason, for errors. `patience_s`: the most seconds for running calls to end, if the group lets them
-        end; None: the group's `patience_s`.
+        Idempotent.
+
+        `why`: the reason, for errors. `patience_s`: the most seconds to wait for running calls before the cancellation,
+        in a group that `outlast`s failures by "end the call"; None: the group's `patience_s`.
         """
         with self._lock:
             if self.closed:

@@ -34,7 +34,8 @@ class Heartbeat:
     """A thread that asks the busy workers of `groups` what they are doing, and fails the calls of silent workers.
 
     Each worker has at most one open question, and `heartbeat_s` seconds to answer. Workers in set-up are not asked,
-    because imports and engines block the interpreter for long; `ray.start_timeout_s` limits set-up. Use it in a `with`.
+    because imports and engines block the interpreter for long; `ray.start_timeout_s` limits set-up. Use the heartbeat
+    as a context manager.
     """
 
     def __init__(self, groups: Sequence[WorkerGroup], heartbeat_s: float) -> None:

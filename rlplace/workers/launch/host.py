@@ -50,7 +50,7 @@ class GroupSpec:
 class Done:
     """Outcome of a method that returned `value`.
 
-    `record`: times of the call; None for the `close` of a worker that does not exist.
+    `record`: times of the call; None if `close` was called and there was no worker.
     """
 
     value: Any
@@ -191,7 +191,7 @@ class WorkerHost:
         lending: Lending | None = None,
         place: Place | None = None,
     ) -> None:
-        """Create the worker. An error does not pass through: every later call returns it as a failure.
+        """Create the worker. An error is not raised here; every later call returns the error as a failure.
 
         `spec`: spec of the worker's group. `slot`: slot of the worker. `device`: the slot's accelerators. `rendezvous`:
         address where the group's ranks join. `folder`: job folder in shared memory; None if all workers are threads.
@@ -296,7 +296,7 @@ class WorkerHost:
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
 
     def _received(self, arguments: Any) -> Any:
-        """Return the arguments of a call, with the worker's own ends in place of channels and channel addresses."""
+        """Return the arguments of a call, with each channel or channel address replaced by the worker's own end."""
         return exchanged(arguments, self._kinds, self._own_end)
 
     def _own_end(self, handed: Channel | ChannelAddress) -> Channel:

@@ -151,7 +151,8 @@ def await_machines(
 ) -> None:
     """Wait until the Ray cluster of the settings `ray` has the machines that `slots` use, at most `wait_s` seconds.
 
-    Raise ClusterError or PlacementError if a machine or its accelerators are still missing then.
+    Raise ClusterError or PlacementError if a machine or its accelerators are missing after `wait_s`. `topology`: the
+    planned nodes.
     """
     from rlplace.workers.launch.reservation import check_size, node_uses
     from rlplace.workers.ray_launch.session import RaySession
@@ -246,7 +247,7 @@ def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
     """Return all GPUs of this machine, in the order of nvidia-smi.
 
     `deadline_s`: the most seconds to wait for nvidia-smi. If nvidia-smi is missing, fails, is late or cannot be parsed,
-    the GPUs are only counted: return that many empty `Gpu()`.
+    the GPUs are only counted: return one empty `Gpu()` for each.
     """
     described: tuple[Gpu, ...] = ()
     # Output goes to a file: a pipe might never be closed.
@@ -298,7 +299,7 @@ def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs among `gpus` that `names` makes visible, in the order of `names`.
 
     `names`: the value of CUDA_VISIBLE_DEVICES, numbers or beginnings of UUIDs; None: all `gpus` are visible. As in
-    CUDA, the list ends at the first name that does not exist. A MIG slice gives an empty `Gpu()`.
+    CUDA, the list ends at the first name that does not exist. For a MIG slice, the result has an empty `Gpu()`.
     """
     if names is None:
         return tuple(gpus)

@@ -17,7 +17,7 @@ from rlplace.placement.language.slots import Slot
 
 
 def output_file(folder: Path | None, slot: Slot) -> Path | None:
-    """Return the path of the file for what a rank prints, or None if `folder` is None (no such files)."""
+    """Return the path of the output file of the rank at `slot` in `folder`, or None if `folder` is None."""
     if folder is None:
         return None
     return folder / f"{slot.component}-{slot.rank}.txt"
@@ -62,7 +62,8 @@ class Outputs:
     def close(self) -> None:
         """Restore the earlier sys.stdout and sys.stderr.
 
-        If other code has replaced the streams of this object since, its streams stay until that code restores ours.
+        If other code has replaced the streams of this object, the streams of that code stay until that code restores
+        the streams of this object.
         """
         for ours in self._ours:
             ours.ended = True
@@ -84,7 +85,7 @@ class Outputs:
 
 
 class Above(io.TextIOBase):
-    """A standard stream that writes to the stream below it."""
+    """A replacement of a standard stream that writes to the stream that it has replaced ("the stream below")."""
 
     @property
     def below(self) -> TextIO:

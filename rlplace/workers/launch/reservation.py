@@ -227,6 +227,8 @@ def check_place(
 ) -> None:
     """Raise ClusterError if a worker runs on another machine than planned, or sees other GPUs than planned.
 
+    `slot`: slot of the worker.
+
     `machine` and `use`: the planned machine, and the reserved accelerators on it. `report`: the report of the worker's
     process.
     """

@@ -22,7 +22,7 @@ _OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
 
 
 def socket_folder(behind: int = _OURS) -> Path:
-    """Return the folder for temporary files, or /tmp if socket paths in the former would be too long.
+    """Return the folder for temporary files, or /tmp if that folder would make socket paths too long.
 
     `behind`: number of bytes that a socket path adds to the folder's path.
     """

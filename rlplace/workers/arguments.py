@@ -59,9 +59,9 @@ class EndOfIteration:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Message that `env_rank` has all its answers of the iteration.
+    """Message of env rank `env_rank`: it has received all its answers of the iteration.
 
-    The channel `completions` takes it to env rank 0.
+    The channel `completions` carries the message to env rank 0.
     """
 
     iteration: int
@@ -143,7 +143,7 @@ class SimulatorArguments(WorkerArguments):
 
 
 def asked_of(config: Config) -> frozenset[Literal["old", "reference", "values"]]:
-    """Return what the actor of a config must compute with its own weights before the first step of an iteration.
+    """Return what the actor must compute with its own weights before the first step of an iteration, as `config` says.
 
     "old": log-probabilities of the samples. "reference": log-probabilities of a reference that shares the actor's
     model. "values": values of a critic that shares the actor's model.

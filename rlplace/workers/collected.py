@@ -69,7 +69,7 @@ class Collected:
                 self._metrics[key] = Metric(before.value + seconds, "max")
 
     def _enter(self) -> Stopwatch:
-        """Return the stopwatch of the present nesting level, after a lap `OTHER` for the time that no timer covers."""
+        """Return the stopwatch of the present nesting level. First record the time that no timer covers as `OTHER`."""
         if self._depth == len(self._watches):
             self._watches.append(Stopwatch())
         watch = self._watches[self._depth]
@@ -90,7 +90,7 @@ class Collected:
 
         `owner`: name of the worker in errors. `name`: a name without `/` means the metric `<component>/<name>`.
         `reduce`: mean, sum, max or min. `weight`: weight of the number in a mean. Raise WorkerMisuse if `reduce` is
-        another word, `value` or `weight` is no number, or earlier numbers of the metric had another reduction.
+        none of these words, `value` or `weight` is no number, or earlier numbers of the metric had another reduction.
         """
         if reduce not in _REDUCTIONS:
             wrong = problem(

@@ -30,7 +30,7 @@ class WeightSync:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Facts that are the same for all workers of a job."""
+    """Numbers of ranks and planned weight syncs of a job, equal for all its workers."""
 
     ranks: Mapping[str, int]  # number of ranks of each component
     syncs: tuple[WeightSync, ...] = ()
@@ -55,7 +55,7 @@ def facts_of(
     weights: Iterable[tuple[str, str]] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> JobFacts:
-    """Return the facts of a job.
+    """Return the facts of a job (numbers of ranks and planned weight syncs), which all of its workers share.
 
     `weights`: pairs of component names for which weight syncs are planned, source first: `[("learner", "sampler")]`.
     `timeout_s`: deadline of a push and of a pull, in seconds. Create all groups of the job with the same facts,

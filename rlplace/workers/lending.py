@@ -39,7 +39,7 @@ class _Place:
 
 
 class Lending:
-    """Owns one lending place for each process name, so that workers of a process can lend objects to each other."""
+    """Lets workers of a process lend objects to each other. Owns one lending place for each process name."""
 
     def __init__(self) -> None:
         self._places: defaultdict[str, _Place] = defaultdict(_Place)
@@ -122,6 +122,8 @@ def _wait(
     check: Callable[[], None],
 ) -> None:
     """Wait until the state of `place` changes, at most `_TICK_S` seconds.
+
+    `owner`, `process`: names for the error's text.
 
     `until`: the deadline, by `time.monotonic()`. `timeout_s`: the whole deadline in seconds, for the error's text.
     `check`: called first; its errors pass through. Raise ChannelTimeout at the deadline.

@@ -222,7 +222,7 @@ class Messages:
         return owner_of(mailbox.group, rank)
 
     def _why_gone(self, group: str) -> str:
-        """Return the reason why a group has ended, or "" while the group runs."""
+        """Return the reason why `group` has ended, or "" while `group` runs."""
         with self._lock:
             return self._gone.get(group, "")
 

@@ -52,9 +52,11 @@ class Offloadable:
         )
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` itself, or while it is offloaded a view of its host copy, with the same shape and strides.
+        """Return `tensor`, or a view of its host copy while it is offloaded.
 
-        Both may be read or changed in place.
+        The view has the shape and strides of `tensor`.
+
+        The tensor and the view may be read or changed in place.
         """
         _, copy = (self._host or {}).get(tensor.untyped_storage()._cdata, (None, None))
         if copy is None:

@@ -74,8 +74,8 @@ class StateOfRank:
 def state_for(worker: Worker, states: list[Any]) -> Any:
     """Return the state that `worker` loads. `states`: the states of all ranks that saved, in rank order.
 
-    If all ranks but 0 saved None, every rank loads the state of rank 0; without any state, None. Raise ConfigError if
-    other ranks saved states too and the number of ranks has changed since.
+    If only rank 0 saved a state, return the state of rank 0 for every rank. Return None if no rank saved a state. Raise
+    ConfigError if other ranks saved states too and the number of ranks has changed since.
     """
     if all(state is None for state in states[1:]):
         return states[0] if states else None
@@ -127,7 +127,7 @@ def _copied(value: Any, path: str, worker: Worker) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """Return a state as it was before `_copied`, with NumPy arrays. Each tensor has a storage of its own.
+    """Return the state that `_copied` has copied, with NumPy arrays again. Each tensor has a storage of its own.
 
     The storages can be resized, as `Offloadable` requires.
     """

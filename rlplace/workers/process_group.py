@@ -36,7 +36,7 @@ class ProcessGroup:
     def join(self, backend: str | None, timeout_s: float) -> Any:
         """Join the process group with all ranks, and return the group. A collective: all ranks must call this.
 
-        If the group is open already, return the open group. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else gloo.
+        If the process group is open already, return it. `backend`: "nccl" or "gloo"; None: nccl on GPUs, else gloo.
         `timeout_s`: the most seconds until all ranks have joined, and the timeout of each collective.
         """
         context = self._context

@@ -83,7 +83,10 @@ class Registered:
         return self._residency
 
     def where(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` itself, or while it is offloaded a view of its host copy, with the same shape and strides."""
+        """Return `tensor`, or a view of its host copy while it is offloaded.
+
+        The view has the shape and strides of `tensor`.
+        """
         for part in self._parts.values():
             there = part.where(tensor)
             if there is not tensor:
@@ -173,7 +176,7 @@ def _is_module(thing: Any) -> bool:
 
 
 def _is_optimizer(thing: Any) -> bool:
-    """Return whether an object is a torch optimizer, or has its attributes `param_groups` and `state`."""
+    """Return whether `thing` is a torch optimizer, or has an optimizer's attributes `param_groups` and `state`."""
     return isinstance(thing, torch.optim.Optimizer) or (
         hasattr(thing, "param_groups") and hasattr(thing, "state")
     )

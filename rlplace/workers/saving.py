@@ -17,7 +17,9 @@ _CLOSE_S = 5.0
 
 
 class FilesBehind:
-    """Writes a rank's files of one checkpoint after the other, and reports each checkpoint. Owns the writing thread.
+    """Writes a rank's checkpoint files, one checkpoint after the other, and reports each checkpoint.
+
+    Owns the writing thread.
 
     An error is reported as a failed checkpoint and does not end the worker: the run keeps the earlier checkpoint.
     """

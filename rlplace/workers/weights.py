@@ -96,8 +96,8 @@ def open_receiver(
     """Open and return the receiver of a weight sync at the worker with `context`.
 
     `channel`: name of the sync's channel. `deliveries`: planned copies of the weights; ignored without a job folder.
-    `engine`: the engine that loads the weights, if any; its method `load_from` is used if its ranks split weights over
-    several accelerators.
+    `engine`: the engine that loads the weights, if any; the method `load_from` of the engine is used if the engine
+    splits weights over several accelerators.
     """
     return receiver_of(
         context.channels[channel],
@@ -365,7 +365,10 @@ class WeightEnds:
 
 @contextlib.contextmanager
 def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
-    """Return a context manager that adds a note to a ChannelTimeout of its block: how to call both ends of a sync."""
+    """Return a context manager that adds a note to a ChannelTimeout of its block.
+
+    The note says how to call both ends of the sync.
+    """
     try:
         yield
     except ChannelTimeout as late:
@@ -377,7 +380,7 @@ def _called_together(sync: WeightSync, version: int) -> Iterator[None]:
 
 
 def undeclared(worker: Worker) -> WeightSyncError:
-    """Return the error for a worker class that has no weights although a planned sync has its component as an end."""
+    """Return the error for a worker class without weights whose component is the source or target of a planned sync."""
     context = worker.context
     component = context.slot.component
     kind = type(worker)
@@ -398,7 +401,7 @@ def undeclared(worker: Worker) -> WeightSyncError:
 
 
 def _place_of_weights(kind: type) -> Source | None:
-    """Return the source line of the method `weights` of a class, or of the class if it does not override `weights`."""
+    """Return the source line of the method `weights` of a class, or of the class if it does not override the method."""
     from rlplace.workers.worker import Worker
 
     if vars(Worker)["weights"] is getattr(kind, "weights", None):

@@ -192,9 +192,10 @@ class Worker:
 
             create_group(config).launch(cluster, name=..., placement_strategy=...)
 
-        `config`: any value, which becomes `self.config` of each worker. `facts`: facts of the job, the same for all of
-        its groups; see `rlplace.workers.facts.facts_of`. Raise WorkerMisuse if the constructor of the class needs other
-        arguments than `config` and `context`, or a method has a name that WorkerGroup uses itself.
+        `config`: any value, which becomes `self.config` of each worker. `facts`: numbers of ranks and weight syncs of
+        the job, equal for all of its groups; see `rlplace.workers.facts.facts_of`. Raise WorkerMisuse if the
+        constructor of the class needs other arguments than `config` and `context`, or a method has a name that
+        WorkerGroup uses itself.
         """
         from rlplace.workers.launch.construction import check_constructor
         from rlplace.workers.launch.group import GroupBuilder, check_methods
@@ -224,7 +225,7 @@ class Worker:
         return MoveReport(residency=to, accelerator_bytes=0, host_bytes=0)
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Discard this rank's data of `iteration`, which is repeated because a worker of any group was replaced.
+        """Discard this rank's data of `iteration`, which is repeated because some worker of the job was replaced.
 
         Return metrics, by default none. Called on all ranks, replaced ranks too, while no rank is working and all
         channels are empty.
@@ -367,7 +368,7 @@ class Worker:
         return self._weight_ends
 
     def _require_weights(self) -> None:
-        """Raise WeightSyncError if a planned sync has this component as an end, and the class provides no weights."""
+        """Raise WeightSyncError if a planned sync needs weights of this component, and the class has none."""
         component = self.context.slot.component
         facts = self.context.facts
         kind = type(self)
@@ -527,16 +528,16 @@ class Worker:
     # ── memory of accelerators ───────────────────────────────────────────────────────────────────────────────────────
 
     def offload(self, *things: Any) -> MoveReport:
-        """Register objects that leave the accelerators with the component. Without arguments, `move(Residency.OFF)`.
+        """Register objects that `move` offloads and onloads. Without arguments, do `move(Residency.OFF)`.
 
         Return the present residency and the measured bytes of the rank, as `move` does.
 
         `things`: torch modules (parameters and buffers are on the accelerators at residencies WEIGHTS and FULL,
         gradients at FULL), optimizers (their state is on the accelerators at FULL), tensors or mappings of tensors (at
         WEIGHTS and FULL). A GenerationEngine registers itself. Tensor objects stay; only their memory is freed and
-        allocated again. Registered objects stay where they are until the next move; objects registered in `setup`
-        leave at its end. On emulated accelerators the bytes are accounted for. Raise WorkerMisuse if an object cannot
-        be offloaded, AcceleratorOutOfMemory if the bytes do not fit.
+        allocated again. Registered objects stay where they are until the next move; objects registered in `setup` leave
+        at its end. On emulated accelerators the bytes are accounted for. Raise WorkerMisuse if an object cannot be
+        offloaded, AcceleratorOutOfMemory if the bytes do not fit.
         """
         if not things:
             return self.move(Residency.OFF)
@@ -563,7 +564,8 @@ class Worker:
 
         `reduce`: mean, sum, max or min; it combines the numbers of a metric until `take_metrics`, and then the numbers
         of all ranks. `weight`: weight of the number in a mean. If a method returns a mapping of names to numbers, these
-        become metrics too, as means. Raise WorkerMisuse if `value` is no number, or for two reductions of one metric.
+        become metrics too, as means. Raise WorkerMisuse if `value` is no number, or if a metric gets two different
+        reductions.
         """
         context = self.context
         self._collected.add(
@@ -707,8 +709,8 @@ def out_of_step(
 ) -> ChannelMisuse:
     """Return the error for a message of an unexpected step, stage group or row.
 
-    `owner`: name of the receiver. `error`: which text of the error code to use. `got`, `expected`: description of the
-    message and of the expected message. `facts`: further values for the text.
+    `owner`: name of the receiver. `error`: name of one of the texts of the error code. `got`: description of the
+    message. `expected`: description of the expected message. `facts`: further values for the text.
     """
     unexpected = problem(
         "out-of-step", owner, got, error=error, expected=expected, **facts

@@ -57,7 +57,9 @@ class RayHost:
         outputs: Sequence[Path | None],
         nodes: Sequence[str] = (),
     ) -> None:
-        """`environment`: environment variables to set. `outputs`: output file of each worker. `nodes`: addresses of all
+        """Prepare the process for its workers.
+
+        `environment`: environment variables to set. `outputs`: output file of each worker. `nodes`: addresses of all
         machines in the cluster.
         """
         self._files = outputs
@@ -92,10 +94,11 @@ class RayHost:
     def report(
         self, number: int, serve_at: str | None, folder: Path | None
     ) -> WorkerReport:
-        """Return where this process runs, and the socket at which the worker takes requests.
+        """Return a report: where this process runs, and the socket at which the worker takes requests.
 
         `number`: number of the worker in this process. `serve_at`: address at which to open the rendezvous of the
-        group; "": the address of this node; None: open none. `folder`: where to make the socket; None: no socket.
+        group; "": the address of this node; None: open none. `folder`: folder in which to make the socket; None: make
+        no socket.
         """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
@@ -129,9 +132,9 @@ class RayHost:
     ) -> None:
         """Create the worker `number`.
 
-        `pickled`: the folder of the worker's code, and a pickle of its GroupSpec and channel addresses. `folder`: the
-        job folder of this node. `rendezvous`: where the ranks of the group meet. If an import fails, the next call of
-        the worker reports it.
+        `pickled`: the folder of the worker's code, and a pickle of its GroupSpec and channel addresses. `slot`,
+        `device`: the worker's slot and accelerators. `folder`: the job folder of this node. `rendezvous`: where the
+        ranks of the group meet. If an import fails, the next call of the worker reports it.
         """
         unblock_sigterm()
         self._outputs.enter(self._files[number], slot.owner)
@@ -178,7 +181,7 @@ class RayHost:
         return outcomes
 
     def answer(self, number: int) -> None:
-        """Answer requests at the socket of the worker `number`, until the worker is closed."""
+        """Answer requests at the socket of the worker with number `number`, until the worker is closed."""
         service = self._services[number]
         assert service is not None, "report was given a folder"
         self._name_process()
@@ -187,15 +190,19 @@ class RayHost:
     def control(
         self, number: int, method: str, after: object = None, *arguments: Any
     ) -> Any:
-        """Call a method of a worker's host, in a thread of its own, and return the result.
+        """Call a method of a worker's WorkerHost, in a thread of its own, and return the result.
 
         `number`: number of the worker. `method`: `cancel`, `proceed`, `where`, `meet` or `part`. `after`: result of an
-        earlier call, only to be called after it. `arguments`: of the method.
+        earlier Ray call, which Ray awaits before this call; the value is not used. `arguments`: arguments of the
+        method.
         """
         return getattr(self._hosts[number], method)(*arguments)
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method on a channel inside this process, and return the result; the method must not wait."""
+        """Call `method` of a channel inside this process with `args`, and return the result.
+
+        The method must not wait. `spec`: spec of the channel.
+        """
         return getattr(self._ends.local(spec), method)(*args)
 
 
@@ -212,7 +219,7 @@ class RayProcess:
         return self._running == 0
 
     def leave(self) -> None:
-        """Count one running worker less, and end the actor if none is left."""
+        """Subtract one from the number of running workers; end the actor if no running worker is left."""
         with self._lock:
             self._running -= 1
         if self.ended and ray.is_initialized():
@@ -220,12 +227,12 @@ class RayProcess:
 
 
 def thread_of(number: int) -> str:
-    """Return the name of the Ray concurrency group that is the thread of the worker `number`."""
+    """Return the name of the Ray concurrency group (a thread) in which the worker with number `number` runs."""
     return f"worker {number}"
 
 
 class RayWorker(WorkerHandle):
-    """Handle of one worker in a process; `number` is the worker's number there.
+    """The driver's handle of one worker. `number`: number of the worker in its process.
 
     Calls go through a socket if the worker has one on this machine, else through Ray.
     """
@@ -238,8 +245,10 @@ class RayWorker(WorkerHandle):
         number: int,
         address_of: Callable[[Channel], ChannelAddress],
     ) -> None:
-        """`process`: handle of the worker's process. `number`: number of the worker in it. `address_of`: returns the
-        address of a channel for the worker's node.
+        """Make the handle of a worker.
+
+        `process`: handle of the worker's process. `number`: number of the worker in the process. `address_of`: returns
+        the address of a channel for the worker's node.
         """
         super().__init__(slot)
         self._address_of = address_of
@@ -261,7 +270,7 @@ class RayWorker(WorkerHandle):
     def connect(self, connections: Connections, path: Path) -> None:
         """Send all later calls through the worker's socket at `path`.
 
-        If the worker has died, calls go through Ray, whose error says why it died.
+        If the worker has died, send calls through Ray, whose error says why the worker has died.
 
         `connections`: connections of the driver.
         """
@@ -355,7 +364,7 @@ class RayWorker(WorkerHandle):
 
 
 def explain(error: BaseException) -> str:
-    """Return one line that says why a call ended without a result."""
+    """Return one line that says why a call ended without a result. `error`: Ray's error of the call."""
     text = str(error)
     if not isinstance(error, RayActorError):
         return f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
@@ -381,8 +390,8 @@ def explain(error: BaseException) -> str:
 def answer_of(reference: Any, timeout_s: float) -> Any:
     """Wait for the result of a Ray call, and return it.
 
-    `reference`: Ray reference to the result. `timeout_s`: longest wait. Raises the error of the called code itself,
-    else GetTimeoutError or RayActorError.
+    `reference`: Ray reference to the result. `timeout_s`: the most seconds to wait. Raise the error that the called
+    code has raised, GetTimeoutError at the deadline, or RayActorError if the process has died.
     """
     try:
         return ray.get(reference, timeout=timeout_s)

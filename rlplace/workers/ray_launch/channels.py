@@ -63,10 +63,12 @@ class JobChannels:
         shared_bytes: Mapping[int, int],
         timeout_s: float,
     ) -> None:
-        """`machines`: by node number. `processes`: handles of processes with several workers, by name.
+        """Prepare the channels; start no node yet.
 
-        `shared_bytes`: bytes of shared memory that the job needs on each node, where known. `timeout_s`: longest wait
-        for an answer of another node.
+        `machines`: machines by node number. `processes`: handles of processes with several workers, by name.
+
+        `shared_bytes`: bytes of shared memory that the job needs on each node, by node number; nodes whose need is
+        unknown are left out. `timeout_s`: the most seconds to wait for an answer of another node.
         """
         self._machines = machines
         self._config = config
@@ -117,7 +119,7 @@ class JobChannels:
     ) -> dict[str, ChannelAddress]:
         """Return the address of each channel, by name, for workers on `nodes`.
 
-        Raises ClusterError for a channel that this object did not create.
+        Raise ClusterError for a channel that this object did not create.
         """
         self._start(nodes)
         return {
@@ -154,9 +156,9 @@ class JobChannels:
         return SharedAccount(capacity_bytes, self._node(node).folder() / ACCOUNT)
 
     def release(self, node: int, owners: Iterable[str]) -> None:
-        """Remove everything that workers of a node hold from the node's memory account.
+        """Remove the bytes of some workers of a node from the node's memory account.
 
-        `owners`: names of the workers. Raises ClusterError if the node does not answer.
+        `owners`: names of the workers. Raise ClusterError if the node does not answer.
         """
         self._node(node).release(tuple(owners))
 
@@ -178,8 +180,9 @@ class JobChannels:
         return location.connect(self._place)
 
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
-        """Return the address, with a channel server for each location that a node in `nodes` reaches
-        from another node.
+        """Return a copy of `address` with the endpoints of the needed channel servers.
+
+        A location needs a channel server if it is on another node than one of `nodes`.
         """
         found = tuple(
             dataclasses.replace(location, server=self._server(location.node))
@@ -209,7 +212,10 @@ class JobChannels:
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, nodes: Iterable[int]) -> None:
-        """Start the nodes that were not started yet, in parallel. Raises ClusterError if one lacks shared memory."""
+        """Start the nodes of `nodes` that were not started yet, in parallel.
+
+        Raise ClusterError if a node lacks shared memory.
+        """
         started = {
             node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())
         }
@@ -241,14 +247,16 @@ def make_keys(security: Literal["encrypted", "password"]) -> Keys:
 
 
 class NodeChannels:
-    """Owns the job folder of the node on which it runs, the channels in the folder, and a channel server if one is
-    needed.
+    """Owns the job folder of its node, the channels in the folder, and, if needed, a channel server.
 
     The folder is removed even if the process is killed.
     """
 
     def __init__(self, parent: Path | None) -> None:
-        """`parent`: folder in which the job folder is made; None: the machine's folder for shared memory."""
+        """Make the job folder.
+
+        `parent`: folder in which the job folder is made; None: the machine's folder for shared memory.
+        """
         self._folder = JobFolder.create(parent)
         self._guard = Guard.removing(
             self._folder.path, (self._folder.path / SPILL).readlink()
@@ -264,7 +272,7 @@ class NodeChannels:
         check_space(self._folder.path.parent, needed_bytes)
 
     def create(self, spec: ChannelSpec) -> Path:
-        """Create a channel, and return its file, to which the node's processes attach."""
+        """Create a channel, and return the path of its file, to which the node's processes attach."""
         channel = SharedChannel.create(self._folder.path, spec)
         self._channels.append(channel)
         if self._server is not None:
@@ -272,7 +280,7 @@ class NodeChannels:
         return channel.path
 
     def release(self, owners: Iterable[str]) -> None:
-        """Remove everything that the workers `owners` hold from the memory account of the node."""
+        """Remove the bytes of the workers `owners` from the memory account of the node."""
         for owner in owners:
             SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
 
@@ -319,13 +327,13 @@ class NodeChannels:
 class RemoteNode:
     """A NodeChannels in a Ray actor on another machine, with the same methods.
 
-    Each call waits for the answer, and raises ClusterError if none comes.
+    Each call waits for the actor's answer, and raises ClusterError if no answer comes.
     """
 
     def __init__(self, machine: Machine, parent: Path | None, timeout_s: float) -> None:
-        """Start the actor on `machine`, without waiting for it.
+        """Begin to start the actor on `machine`, without waiting for the start.
 
-        `parent`: folder in which the job folder is made. `timeout_s`: longest wait for an answer.
+        `parent`: folder in which the job folder is made. `timeout_s`: the most seconds to wait for an answer.
         """
         on_machine = NodeAffinitySchedulingStrategy(machine.id, soft=False)
         options: dict[str, Any] = {
@@ -374,8 +382,10 @@ class ProcessEnd(Channel):
     def __init__(
         self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]
     ) -> None:
-        """`name`: process in which the channel lives. `processes`: handles of the running processes, by name; the
-        process of this channel may be added later.
+        """Make the end.
+
+        `name`: name of the process in which the channel lives. `processes`: handles of the running processes, by name;
+        the process of this channel may be added later.
         """
         super().__init__(spec, "the driver")
         self._name = name

@@ -13,7 +13,7 @@ import sys
 def code_folder(kind: type) -> str | None:
     """Return the folder in which Python found the top-level package or module of a class.
 
-    Return None if it has no file, or is the script itself: cloudpickle sends classes of a script whole.
+    Return None if the package or module has no file, or is the main script, whose classes cloudpickle sends whole.
     """
     top = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)
@@ -27,7 +27,7 @@ def code_folder(kind: type) -> str | None:
 
 
 def look_in(folder: str | None) -> None:
-    """Add `folder` to the places where Python looks for modules, as the last place.
+    """Add `folder` to the end of the list of folders in which Python looks for modules.
 
     Do nothing if `folder` is None or does not exist on this machine.
     """

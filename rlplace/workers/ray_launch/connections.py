@@ -49,7 +49,7 @@ class Service:
     def answer(self, run: Callable[[Sequence[Request]], list[Outcome]]) -> None:
         """Answer requests until the worker is closed or the driver has ended.
 
-        `run`: carries out the requests of one message, and returns their outcomes.
+        `run`: runs the requests of one message, and returns their outcomes.
         """
         connected, _ = self._listening.accept()
         self._listening.close()
@@ -117,7 +117,7 @@ class Connection:
         self._incoming, self._outgoing = bytearray(), bytearray()
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Send requests to the worker, without waiting. Raises the errors of pickling.
+        """Send requests to the worker, without waiting. Raise the errors of pickling.
 
         `settle`: called with the outcomes of the requests, or with the failure of the connection.
         """
@@ -225,7 +225,7 @@ class Connections:
         self._thread.start()
 
     def open(self, path: Path) -> Connection:
-        """Return a new connection to the Service whose socket is `path`, on this machine. Raises OSError."""
+        """Return a new connection to the Service whose socket is `path`, on this machine. Raise OSError."""
 
         def post(act: Callable[[], None]) -> None:
             self._posted.append((connection, act))

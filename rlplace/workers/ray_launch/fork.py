@@ -97,7 +97,7 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
-    """Return what `holds` returns in a forked child of this process.
+    """Return the result of `holds`, called in a forked child of this process.
 
     torch tells only in a fork that cuInit was called before the fork.
     """
@@ -109,8 +109,9 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a client's request and the descriptors that the client hands over; both are empty if the client has ended
-    or is late. `link`: connection to the client.
+    """Return a client's request, and the file descriptors that the client hands over.
+
+    Both are empty if the client has ended or is late. `link`: connection to the client.
     """
     message = b""
     descriptors = list[int]()
@@ -128,7 +129,7 @@ def become(
     environment: dict[str, str],
     folder: str,
 ) -> None:
-    """Become the worker in a new fork: take over the client's descriptors and environment, run the script, then exit.
+    """Become the worker, in a new fork: take over the client's descriptors and environment, run the script, then exit.
 
     `link`: connection to the client. `descriptors`: standard input, output and error. `arguments`: the script and its
     arguments. `environment`, `folder`: environment and working folder of the client.
@@ -178,7 +179,7 @@ def ray_is_set_up() -> None:
 def end_with(link: socket.socket) -> None:
     """End this process when the client at the other end of `link` ends.
 
-    Ray kills the client if the worker is late, and does not know this process until the worker has registered.
+    Ray kills only the client if the worker is late, because Ray does not know this process before the worker registers.
     """
     with contextlib.suppress(OSError):
         link.recv(1)
@@ -216,7 +217,7 @@ def client(path: str, arguments: list[str]) -> None:
 
 
 def _server_of_ray() -> list[int]:
-    """Return a descriptor, in a list, that becomes readable when the parent process ends; empty before Linux 5.3."""
+    """Return a list with a descriptor that becomes readable when the parent process ends; empty before Linux 5.3."""
     try:
         return [os.pidfd_open(os.getppid())]
     except OSError:
@@ -226,8 +227,8 @@ def _server_of_ray() -> list[int]:
 def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> bytes:
     """Wait for one byte on `link`, and return it; empty if the connection has ended.
 
-    `server`: descriptor that shows the end of the Ray server; this process exits when it ends. `timeout_s`: longest
-    wait; None: no limit. Raises TimeoutError.
+    `server`: result of `_server_of_ray`; this process exits when the Ray server ends. `timeout_s`: the most seconds to
+    wait; None: no limit. Raise TimeoutError at the deadline.
     """
     either: list[Any] = [link, *server]
     ready = select.select(either, [], [], timeout_s)[0]

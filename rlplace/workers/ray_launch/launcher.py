@@ -91,10 +91,14 @@ class RayLauncher:
         template: Template | None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`shared_bytes`: bytes of shared memory that the job needs on each node, by node number, where known.
+        """Make a launcher without starting Ray.
 
-        `tell`: called with a line for each step of the start. `template`: template process of this machine, for a Ray
-        with one machine; None: there is none. `variables`: environment variables of all workers.
+        `shared_bytes`: bytes of shared memory that the job needs on each node, by node number; nodes whose need is
+        unknown are left out.
+
+        `tell`: called with a line for each step of the start. `template`: template process of this machine, from which
+        workers are forked, for a Ray with one machine; None: no template. `variables`: environment variables of all
+        workers.
         """
         self._variables = variables or {}
         self._tell = tell
@@ -122,7 +126,7 @@ class RayLauncher:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start or join Ray, and find its machines; call once. Raises ClusterError."""
+        """Start or join Ray, and find its machines; call once. Raise ClusterError."""
         self._session.start()
         self._tell(
             "Ray: started"
@@ -148,7 +152,7 @@ class RayLauncher:
     def reserve(self, slots: Sequence[Slot] | None) -> None:
         """Reserve the accelerators and nodes of `slots`, and block until they are free; call once.
 
-        `slots`: None: reserve the whole cluster. Raises ClusterError, which names the missing resources.
+        `slots`: None means the whole cluster. Raise ClusterError, which names the missing resources.
         """
         needed = reservation.node_uses(slots, self._topology)
         reservation.check_size(needed, self._machines, self._session.address)
@@ -185,7 +189,7 @@ class RayLauncher:
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
         """Reserve more accelerators of a node in use, if they are free now, and return whether this succeeded.
 
-        `accelerators`: their numbers.
+        `node`: number of the node. `accelerators`: numbers of the additional accelerators.
         """
         use = self._reserved[node]
         ids = dict[int, str]()
@@ -226,8 +230,8 @@ class RayLauncher:
     def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
         """Start the workers of all groups, check their places, and return their handles, by group name, in rank order.
 
-        The constructors of workers may still be running; the first call reports their errors. Raises ClusterError, also
-        for a slot that is not reserved.
+        The constructors of workers may still be running; the first call reports their errors. Raise ClusterError if a
+        worker cannot start, or a slot is not reserved.
         """
         slots = [slot for spec in specs for slot in spec.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
@@ -246,8 +250,8 @@ class RayLauncher:
     ) -> dict[str, list[WorkerHandle]]:
         """End the workers of `slots`, start new workers in these slots, and return the new handles, by group name.
 
-        `specs`: groups of the workers. A process of these workers must not have other workers. Raises the errors of
-        `launch`.
+        `specs`: specs of the groups of the workers. The processes of the workers in `slots` must have no other workers.
+        Raise the errors of `launch`.
         """
         # These workers may have been in other slots before.
         owners = {slot.owner for slot in slots}
@@ -294,7 +298,7 @@ class RayLauncher:
         return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
-        """Reset the channels, and drop the double weight buffers, which the next push creates anew."""
+        """Reset `channels`, and remove the double weight buffers of all nodes, which the next push creates anew."""
         assert self._channels is not None, "start makes the channels' locations"
         for channel in channels:
             channel.reset()
@@ -346,8 +350,8 @@ class RayLauncher:
     ) -> None:
         """Start to create the workers of a group, without waiting.
 
-        `workers`: workers to create. `reports`: reports of the started workers by slot; if rank 0 is among them, the
-        ranks meet at its address.
+        `workers`: workers to create. `reports`: reports of the started workers by slot. If the report of rank 0 is
+        present, the ranks meet at its address.
         """
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
@@ -452,8 +456,8 @@ class RayLauncher:
     ) -> dict[Slot, WorkerReport]:
         """Wait for the reports of started workers, and return them by slot.
 
-        `serving`: names of the groups whose rank 0 opens a rendezvous. `tell`: called with a line for each group.
-        `output`: folder with the output of the workers, for errors. Raises ClusterError if a worker is late,
+        `serving`: names of the groups whose rank 0 opens a rendezvous. `tell`: called with one line of text for each
+        group. `output`: folder with the output of the workers, for errors. Raise ClusterError if a worker is late,
         WorkerError if it died.
         """
         assert self._channels is not None, "start makes the folders"
@@ -512,7 +516,7 @@ class RayLauncher:
         return self._channels.create(spec, locations, node)
 
     def _address_of(self, node: int, channel: Channel) -> ChannelAddress:
-        """Return the address of a channel for a worker on `node`. Raises ClusterError for an unknown channel."""
+        """Return the address of a channel for a worker on `node`. Raise ClusterError for an unknown channel."""
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.addresses_for({node}, {"": channel})[""]
 
@@ -569,7 +573,7 @@ class RayLauncher:
     ) -> None:
         """Wait up to `patience_s` seconds for processes to end, then kill the others.
 
-        Ray does not wait for its processes, and a process that goes on would hold the memory of its GPU.
+        Ray does not wait for its processes, and a process that continues to run would keep the memory of its GPU.
         """
         _, alive = psutil.wait_procs(processes, timeout=patience_s)
         for process in alive:

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def let_modules_travel() -> None:
-    """Make pickle store each imported module of a special type by its name, unless the type says how to pickle it."""
+    """Make pickle store each imported module of a special type by its name, unless the type has its own pickling."""
     kinds = {type(module) for module in list(sys.modules.values())}
     for kind in kinds:
         special = issubclass(kind, ModuleType) and kind is not ModuleType
@@ -26,9 +26,7 @@ def let_modules_travel() -> None:
 
 
 def _by_name(module: Any) -> tuple[Any, tuple[str]]:
-    """Return the function and the arguments by which pickle makes a module again: the import function and the module's
-    name.
-    """
+    """Return the import function and the arguments (the module's name) by which pickle makes a module again."""
     for name, known in list(sys.modules.items()):
         if known is module:
             return importlib.import_module, (name,)

@@ -26,7 +26,7 @@ _ADDRESS_FILE = "ray/ray_current_cluster"  # file where `ray start` writes its a
 
 
 def why_not_lean() -> str | None:
-    """Return why `lean_start` has no effect on this version of Ray; None if it has."""
+    """Return why `lean_start` has no effect on this version of Ray; None if `lean_start` has an effect."""
     import ray
 
     window = untried("ray", ray.__version__)
@@ -54,9 +54,9 @@ _LEFT_OUT: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
 def lean_start(setup_worker: str) -> Iterator[None]:
     """Let a Ray that is started in the `with` block start only the services that workers need.
 
-    Ray has no public switch for this. Left out are the API server, for which the others would wait, the dashboard's
-    part of a node's agent, the autoscaler's monitor, and the collection of logs. A started node is seen at once. Has no
-    effect on a version of Ray that was not tried, or that lacks one of the replaced parts.
+    Ray has no public switch for this. Left out are the API server, for which the other services would wait, the
+    dashboard's part of a node's agent, the autoscaler's monitor, and the collection of logs. A started node is listed
+    without delay. Has no effect on a version of Ray that was not tried, or that lacks one of the replaced parts.
 
     `setup_worker`: script through which Ray starts workers.
     """
@@ -75,8 +75,7 @@ def lean_start(setup_worker: str) -> Iterator[None]:
 
 
 def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
-    """Return the parts of Ray that are replaced during the start, as triples of object, name of the attribute and
-    replacement.
+    """Return the replacements in Ray during its start, as triples of object, name of the attribute and new value.
 
     `setup_worker`: script through which Ray starts workers.
     """
@@ -112,7 +111,7 @@ def _name(owner: Any) -> str:
 def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
     """Wait until Ray lists a node, and return the result of Ray's function `ask` for this node.
 
-    Ray's own loop looks only once a second. `gcs_address`: address of the cluster.
+    Ray's own loop looks only once a second. `gcs_address`: address of the cluster. `node_id`: Ray's id of the node.
     """
     from ray._private import services, state
 
@@ -169,7 +168,7 @@ def _sigterm_put_back() -> Iterator[None]:
 def servers_killed() -> Iterator[None]:
     """Let `ray.shutdown` in the `with` block kill the servers that it started.
 
-    Otherwise it would wait a second for each server to end by SIGTERM.
+    Otherwise `ray.shutdown` would wait a second for each server to end by SIGTERM.
     """
     from ray._private import worker
 
@@ -188,7 +187,7 @@ def servers_killed() -> Iterator[None]:
 def free_by_node() -> Mapping[str, Mapping[str, float]]:
     """Return the amount of each free resource, by node id.
 
-    Ray has no public function for it; the result is empty if the private function is missing.
+    Ray has no public function for this. The result is empty if Ray's private function is missing.
     """
     try:
         from ray._private.state import available_resources_per_node
@@ -223,7 +222,7 @@ def is_server(words: Sequence[str]) -> bool:
 
 
 def show_name(name: str) -> None:
-    """Set the process name that `ps` and `nvidia-smi` show, if this Ray can."""
+    """Set the process name that `ps` and `nvidia-smi` show, if this version of Ray can set it."""
     title = getattr(_extension(), "setproctitle", None)
     if title is not None:
         title(f"ray::{name}")

@@ -95,7 +95,7 @@ def ray_environment(address: str | None) -> Iterator[None]:
 class RaySession:
     """The connection of this process to Ray.
 
-    `close` ends a Ray that was started here, and leaves a Ray that was joined running.
+    `close` ends a Ray that this session has started; a Ray that the session has joined continues to run.
     """
 
     def __init__(self, config: RayConfig) -> None:
@@ -112,7 +112,7 @@ class RaySession:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        """Start or join Ray, as the config says; call once. Raises ClusterError if Ray cannot be started or reached."""
+        """Start or join Ray, as the config says; call once. Raise ClusterError if Ray cannot be started or reached."""
         with ray_environment(self._config.address):
             import ray
 
@@ -136,7 +136,7 @@ class RaySession:
 
     @property
     def local(self) -> bool:
-        """Whether Ray was started here, so that it ends with this session."""
+        """Whether this session has started Ray, so that Ray ends with the session."""
         return self._config.address is None and not self._shared
 
     def machines(self) -> list[Machine]:
@@ -167,10 +167,9 @@ class RaySession:
         return private.free_by_node()
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes that Ray has started on this machine so far, including workers that have not reported
-        yet.
+        """Return the processes that Ray has started on this machine, with workers that have not reported yet.
 
-        Empty if Ray was joined.
+        The result is empty if this session has joined a running Ray.
         """
         found: list[psutil.Process] = []
         for server in self._servers:
@@ -184,7 +183,7 @@ class RaySession:
                 server.kill()
 
     def close(self) -> None:
-        """End a Ray that was started here, or leave a Ray that was joined. Idempotent."""
+        """End Ray if this session has started it; otherwise only disconnect from Ray. Idempotent."""
         if not self._begun:
             return
         self._begun = False
@@ -251,10 +250,11 @@ def _start_local(timeout_s: float) -> None:
 
 
 def _join(address: str) -> Callable[[], None] | None:
-    """Connect to the cluster at `address`, and return a function that undoes the settings for it; None if nothing was
-    set.
+    """Connect to the cluster at `address`.
 
-    Raises ClusterError.
+    Return a function that undoes the settings made for the connection; None if no setting was made.
+
+    Raise ClusterError.
     """
     import ray
 
@@ -299,7 +299,7 @@ def _join(address: str) -> Callable[[], None] | None:
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:
-    """Return the error for a cluster that has another version of Ray or Python; None if this is not the reason.
+    """Return the error for a cluster with another version of Ray or Python; None if `said` gives another reason.
 
     `said`: Ray's message about the failed connection. `address`: address of the cluster in the config.
     """
@@ -340,9 +340,9 @@ def _of_other_versions(said: str, address: str) -> ClusterError | None:
 def _shared_address() -> str:
     """Return the address of the cluster that `auto` joins.
 
-    This is the address in RAY_ADDRESS, which Ray jobs have too, else the address that `ray start` has left. Raises
+    This is the address in RAY_ADDRESS, which Ray jobs have too, else the address that `ray start` has written. Raises
     ClusterError if every Ray of this machine belongs to a program, because `ray.init("auto")` would join one of them.
-    Raises ConnectionError if there is no cluster, or several.
+    Raise ConnectionError if there is no cluster, or several.
     """
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
@@ -368,10 +368,10 @@ def _shared_address() -> str:
 
 
 def _at_work() -> tuple[set[str], list[str]]:
-    """Return the addresses of clusters on this machine, in two groups.
+    """Return the clusters on this machine, in two groups.
 
-    The first group has the clusters that `ray start` has started or joined. The second group has the clusters that
-    belong to one program, each as a text that names the program.
+    The first group has the addresses of the clusters that `ray start` has started or joined. The second group has one
+    text for each cluster that belongs to one program; the text names the program.
     """
     shared = set[str]()
     alone = list[str]()
@@ -398,9 +398,9 @@ def _at_work() -> tuple[set[str], list[str]]:
 
 
 def _starts_ray_for_itself(program: psutil.Process) -> bool:
-    """Return whether a program has started its own Ray, by running Ray itself without being `ray start --block`.
+    """Return whether a program has started its own Ray: it uses Ray, and is not the command `ray start --block`.
 
-    `program`: parent process of a Ray server. A program that does not run Ray has only adopted the server.
+    `program`: parent process of a Ray server. A program that does not use Ray is only the server's later parent.
     """
     words = [Path(word).name for word in program.cmdline()]
     if any(pair == ("ray", "start") for pair in itertools.pairwise(words)):
@@ -438,7 +438,7 @@ class Guard:
     def killing(cls, pids: Iterable[int]) -> Guard:
         """Return a guard that kills the processes `pids`.
 
-        The kernel ends Ray's servers with the driver, but their agents would go on for a minute.
+        The kernel ends Ray's servers with the driver, but the agents of the servers would run for another minute.
         """
         return cls(_KILL, map(str, pids))
 

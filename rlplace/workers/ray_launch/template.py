@@ -26,16 +26,16 @@ _LIBRARIES = ("numpy", "torch", "gymnasium")
 class Template:
     """The template process of this node. Owns the process, and the folder of its socket.
 
-    The object for another node lives in a Ray actor on that node.
+    The Template of another node lives in a Ray actor on that node.
     """
 
     def __init__(
         self, modules: Iterable[str], variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start the template process, without waiting; clients wait until it is ready to fork.
+        """Start the template process, without waiting; clients wait until the template is ready to fork.
 
-        `modules`: names of the modules that it imports. `variables`: environment variables that are added for the
-        imports.
+        `modules`: names of the modules that the template imports. `variables`: environment variables that are added for
+        the imports.
         """
         self._door = (
             Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
@@ -79,7 +79,7 @@ class Template:
         )
 
     def why_not(self) -> str | None:
-        """Return why the template has ended, from its output; None while it runs."""
+        """Return why the template has ended, from its output; None while the template runs."""
         if self._process.poll() is None:
             return None
         self.stop()
@@ -105,8 +105,8 @@ def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
     """Return the names of the modules that a template imports for these worker classes.
 
     These are modules of rlplace and libraries. Modules of users are left out, because a fork would lack the threads
-    that they start. If no class has named modules, or some class is a user's, the list includes the slow libraries that
-    this process has imported.
+    that these modules start. If no class names modules, or some class is a user's, the list includes the slow libraries
+    that this process has imported.
     """
     found: dict[str, None] = {}
     ours = True

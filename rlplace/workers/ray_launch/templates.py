@@ -22,7 +22,9 @@ class Templates:
     def __init__(
         self, here: Template | None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`here`: template of this machine, for a Ray with one machine; None: `start_on` starts templates.
+        """Hold the templates.
+
+        `here`: template of this machine, for a Ray with one machine; None: `start_on` starts templates.
 
         `variables`: environment variables of workers.
         """
@@ -39,11 +41,12 @@ class Templates:
         modules: Iterable[str],
         timeout_s: float,
     ) -> None:
-        """Start a template on each node where no start was tried yet, and wait up to `timeout_s` seconds for all of
-        them.
+        """Start a template on each node where no start was tried yet.
+
+        Wait up to `timeout_s` seconds for all started templates.
 
         `nodes`: options of the template's Ray actor, by node number. `modules`: names of the modules that a template
-        imports. A node whose template fails, or does not start in time, has no template. Does nothing if this machine's
+        imports. A node whose template fails, or does not start in time, has no template. Do nothing if this machine's
         template is used.
         """
         if self._here is not None:
@@ -72,7 +75,10 @@ class Templates:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
     def command(self, node: int) -> str | None:
-        """Return the command that starts a fork on a node, in place of the Python command; None without a template."""
+        """Return the command that starts a fork on a node, in place of the Python command.
+
+        Return None if the node has no template.
+        """
         if self._here is not None:
             return self._here.command()
         if node in self._elsewhere:
@@ -122,7 +128,7 @@ class Templates:
 def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
     """Wait up to `timeout_s` seconds for Ray results, and return the references whose results are late.
 
-    Deferred signals are delivered meanwhile.
+    During the wait, deferred signals are delivered.
     """
     late = list(references)
 
@@ -137,7 +143,7 @@ def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
 
 
 def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
-    """Call `poll` until it returns True; return False if it has not after `timeout_s` seconds, else True.
+    """Call `poll` until it returns True, and return True; return False after `timeout_s` seconds without success.
 
     `poll`: gets the seconds that it may wait. Deferred signals are delivered between the calls.
     """

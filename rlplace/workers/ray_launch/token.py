@@ -27,7 +27,7 @@ def make_token() -> Callable[[], None] | None:
     """Create a token for a Ray that will be started here, and return a function that removes the token again.
 
     Without a token, Ray would write one into HOME. The token must be removed for clusters that are joined later, and
-    for subprocesses. Return None, and create nothing, if there is a token already, or Ray uses none.
+    for subprocesses. Return None, and create no token, if a token exists already or Ray uses no tokens.
     """
     loader = private.token_loader()
     mode = os.environ.get(_MODE)
@@ -53,10 +53,10 @@ def make_token() -> Callable[[], None] | None:
 
 
 def use_token(address: str) -> Callable[[], None] | None:
-    """Make Ray send the token to the cluster at `address`, or switch tokens off if this cluster asks for none.
+    """Make Ray send the token to the cluster at `address`, or switch tokens off if this cluster asks for no token.
 
-    `address`: "host:port". Return a function that switches tokens on again; None if they were not switched off. Raises
-    ClusterError if the cluster asks for a token, and the token is missing or wrong.
+    `address`: "host:port". Return a function that switches tokens on again; None if tokens were not switched off.
+    Raise ClusterError if the cluster asks for a token, and the token is missing or wrong.
     """
     loader = private.token_loader()
     if loader is None:
@@ -85,8 +85,9 @@ def use_token(address: str) -> Callable[[], None] | None:
 
 
 def _ask_for_none(loader: Any) -> Callable[[], None] | None:
-    """Switch tokens off in this process if Ray would find a token, and return a function that undoes this; None if not
-    needed.
+    """Switch tokens off in this process if Ray would find a token.
+
+    Return a function that switches tokens on again; None if tokens were not switched off.
 
     Ray would otherwise ask for the token in calls to this process. A cluster without tokens sends none, so its calls
     would be rejected: Ray would take this process for dead, and end its actors.
@@ -108,7 +109,7 @@ def _ask_for_none(loader: Any) -> Callable[[], None] | None:
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:
     """Return whether the cluster at `address` rejects a request with these headers, for a missing or wrong token.
 
-    Ray itself would try for 20 s, and say less about the reason.
+    Ray's own connection would try for 20 s, and would say less about the reason.
     """
     import grpc
 

@@ -90,9 +90,10 @@ class ChannelStats:
         return tuple(wait.owner for wait in self.waits if wait.wants == "item")
 
     def could_end(self, wait: Wait) -> tuple[str, ...]:
-        """Return the names of the workers that could end `wait`: producers so far for a get, consumers for a put.
+        """Return the names of the workers that could end `wait`: producers if it is a get, consumers if it is a put.
 
-        Producers and consumers of other keys count too; the waiting worker does not.
+        Producers are all workers that have called `put` so far, at any key; consumers are all workers that have called
+        `get`. The waiting worker is left out.
         """
         seen = self.producers if wait.wants == "item" else self.consumers
         return tuple(name for name in seen if name != wait.owner)
@@ -288,7 +289,7 @@ class Channel(abc.ABC):
     def _get(
         self, limit: float | None, key: str, patience_s: float | None
     ) -> list[Any]:
-        """Take and return items. `limit`: summed weight of a batch; None: one item.
+        """Take and return items. `limit`: the most summed weight of a batch; None: take one item.
 
         `patience_s`: the most seconds to wait; None: raise ChannelEmpty instead of waiting.
         """

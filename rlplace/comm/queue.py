@@ -403,7 +403,7 @@ class QueueMachine:
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, request: Put | Get, side: int) -> None:
-        """Set the participant, the key and the epoch of a new request.
+        """Set the participant, the key and the epoch (number of resets of the channel) of a new request.
 
         `side`: P_PRODUCED for a put, P_CONSUMED for a get.
         """

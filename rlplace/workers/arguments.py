@@ -36,7 +36,8 @@ REFERENCE_WEIGHTS = "weights.reference"  # the reference rank
 def samples_for(component: str) -> str:
     """Return the name of the channel that carries groups of samples to a scoring component.
 
-    `component`: the reader, a critic, a reference or a reward. The channel `samples` carries equal groups to the actor.
+    `component`: name of the scoring component: a critic, a reference or a reward. The actor gets equal groups through
+    the channel `samples`.
     """
     return f"{SAMPLES}.{component}"
 

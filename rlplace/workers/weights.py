@@ -176,7 +176,7 @@ class WeightEnds:
     def push(self, version: int, to: str | None) -> Metrics:
         """Send this rank's weights as `version`; return the metrics of the push.
 
-        `to`: the component that receives the weights; None: every component with a planned sync from this one.
+        `to`: the component that receives the weights; None: every component with a planned sync from this component.
         """
         from rlplace.comm.weights.named import shards_of
 
@@ -199,7 +199,7 @@ class WeightEnds:
     def pull(self, version: int, source: str | None) -> Metrics:
         """Receive exactly `version` of the weights and load it into the worker's tensors or engine; return the metrics.
 
-        `source`: the component that sends the weights; None: the only component with a planned sync to this one.
+        `source`: the component that sends the weights; None: the only component with a planned sync to this component.
         """
         from rlplace.comm.weights.named import fill
 

@@ -344,9 +344,9 @@ class Worker:
             wait_all([learner.push_weights(version), sampler.pull_weights(version)])
 
         `version`: greater than all versions before. `to`: the component that receives the weights; None: every
-        component with a planned sync from this one. Between nodes, or between threads, the push ends once the receivers
-        have taken all bytes. Raise WeightSyncError if no sync is planned or `weights` is wrong, NotResident if the
-        weights are offloaded, and the errors of a channel.
+        component with a planned sync from this component. Between nodes, or between threads, the push ends once the
+        receivers have taken all bytes. Raise WeightSyncError if no sync is planned or `weights` is wrong, NotResident
+        if the weights are offloaded, and the errors of a channel.
         """
         return self._ends_of_weights().push(version, to)
 
@@ -354,7 +354,8 @@ class Worker:
         """Wait for exactly `version` of the weights, and copy it in place into the tensors of `weights`.
 
         Return the metrics of the pull. `source`: the component that sends the weights; None: the only component with a
-        planned sync to this one. The copy begins after all weights have arrived with the expected names and shapes.
+        planned sync to this component. The copy begins after all weights have arrived with the expected names and
+        shapes.
         """
         metrics = self._ends_of_weights().pull(version, source)
         self.weights_loaded(version)

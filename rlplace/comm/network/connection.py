@@ -330,7 +330,7 @@ class Connection:
 class RemoteChannel(Channel):
     """An end of a channel on another node.
 
-    Each call is one round trip to the node's channel server, a large put takes two.
+    A call takes one round trip to the node's channel server; a large put takes two round trips.
 
     The creator of the connection owns it. Items from `get` are writable and belong to the caller.
 

@@ -46,7 +46,10 @@ Answer = Sequence[Frame]  # an envelope, and the frames behind it
 
 
 class Session:
-    """The state of one client, a connected process. A request stays in it until the client confirms the answer."""
+    """The state of one client, a connected process.
+
+    A request stays in the session until the client confirms the answer.
+    """
 
     def __init__(self, client: bytes) -> None:
         self.client = client

@@ -54,7 +54,7 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """A message of the server: the answer to request `serial`.
 
-    It has a value, an error, or marks of items (see `enclose`).
+    The answer is a value, an error, or marks of items (see `enclose`).
     """
 
     serial: int

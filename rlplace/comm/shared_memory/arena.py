@@ -135,7 +135,7 @@ class Arena:
     def enter_process(self) -> None:
         """Use the number of this process after a fork, and forget the delayed frees.
 
-        The parent process performs them.
+        The parent process performs the delayed frees.
         """
         self._me = processes.this_process()
         # The parent frees them

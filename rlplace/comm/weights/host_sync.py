@@ -575,7 +575,7 @@ class CopyReceiver(WeightReceiver):
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
         """Return the new bytes of a bucket.
 
-        They are its bytes in the earlier version to which `changes` refer, with the changes applied.
+        The new bytes are the bucket's bytes in the earlier version to which `changes` refer, with the changes applied.
 
         `bucket`: number of the bucket. Raise WeightSyncError if the copy no longer holds the earlier version.
         """

@@ -112,11 +112,11 @@ class Cluster:
         rank.
 
         `tell`: called with one line for each step of the start, also from other threads. `workers`: classes that will
-        be launched, whose modules are imported before the launch. `output`: folder for what workers print and log, one
-        file per rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files, or the output of this
-        process. `variables`: environment variables for all worker processes. `num_gpus_per_node` and
-        `distributed_log_dir` are the names that RLinf gives to `accelerators_per_node` and `output`. Raise ConfigError
-        if `cluster_cfg` is wrong.
+        be launched, whose modules are imported in advance, to save time at the launch. `output`: folder for what
+        workers print and log, one file per rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files,
+        or the output of this process. `variables`: environment variables for all worker processes. `num_gpus_per_node`
+        and `distributed_log_dir` are the names that RLinf gives to `accelerators_per_node` and `output`. Raise
+        ConfigError if `cluster_cfg` is wrong.
         """
         # The environment of this process also becomes the workers' environment.
         keep_local()

@@ -74,7 +74,9 @@ class Device:
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Return a context manager whose block excludes such blocks of other workers on the same accelerators.
+        """Return a context manager.
+
+        Its block runs while no other worker on the same accelerators is in a block of `alone`.
 
         `folder`: the job folder, which holds the lock files; None: no lock is taken.
         """
@@ -539,7 +541,7 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Return a context manager whose block excludes such blocks of other workers on the same GPUs.
+        """Return a context manager. Its block runs while no other worker on the same GPUs is in a block of `alone`.
 
         `folder`: the job folder, which holds the lock files; None: no lock is taken. The wait for the locks has no
         deadline: the driver ends a start that takes too long.

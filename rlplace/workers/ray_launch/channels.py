@@ -182,7 +182,7 @@ class JobChannels:
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
         """Return a copy of `address` with the endpoints of the needed channel servers.
 
-        A location needs a channel server if it is on another node than one of `nodes`.
+        A location on a node needs a channel server if `nodes` contains any other node.
         """
         found = tuple(
             dataclasses.replace(location, server=self._server(location.node))

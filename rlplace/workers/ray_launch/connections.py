@@ -225,7 +225,10 @@ class Connections:
         self._thread.start()
 
     def open(self, path: Path) -> Connection:
-        """Return a new connection to the Service whose socket is `path`, on this machine. Raise OSError."""
+        """Return a new connection to the Service whose socket is `path`, on this machine.
+
+        Raise OSError if this fails.
+        """
 
         def post(act: Callable[[], None]) -> None:
             self._posted.append((connection, act))

@@ -53,8 +53,8 @@ _ANSWER_S = 45.0
 def template(listening: str, modules: list[str]) -> None:
     """Run the template process: import the modules, then fork for each client, until standard input ends.
 
-    `listening`: number of the inherited socket at which clients connect. `modules`: names of the modules. Exits with a
-    message if the process cannot be forked safely.
+    `listening`: file descriptor, as a text, of the inherited socket at which clients connect. `modules`: names of the
+    modules. Exit with a message if the process cannot be forked safely.
     """
     with socket.socket(fileno=int(listening)) as door:
         load(modules)

@@ -126,7 +126,7 @@ class RayLauncher:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start or join Ray, and find its machines; call once. Raise ClusterError."""
+        """Start or join Ray, and find its machines; call once. Raise ClusterError if this fails."""
         self._session.start()
         self._tell(
             "Ray: started"

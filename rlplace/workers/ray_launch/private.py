@@ -56,7 +56,8 @@ def lean_start(setup_worker: str) -> Iterator[None]:
 
     Ray has no public switch for this. Left out are the API server, for which the other services would wait, the
     dashboard's part of a node's agent, the autoscaler's monitor, and the collection of logs. A started node is listed
-    without delay. Has no effect on a version of Ray that was not tried, or that lacks one of the replaced parts.
+    without delay. The block has no effect on a version of Ray that was not tried, or that lacks one of the replaced
+    parts.
 
     `setup_worker`: script through which Ray starts workers.
     """

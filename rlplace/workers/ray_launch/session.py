@@ -252,9 +252,8 @@ def _start_local(timeout_s: float) -> None:
 def _join(address: str) -> Callable[[], None] | None:
     """Connect to the cluster at `address`.
 
-    Return a function that undoes the settings made for the connection; None if no setting was made.
-
-    Raise ClusterError.
+    Return a function that undoes the settings made for the connection; None if no setting was made. Raise ClusterError
+    if the connection fails.
     """
     import ray
 

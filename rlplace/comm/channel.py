@@ -159,7 +159,7 @@ class Channel(abc.ABC):
         weight: float = 1.0,
         version: int | None = None,
     ) -> None:
-        """Put an item as `put` does, with the same arguments, but raise ChannelFull instead of waiting."""
+        """Put an item as `put` does, but raise ChannelFull instead of waiting. `weight`, `version`: as in `put`."""
         self._check_put(key, weight, version)
         self._put(item, key, weight, version, None)
 
@@ -202,8 +202,9 @@ class Channel(abc.ABC):
 
         `await` the put in an `async def`, else call its `wait()`.
 
-        The item must not change before the put has ended. Puts of this end at one key enter in the order in which they
-        were begun; the deadline of a put counts from the end of the put before.
+        The item must not change before the put has ended. `weight`, `version`, `timeout_s`: as in `put`. Puts of this
+        end at one key enter in the order in which they were begun; the deadline of a put counts from the end of the put
+        before.
         """
         self._check_put(key, weight, version)
         patience_s = self._patience_of(timeout_s)
@@ -216,9 +217,9 @@ class Channel(abc.ABC):
     def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Work:
         """Begin a `get` with these arguments in the background, and return the running get.
 
-        `await` the get in an `async def`, else call its `wait()`; both return the item. Gets of this end at one key are
-        served in the order in which they were begun; the deadline of a get counts from the end of the get before. If
-        the caller never waits for the get, its item is lost.
+        `await` the get in an `async def`, else call its `wait()`; both return the item. `timeout_s`: as in `get`. Gets
+        of this end at one key are served in the order in which they were begun; the deadline of a get counts from the
+        end of the get before. If the caller never waits for the get, its item is lost.
         """
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(
@@ -232,7 +233,7 @@ class Channel(abc.ABC):
     ) -> Work:
         """Begin a `get_batch` with these arguments in the background, and return the running call.
 
-        The rules of `get_async` hold for `get_batch` too.
+        The arguments are those of `get_batch`. The order, the deadline and the loss of items are as in `get_async`.
         """
         limit = self._limit(weight)
         patience_s = self._patience_of(timeout_s)

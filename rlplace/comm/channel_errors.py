@@ -33,7 +33,7 @@ _SHOWN_CHARACTERS = 60  # of a name that is too long
 
 
 def _place(spec: ChannelSpec, key: str = "") -> str:
-    """Return a text that names a channel, and a key unless `key` is ""."""
+    """Return a text that names the channel of `spec`, and also `key` if it is not ""."""
     if key:
         return f"channel {spec.name}, key {key!r}"
     return f"channel {spec.name}"

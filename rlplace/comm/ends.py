@@ -163,7 +163,7 @@ class Attachment:
         } - {self.process}
 
     def _name_of(self, other: int) -> str:
-        """Return the names under which a process uses the channel, or its pid, for errors."""
+        """Return the names under which the process with the number `other` uses the channel, or its pid, for errors."""
         words = self.table.words
         names = self.queue.participants.all()
         users = [name for p, name in names.items() if words[p + PROCESS] == other]
@@ -191,7 +191,7 @@ class Attachment:
     async def attempt_async(
         self, step: Step, request: Put | Get, patience_s: float | None
     ) -> None:
-        """Do the work of `attempt`, with the same arguments, in an asyncio task of a channel server.
+        """Do the work of `attempt`, with the arguments of `attempt`, in an asyncio task of a channel server.
 
         If the task is cancelled, the request takes nothing.
         """

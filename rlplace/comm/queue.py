@@ -117,8 +117,8 @@ class QueueMachine:
     ) -> bool:
         """Try to serve a put; return whether it got credit. If not, the put waits from now on, unless `waker` is 0.
 
-        `waker`: number of the waker to wake when a new try is due. Raise ChannelClosed or ChannelBroken if the channel
-        has ended.
+        `waker`: number of the waker to wake when a new try is due. `now`: present time by `time.monotonic()`. Raise
+        ChannelClosed or ChannelBroken if the channel has ended.
         """
         words = self.words
         waiter = put.waiter
@@ -164,7 +164,10 @@ class QueueMachine:
         payload: Any,
         now: float,
     ) -> None:
-        """Append `payload`, the item of a put that holds credit, to the line of the put's key."""
+        """Append `payload`, the item of a put that holds credit, to the line of the put's key.
+
+        `now`: present time by `time.monotonic()`.
+        """
         entry, put.entry = put.entry, 0
         if self._lost(put):
             raise self._broken(put)
@@ -172,7 +175,10 @@ class QueueMachine:
         self._append(entry, put.key, payload, now)
 
     def cancel(self, put: Put, now: float) -> None:
-        """Return the credit of a put whose item will not come to the channel. Idempotent."""
+        """Give back the credit of a put whose item will not come to the channel.
+
+        Idempotent. `now`: present time by `time.monotonic()`.
+        """
         entry, put.entry = put.entry, 0
         if entry and not self._lost(put):
             self._cancel(entry, now)
@@ -269,8 +275,8 @@ class QueueMachine:
     ) -> bool:
         """Try to serve a get; return whether it took items. If not, the get waits from now on, unless `waker` is 0.
 
-        `waker`: number of the waker to wake when a new try is due. Raise EndOfStream or ChannelBroken if the channel
-        has ended.
+        `waker`: number of the waker to wake when a new try is due. `now`: present time by `time.monotonic()`. Raise
+        EndOfStream or ChannelBroken if the channel has ended.
         """
         words = self.words
         waiter = get.waiter
@@ -317,13 +323,19 @@ class QueueMachine:
         return False
 
     def confirm(self, get: Get, now: float) -> None:
-        """Record that a client on another node has received the items of a get."""
+        """Record that a client on another node has received the items of a get.
+
+        `now`: present time by `time.monotonic()`.
+        """
         if not self._lost(get):
             self._confirm(get)
             self._wake(t.PUTTERS, self._credit(), now)
 
     def restore(self, get: Get, now: float) -> None:
-        """Put undelivered items of a get back at the front of their line, even above the capacity."""
+        """Put undelivered items of a get back at the front of their line, even above the capacity.
+
+        `now`: present time by `time.monotonic()`.
+        """
         words = self.words
         line = get.key + t.K_ITEMS
         if self._lost(get):
@@ -424,7 +436,10 @@ class QueueMachine:
         request.epoch = words[t.EPOCH]
 
     def withdraw(self, request: Put | Get, now: float) -> None:
-        """Remove a request from its line of waiters, because it does not wait any more. Idempotent."""
+        """Remove a request from its line of waiters, because it does not wait any more.
+
+        Idempotent. `now`: present time by `time.monotonic()`.
+        """
         if request.waiter and not self._lost(request):
             self._leave(request.waiter, now)
         request.waiter = 0
@@ -528,7 +543,7 @@ class QueueMachine:
     ) -> None:
         """Wake the first waiters of a line, one for each unit of `supply`, which is credit or a number of items.
 
-        A waiter that is awake already also uses up a unit, unless it is stalled.
+        A waiter that was woken before uses up a unit of `supply` too, unless the waiter is stalled.
         """
         words = self.words
         reals = self.reals
@@ -569,7 +584,10 @@ class QueueMachine:
     # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
 
     def expired(self, request: Put | Get, now: float) -> Exception:
-        """Remove a request whose deadline has passed from its line; return the error with the reason."""
+        """Remove a request whose deadline has passed from its line; return the error with the reason.
+
+        `now`: present time by `time.monotonic()`.
+        """
         waited_s = 0.0
         if request.waiter:
             waited_s = now - self.reals[request.waiter + t.W_SINCE]
@@ -587,7 +605,10 @@ class QueueMachine:
         )
 
     def refused(self, request: Put | Get, now: float) -> Exception:
-        """Return the error for a request that must not wait and cannot be served: ChannelFull or ChannelEmpty."""
+        """Return the error for a request that must not wait and cannot be served: ChannelFull or ChannelEmpty.
+
+        `now`: present time by `time.monotonic()`.
+        """
         owner = request.owner_name
         key = request.key_name
         puts = isinstance(request, Put)
@@ -677,7 +698,7 @@ class QueueMachine:
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
         """Remove the waits and the reservations of dead processes. Items that they have taken stay lost.
 
-        `dead`: numbers of the processes.
+        `dead`: numbers of the processes. `now`: present time by `time.monotonic()`.
         """
         words = self.words
         # The participants of these processes
@@ -718,7 +739,10 @@ class QueueMachine:
     # ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, now: float) -> ChannelStats:
-        """Return a snapshot of the channel: contents, counts, waits and users."""
+        """Return a snapshot of the channel: contents, counts, waits and users.
+
+        `now`: present time by `time.monotonic()`.
+        """
         words = self.words
         reals = self.reals
         names = self.participants.all()

@@ -222,7 +222,10 @@ class Names:
         return found
 
     def _left_by_dead(self, name: str, process: int) -> int | None:
-        """Give `process` the record of a dead process under `name`; return it, or None if there is none."""
+        """Give `process` the record `name` of a dead process, and return the record.
+
+        Return None if no dead process has a record `name`.
+        """
         words = self._table.words
         found = None
         for record, known in self._names.items():

@@ -112,7 +112,7 @@ class ProcessGroup:
 def _everyone(context: WorkerContext) -> Any:
     """Return the default process group of torch.distributed.
 
-    Raise WorkerMisuse if its rank and size are not the rank and size of the worker in its worker group.
+    Raise WorkerMisuse if rank and size in the process group differ from rank and size in the worker group.
     """
     if (dist.get_rank(), dist.get_world_size()) != (context.rank, context.world_size):
         raise WorkerMisuse(

@@ -465,7 +465,10 @@ def _several(context: WorkerContext, sources: Sequence[str]) -> WeightSyncError:
 
 
 def _not_weights(returned: object) -> str | None:
-    """Return what is wrong with a result of `weights`, or None for a mapping of names to dense tensors."""
+    """Return what is wrong with `returned`, a result of `weights`.
+
+    Return None for a mapping of names to dense tensors.
+    """
     import torch
 
     if not isinstance(returned, Mapping):

@@ -474,7 +474,7 @@ class Worker:
     def send_async(
         self, value: Any, to: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Work:
-        """Begin a `send` in the background, with the same arguments; return the running operation.
+        """Begin a `send` in the background, with the arguments of `send`; return the running operation.
 
         End the operation with `await` or its `wait()`. The value must not change before the end.
         """
@@ -487,7 +487,7 @@ class Worker:
     def recv_async(
         self, source: str, rank: int = 0, *, timeout_s: float | None = None
     ) -> Work:
-        """Begin a `recv` in the background, with the same arguments; return the running operation.
+        """Begin a `recv` in the background, with the arguments of `recv`; return the running operation.
 
         `await` of the operation, or its `wait()`, returns the message.
         """

@@ -157,7 +157,7 @@ class Connection:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Give up a request. The server gives back the items or the credit that the request has taken."""
+        """Give up the request of `waiter`. The server gives back the items or the credit that the request has taken."""
         with self._lock:
             self._withdraw(waiter.request.serial)
 
@@ -254,7 +254,7 @@ class Connection:
                 self._take_in(Reply(*pickle.loads(envelope)), frames)
 
     def _take_in(self, reply: Reply, frames: Sequence[zmq.Frame]) -> None:
-        """Handle one message of the server with its frames. Needs the lock."""
+        """Handle one message of the server, `reply`, with its frames. Needs the lock."""
         if reply.serial == wire.WELCOME:
             self._welcomed = True
         elif reply.serial == wire.HERE:

@@ -378,11 +378,11 @@ class ChannelServer:
             session.performing[request.serial] = task
 
     def _send(self, session: Session, reply: Reply) -> None:
-        """Send a message without frames to the client of `session`."""
+        """Send the message `reply`, without frames, to the client of `session`."""
         self._deliver(session, [wire.pack(reply)])
 
     def _deliver(self, session: Session, answer: Answer) -> None:
-        """Send an answer without waiting. A client that cannot be reached now repeats its request later."""
+        """Send `answer` to the client of `session` without waiting. An unreachable client repeats its request later."""
         try:
             self._socket.send_multipart(
                 (session.client, *answer),

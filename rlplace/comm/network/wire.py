@@ -256,7 +256,7 @@ def listen(socket: zmq.Socket, host: str) -> str:
 
 
 def fd_of(socket: zmq.Socket) -> int:
-    """Return a file descriptor that signals messages to an event loop.
+    """Return a file descriptor that signals the messages of `socket` to an event loop.
 
     Edge-triggered: receive all messages before the next wait.
     """
@@ -266,12 +266,15 @@ def fd_of(socket: zmq.Socket) -> int:
 
 
 def has_message(socket: zmq.Socket) -> bool:
-    """Return whether a message has arrived. Also reset the signal of `fd_of`."""
+    """Return whether a message has arrived at `socket`, and reset the signal of the descriptor from `fd_of`."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def receive(socket: zmq.Socket) -> tuple[bytes, Sequence[zmq.Frame]]:
-    """Return the envelope and the frames of the next message, without waiting. Raise zmq.Again if there is none."""
+    """Return the envelope and the frames of the next message, without waiting.
+
+    Raise zmq.Again if there is no message.
+    """
     envelope = socket.recv(zmq.NOBLOCK)
     frames: Sequence[zmq.Frame] = ()
     if socket.getsockopt(zmq.RCVMORE):

@@ -252,7 +252,7 @@ class DoubleBuffer:
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
         """Return the source ranks that may still write into a buffer, and the target ranks that may still read it.
 
-        Ranks that have not begun yet count too; dead ranks do not. `buffer`: number of the buffer.
+        Ranks that have not begun yet are in the lists; dead ranks are not. `buffer`: number of the buffer.
         """
         version = self._version[buffer]
         if version == _NONE:
@@ -303,7 +303,7 @@ def _held_up(path: Path, began: float) -> ChannelTimeout:
 
 
 def _make(path: Path, spec: Assembly) -> None:
-    """Make the file of a double buffer. The caller holds the lock that lets one process at a time make the file.
+    """Make the file `path` of a double buffer for the plan `spec`. The caller holds the lock for making the file.
 
     A process that dies here leaves an incomplete file, which the next process removes.
     """
@@ -333,7 +333,7 @@ def _make(path: Path, spec: Assembly) -> None:
 
 
 def _allocated(path: Path, size_bytes: int) -> bool:
-    """Create a file of `size_bytes` bytes in place of an existing file; return whether there was room."""
+    """Create the file `path` of `size_bytes` bytes, in place of an existing file; return whether there was room."""
     path.unlink(missing_ok=True)
     try:
         allocate(path, size_bytes)

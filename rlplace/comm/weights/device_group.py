@@ -121,9 +121,9 @@ def device_group(
 ) -> Any:
     """Join a process group that is independent of torch's default group, and return it: NCCL on GPUs, gloo on hosts.
 
-    `store`: where the members meet. `rank`, `size`: this member's number and the number of members. Wait until all
-    members have joined, at most `timeout_s` seconds; on GPUs possibly longer if a member has ended, because NCCL has no
-    deadline for joining.
+    `store`: store through which the members meet. `device`: this member's device. `rank`, `size`: this member's number
+    and the number of members. Wait until all members have joined, at most `timeout_s` seconds; on GPUs possibly longer
+    if a member has ended, because NCCL has no deadline for joining.
     """
     timeout = timedelta(seconds=timeout_s)
     if device.type != "cuda":

@@ -309,10 +309,11 @@ def receiver_of(
     device: torch.device,
     load: LoadFrom | None = None,
 ) -> WeightReceiver:
-    """Return the receiver of target rank `rank` of `component` for the planned deliveries.
+    """Return the receiver of target rank `rank` of `component` for the planned copies `deliveries`.
 
-    `folder`: the job folder of this node; None if ranks share no memory. `device`: the rank's device. `load`: loads a
-    device sync into an engine that splits its weights over several accelerators; required for such an engine.
+    `channel`: the weights channel. `folder`: the job folder of this node; None if ranks share no memory. `device`: the
+    rank's device. `load`: loads a device sync into an engine that splits its weights over several accelerators;
+    required for such an engine.
     """
     found = next(
         (d for d in deliveries if isinstance(d, DeviceDelivery) and rank in d.readers),
@@ -550,7 +551,10 @@ class CopyReceiver(WeightReceiver):
         return self._go_on(incoming)
 
     def _write(self, incoming: _Incoming, bucket: Bucket) -> None:
-        """Write a bucket into the copy. Raise WeightSyncError if it is damaged or not the expected bucket."""
+        """Write `bucket` into the copy.
+
+        Raise WeightSyncError if it is damaged or not the bucket that `incoming` expects.
+        """
         layout = self._the_copy.spec.layout
         delivery = self._the_copy.spec.delivery
         source = bucket.source

@@ -105,8 +105,8 @@ class SyncRendezvous:
     def refuse(self, round: int, why: str, absent: Sequence[str]) -> None:
         """Decide that sync number `round` must not take place, unless its members have gone on already.
 
-        `why`: the reason, for the other members. `absent`: members that will not join; the others then do not wait for
-        them.
+        `why`: the reason, for the other members. `absent`: members that will not join; the other members then do not
+        wait for the absent members.
         """
         self._enter(round)
         verdict = f"{self.me} {why}"

@@ -127,7 +127,7 @@ class Layout:
     ) -> tuple[tuple[Piece, ...], ...]:
         """Return the pieces in order, cut and grouped into buckets of at most `bucket_bytes` bytes.
 
-        A bucket has at least one element, even if the element is larger.
+        A bucket has at least one element, even if one element is larger than `bucket_bytes`.
         """
         buckets: list[tuple[Piece, ...]] = []
         bucket: list[Piece] = []

@@ -147,8 +147,8 @@ class WeightReceiver(abc.ABC):
     def pull(self, version: int, *, timeout_s: float | None = None) -> ReceivedWeights:
         """Wait until exactly `version` has arrived completely, and return its weights.
 
-        `timeout_s`: None means the channel's deadline. Raise WeightSyncError if another version arrives or this one is
-        damaged or incomplete, and the errors of the channel.
+        `timeout_s`: None means the channel's deadline. Raise WeightSyncError if another version arrives, or if
+        `version` is damaged or incomplete. The errors of the channel pass through.
         """
         deadline_s = time.monotonic() + (
             self._channel.spec.timeout_s if timeout_s is None else timeout_s
@@ -278,8 +278,8 @@ def not_here(
 ) -> WeightSyncError:
     """Return the error for a `version` that is not complete in the copy of target rank `reader`.
 
-    `late`: source ranks that have not written the version; empty if a later version has replaced it. `lacking`: target
-    ranks that have not loaded it. `why`: why the source ranks are gone, if they are.
+    `delivery`: the planned copy. `late`: source ranks that have not written the version; empty if a later version has
+    replaced it. `lacking`: target ranks that have not loaded it. `why`: why the source ranks are gone, if they are.
     """
     error = "replaced"
     if why is not None:

@@ -25,7 +25,10 @@ class Clock:
         return time.time()
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        """Wait for several calls; return one list of results for each call, in rank order, as `group.wait_all` does."""
+        """Wait for the calls `pending`, at most `timeout_s` seconds, as `group.wait_all` does.
+
+        Return one list of results for each call, in rank order.
+        """
         return wait_all(pending, timeout_s)
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:

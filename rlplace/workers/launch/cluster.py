@@ -765,7 +765,7 @@ class InlineLauncher:
     """Runs each worker as a thread of this process.
 
     A thread cannot be stopped: after a cancellation, a worker that neither checks `context.cancelled` nor waits on a
-    channel runs until its method returns. The driver does not wait for such a worker.
+    channel runs until its method returns. The driver does not wait for this worker.
     """
 
     restarts_workers = False

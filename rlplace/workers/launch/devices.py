@@ -258,8 +258,9 @@ def out_of_memory(
 ) -> AcceleratorOutOfMemory:
     """Return the error for bytes that do not fit on an accelerator, with a list of all resident bytes, largest first.
 
-    `owner`: name of the worker that needs the bytes. `what`: label of the bytes. `number`: global number of the
-    accelerator. `held`: resident bytes by (owner, label), without earlier bytes of the label.
+    `owner`: name of the worker that needs `size_bytes` bytes. `what`: label of the bytes. `number`: global number of
+    the accelerator. `capacity_bytes`: memory of the accelerator. `held`: resident bytes by (owner, label), without
+    earlier bytes of the label.
     """
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     lines = [

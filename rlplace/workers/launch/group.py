@@ -135,7 +135,10 @@ class WorkerHandle(abc.ABC):
 def failed(
     slot: Slot, method: str, failure: Failure, output: Path | None
 ) -> WorkerError:
-    """Return the error for a failed call. `output`: folder with the output files of workers; None if there are none."""
+    """Return the error for a failed call of `method` at the rank of `slot`.
+
+    `output`: folder with the output files of workers; None if there are none.
+    """
     file = output_file(output, slot)
     error = WorkerError(
         component=slot.component,

@@ -249,7 +249,7 @@ class WorkerHost:
     def call(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run a method of the worker and return its outcome; an error becomes a Failure.
+        """Run `method(*args, **kwargs)` of the worker and return the outcome; an error becomes a Failure.
 
         The method `close` also removes the worker, so that later calls fail.
         """
@@ -300,7 +300,7 @@ class WorkerHost:
         return exchanged(arguments, self._kinds, self._own_end)
 
     def _own_end(self, handed: Channel | ChannelAddress) -> Channel:
-        """Return the worker's end of a channel that a call has passed, and register the end by its name."""
+        """Return the worker's end of `handed`, a channel that a call has passed, and register the end by its name."""
         assert self._context is not None, "a worker has a context"
         name = handed.spec.name
         known = self._channels.get(name)

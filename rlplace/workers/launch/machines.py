@@ -72,6 +72,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
     """Return the topology of the running Ray cluster at `ray.address`.
 
     Raise ConfigError if the config has no address or declares `nodes` too, ClusterError if the machines do not suffice.
+    `sources`: the file and line of each config key, for errors.
     """
     if config.ray.address is None:
         key = "cluster.ray.address"

@@ -279,7 +279,7 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
 
 def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
-    """Raise ClusterError if workers that are planned for one process cannot share it.
+    """Raise ClusterError if workers of the groups `specs` that are planned for one process cannot share it.
 
     `running`: names of shared processes that have started already, which take no more workers.
     """

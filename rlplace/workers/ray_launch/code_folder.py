@@ -11,7 +11,7 @@ import sys
 
 
 def code_folder(kind: type) -> str | None:
-    """Return the folder in which Python found the top-level package or module of a class.
+    """Return the folder in which Python found the top-level package or module of the class `kind`.
 
     Return None if the package or module has no file, or is the main script, whose classes cloudpickle sends whole.
     """

@@ -187,9 +187,9 @@ class Store:
         return checkpoint
 
     def retain(self, newest: Checkpoint) -> None:
-        """Make `latest` name the newest checkpoint, and remove those that are neither among the newest nor the best.
+        """Make the file `latest` name the checkpoint `newest`; keep the newest and the best ones, and remove others.
 
-        Checkpoints of the same or a later iteration are left from a time before the run was resumed from an earlier
+        Other checkpoints of the same or a later iteration were written before the run was resumed from an earlier
         checkpoint, so they are removed too. Damaged checkpoints stay, since their score is not known. Raises
         OutputError.
         """
@@ -310,7 +310,7 @@ class Saver:
     def finish(self, timeout_s: float) -> Saved | None:
         """Wait at most `timeout_s` seconds for the checkpoint that is being written, and return the result.
 
-        Then give it up. None if no checkpoint was started.
+        If the checkpoint is not complete by then, cancel it. Return None if no checkpoint was started.
         """
         saved = self._take(timeout_s)
         if saved is not None or not self.busy:

@@ -126,7 +126,7 @@ class History:
         self._lost.append(fault)
 
     def ready(self, trained_s: float) -> list[Fault]:
-        """Note that all workers are ready. Return the faults that ended the workers before them, with their seconds.
+        """Note that all workers are ready. Return the faults that ended all earlier workers, with their lost seconds.
 
         The first call starts the clock. `trained_s`: training seconds up to the checkpoint that was loaded.
         """
@@ -182,9 +182,9 @@ class Attempt:
 
 
 class Recovery:
-    """Replaces lost workers as long as that can help, and adds each fault to the history.
+    """Replaces lost workers, as long as new workers can succeed, and adds each fault to the history.
 
-    Only the thread of the loop calls it. Its constructor tells the groups to survive failures.
+    Only the thread of the loop calls its methods. Its constructor sets the worker groups to survive failures.
     """
 
     def __init__(

@@ -382,8 +382,8 @@ class Loop:
         """Have workers load the state that `write_state` saved, before the first iteration.
 
         Return the metrics of loading. `folder`: has the state of each component in `folder`/<component>. `components`:
-        the components that load. `anew`: components without saved state; their random numbers start as in this
-        iteration. Raises StateLost if a rank is lost during loading.
+        the components that load. `anew`: components without saved state; their random numbers start as in the
+        iteration that comes first. Raises StateLost if a rank is lost during loading.
         """
 
         loaded: dict[str, float] = {}
@@ -614,7 +614,7 @@ class Loop:
     def _wait(self, pending: Sequence[Pending]) -> list[list[Any]]:
         """Return the results of calls, by call and rank, after all pending moves have ended too.
 
-        Such moves are the acquires that were started before, and the releases that start behind the calls.
+        Pending moves are the acquires that were started before the calls, and the releases that start behind the calls.
         """
         before = self._arriving
         behind = self._ask(self._leaving)
@@ -663,9 +663,10 @@ def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str,
 def _without_numbers(
     pending: Sequence[Pending], results: Sequence[Sequence[Any]]
 ) -> list[Metrics]:
-    """Return a metric for each call whose rank 0 returned a mapping without any number, with a note that names it.
+    """Return a metric for each call whose rank 0 returned a mapping without any number.
 
-    `results`: of each call in `pending`, those of its ranks. Such a mapping was meant as metrics, and has none.
+    Such a mapping was meant as metrics. The metric has a note that names the call and the values. `results`: for each
+    call in `pending`, the results of its ranks.
     """
     found: list[Metrics] = []
     for call, ranks in zip(pending, results, strict=False):

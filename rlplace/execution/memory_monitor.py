@@ -52,7 +52,10 @@ class Resident(NamedTuple):
 
 
 class _Beyond(NamedTuple):
-    """Bytes on an accelerator beyond the memory proof. `together`: whether all residents are meant, or only `worst`."""
+    """Bytes on an accelerator beyond the memory proof.
+
+    `together`: whether they are the bytes of all residents together, or only of one rank.
+    """
 
     problem: Problem
     worst: Resident
@@ -139,9 +142,9 @@ class MemoryMonitor:
     def _beyond(
         self, accelerator: int, residents: Sequence[Resident], among: Sequence[Resident]
     ) -> _Beyond | None:
-        """Return the excess of residents over their predicted bytes; None within the tolerance.
+        """Return the excess of the residents `among` over their predicted bytes; None within the tolerance.
 
-        `among`: the residents that are compared.
+        `residents`: all residents of the accelerator. `among`: these residents, or some of them.
         """
         measured = sum(r.size_bytes for r in among)
         predicted = sum(r.predicted_bytes for r in among)
@@ -171,9 +174,9 @@ class MemoryMonitor:
         return _Beyond(found, worst, beyond, together)
 
     def _kept(self, resident: Resident) -> int:
-        """Return the predicted bytes that a resident's engine keeps while it sleeps; 0 without such an engine.
+        """Return the predicted bytes that a resident's engine keeps while it sleeps; 0 if no engine sleeps.
 
-        The engine's measured bytes include them.
+        The measured bytes of the engine include these bytes.
         """
         footprints = self._ledger.footprints[resident.component]
         return max(

@@ -55,7 +55,7 @@ class _Part(NamedTuple):
 
 
 class Alike:
-    """Computes the keys of stages for plans of one space. Stages with equal keys take equally long."""
+    """Computes the keys of stages for plans of one search space. Stages with equal keys take equally long."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self._space = space

@@ -32,7 +32,7 @@ _STEPS = 6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The factors of a cost with which a runner-up becomes the best plan."""
+    """The factors for one cost: multiplied by `less` or `more`, the cost makes a runner-up the best plan."""
 
     cost: str
     share: float  # share of the best plan's processor seconds

@@ -57,7 +57,9 @@ class Bounds:
         options: Mapping[str, Sequence[Size]],
         known: Mapping[str, float] | None = None,
     ) -> float:
-        """Return a lower bound, in seconds, for all plans whose components have one of the given sizes, in any place.
+        """Return a lower bound, in seconds, for all plans whose components have one of the given sizes.
+
+        Each component may be on any accelerators.
 
         `options`: component -> its possible sizes. `known`: stage -> a better bound of its seconds; None: no better
         bounds.
@@ -259,7 +261,8 @@ def intervals(
     """Yield each stage, the moves that the loop awaits before it, and the moves that are sent together with its work.
 
     The order of moves is that of `Loop`. Components that leave after a stage are offloaded directly behind their work,
-    except in the last stage, and in the stages of `sending`, after which other ranks may still read their weights.
+    except in the last stage and in the stages that send weights: other ranks may still read the weights then.
+    `sending`: the stages that send weights.
     """
     stages = schedule.stages
     for at, stage in enumerate(stages):

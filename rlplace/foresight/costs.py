@@ -36,7 +36,10 @@ _NEAR = 1.2
 
 
 class Cost(NamedTuple):
-    """The seconds of one lap: on a processor or accelerator, and blocked seconds that need neither."""
+    """The seconds of one lap: on a processor or accelerator, and blocked seconds that need neither.
+
+    A lap is one run of a measured part of a call, such as one decoding step.
+    """
 
     cpu_s: float
     blocked_s: float = 0.0
@@ -83,10 +86,10 @@ class Costs:
         }
 
     def known(self, call: str, part: str, *, cold: bool) -> str:
-        """Return the name of the cost of a call's part.
+        """Return the name of the cost of a call's part: of the cold or the warm cost.
 
-        `cold`: whether other threads have used the processor before. If only the other kind was measured, return its
-        name.
+        If only one of the two costs was measured, return the name of the measured cost. `cold`: whether other threads
+        have used the processor before.
         """
         names = (f"{call}/{COLD}{part}", f"{call}/{part}")
         return next(
@@ -109,9 +112,9 @@ class Costs:
 
     @property
     def spread(self) -> float:
-        """The relative standard deviation over iterations of the costs that were asked for, as it was measured.
+        """The measured variation of the costs that were asked for: the relative standard deviation over iterations.
 
-        The mean is weighted by the seconds that were asked for.
+        The value is a mean over these costs, weighted by the seconds that were asked for.
         """
         whole = sum(self.spent.values())
         if whole:

@@ -94,7 +94,9 @@ def measuring(words: Sequence[str]) -> str:
 
 
 def _read(file: Path, config: Any, plan: Plan, words: Sequence[str]) -> Profile:
-    """Return the profile of this job in a file. A profile of another machine is marked as such. Raises ConfigError.
+    """Return the profile of this job in a file. Its costs are marked if another machine measured them.
+
+    Raises ConfigError.
 
     `file`: the file, or the folder of a run.
     """

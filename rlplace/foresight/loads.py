@@ -169,6 +169,6 @@ class Stages(abc.ABC):
 
 
 def least_of(costs: Sequence[Cost]) -> Cost:
-    """Return a cost with the least processor seconds and the least total seconds of these costs."""
+    """Return a cost that has the least processor seconds of all `costs`, and the least total seconds of all `costs`."""
     cpu_s = min(cost.cpu_s for cost in costs)
     return Cost(cpu_s, min(cost.seconds for cost in costs) - cpu_s)

@@ -107,8 +107,7 @@ def placed(
     placement: Mapping[str, object],
     own: Collection[str] = (),
 ) -> Variant:
-    """Return the config under another placement, with `enable_offload` in the blocks of the components.
-
+    """Return a variant of the job: its config with another placement, and with `enable_offload` for the components.
     A reward without a model gets no `enable_offload`. `name`: name of the variant. `placement`: component -> its place.
     `own`: components of a custom job; a missing block is created for them.
     """

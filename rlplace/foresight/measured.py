@@ -429,7 +429,7 @@ def _works(method: str) -> bool:
 
 
 def _turns(stage: str) -> str:
-    """Return the name under which a profile has how far components of a stage work in turns."""
+    """Return the name of the number in a profile that says how far the components of a stage work in turns."""
     return f"{stage.replace(' ', '_')}/in_turns"
 
 

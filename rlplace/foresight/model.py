@@ -54,7 +54,7 @@ class StageBound(abc.ABC):
 
 
 class PerformanceModel(abc.ABC):
-    """What a job tells the performance model. The defaults suit jobs without special behaviour."""
+    """Base of the performance models, one for each kind of job. The defaults suit jobs without special behaviour."""
 
     # Components that share processes, rank by rank, if `Mode.shared` is set.
     pair: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class PerformanceModel(abc.ABC):
         return {}
 
     def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
-        """Return the names of the parts of a call that are its own, if another component works in its thread.
+        """Return the names of the parts of a call that are its own, if another component works in the same thread.
 
         None: all parts are its own.
         """
@@ -234,9 +234,9 @@ class PerformanceModel(abc.ABC):
         return {}
 
     def learning_changes(self, varied: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line of text for each of these keys whose new value changes what is learned.
+        """Yield a line of text for each config key in `varied` whose new value changes what is learned.
 
-        `varied`: config key -> value.
+        `varied`: config key -> its new value.
         """
         yield from ()
 

@@ -20,7 +20,7 @@ _ITERATIONS = 6  # in the first round
 class Probe:
     """The result of a short run of a plan: predicted and measured seconds of an iteration.
 
-    `plan`: a text that describes it.
+    `plan`: a text that describes the plan.
     """
 
     plan: str

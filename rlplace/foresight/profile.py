@@ -33,7 +33,10 @@ COLD = "cold_"  # prefix of parts whose laps came after another thread had used 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The cost of one lap with `size` units of work: rows, tokens, sequences or bytes; 0: the work has no size."""
+    """The cost of one lap (one run of a part of a call) with `size` units of work.
+
+    Units are rows, tokens, sequences or bytes. `size` 0: the work has no size.
+    """
 
     size: float
     laps: float  # number of measured laps

@@ -128,11 +128,11 @@ class Site:
         return self._lent.setdefault(rank, Channel(self.world, 1))
 
     def ask(self, act: Callable[[], None]) -> None:
-        """Have the driver call `act`, which sends a message, after the messages that it has to send before."""
+        """Add `act`, which sends a message, to the queue of the driver's sends. The driver calls them in order."""
         self._hand(self._asked, act)
 
     def answer(self, act: Callable[[], None]) -> None:
-        """Have the driver call `act`, which takes a result, after the results that it has to take before."""
+        """Add `act`, which takes a result, to the queue of results for the driver. The driver takes them in order."""
         self._hand(self._answers, act)
 
     def _hand(self, queue: Channel, act: Callable[[], None]) -> None:

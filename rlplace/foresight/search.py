@@ -196,9 +196,9 @@ class Search:
         return model.unmeasured(self.space.config, self.space.plan, self.profile, asked)
 
     def ranged(self, found: Found) -> Prediction | None:
-        """Return the prediction of a plan with its least and most seconds, by what is assumed of scaling with ranks.
+        """Return the prediction of a plan with its least and most seconds.
 
-        Return None if nothing is assumed.
+        They differ by what is assumed of how costs scale with the number of ranks. Return None if nothing is assumed.
         """
         config = found.space.config_of(found.layout)
         prediction = predict(config, found.plan, found.case, self.profile, ranged=True)

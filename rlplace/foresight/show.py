@@ -135,7 +135,7 @@ def crowded(prediction: Prediction) -> str:
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Return lines of text about costs of the prediction that were not measured here, with these versions and sizes."""
+    """Return lines of text about costs that were measured on another machine, with other library versions or sizes."""
     costs = prediction.costs
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:

@@ -127,7 +127,7 @@ class Space:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The possible numbers of accelerators of an interval: up to a whole node, and those of several whole nodes."""
+        """The possible numbers of accelerators of an interval: up to a whole node, or several whole nodes."""
         each = max(node.accelerators for node in self.nodes)
         alike = sum(node.accelerators == each for node in self.nodes)
         found = [*range(1, each + 1), *(each * n for n in range(2, alike + 1))]

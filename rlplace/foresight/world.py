@@ -29,7 +29,10 @@ _MOST_TURNS = 64  # most turns of one piece of work; long work gets longer turns
 
 
 class Work(NamedTuple):
-    """A wish of a process: `seconds` of one processor of `cores`. Of each `process`, one thread computes at a time."""
+    """A request of a simulated thread: to compute for `seconds` on one processor of `cores`.
+
+    `process`: the process of the thread. Of each process, one thread computes at a time.
+    """
 
     cores: Cores
     process: Hashable
@@ -37,7 +40,7 @@ class Work(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """A wish of a process: to go on after `seconds`, whatever other processes do."""
+    """A request of a simulated process: to go on after `seconds`, whatever other processes do."""
 
     seconds: float
 
@@ -89,7 +92,7 @@ class World:
         heapq.heappush(self._due, (when, next(self._order), act))
 
     def run(self, over: Callable[[], bool], until: float = float("inf")) -> bool:
-        """Run actions until `over()` returns True, which is asked after each action. Return whether it did.
+        """Run actions until `over()` returns True, and return True. `over` is called after each action.
 
         Return False if no action is left, or if the next action is later than `until`, in seconds; in the second case
         the clock stands at `until`.
@@ -164,7 +167,8 @@ class Cores:
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
         """`count`: number of processors.
 
-        `wanted`: their busy share when more processes want a processor than there are.
+        `wanted`: the share of time that each processor is busy if more processes want a processor than there are
+        processors.
         """
         self._world = world
         self._free = count

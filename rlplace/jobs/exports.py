@@ -87,7 +87,7 @@ def free_place(out: Path, files: Sequence[str], *, number: int = 2) -> None:
 def written(out: Path) -> Iterator[None]:
     """Make the parent folder of `out`, then run the block that writes `out`.
 
-    Raises OutputError about `OUT` if that fails.
+    Raises OutputError about the argument `OUT` if the folder cannot be made or the file cannot be written.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,8 @@ def sizes_of(
     """Return the token counts of all samples of some groups.
 
     `groups`: for each group, the tokens of its prompt and the tokens of each sample, which include the prompt. `again`:
-    as in `workers.training.samples.sizes_of`; None: groups do not share their prompt.
+    cost of a prompt token for each sample that shares the prompt, relative to a token of its own; None: the samples of
+    a group do not share their prompt.
     """
     whole = [
         (number, prompt, each)

@@ -297,9 +297,9 @@ class TextEnvRank(TextRank):
     ) -> Body:
         """Request answers while there is room, take answers as they come, and put complete groups.
 
-        Mirrors `Pass.through`. `groups`: for each group, the iteration that owns its prompt and its number in that
-        iteration. `samples`: samples of each group. `readers`: channels that get complete groups. `more`: number of
-        groups that are not waited for.
+        Works like `Pass.through`. `groups`: for each group, the iteration that owns its prompt, and the group's number
+        in that iteration. `samples`: samples of each group. `readers`: channels that get complete groups. `more`:
+        number of groups that are not waited for.
         """
         watch = self.watch("sim", "reward", "wait", "put")
         lengths = self.site.lengths
@@ -389,7 +389,7 @@ class TextEnvRank(TextRank):
     def _submit(self, answer: Answer) -> Graded | None:
         """Return the graded sample.
 
-        If its reward takes long, another process computes and delivers it later: return None.
+        If its reward takes long, return None: another process computes the reward, and the sample arrives later.
         """
         asked = answer.request
         graded = Graded(asked, asked.tokens + answer.tokens)

@@ -123,8 +123,8 @@ def _passed_over(problem: Problem) -> str:
 def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
     """Yield the checkpoint folders of all runs in `runs`. The run that saved last comes first.
 
-    Of each run, the newest checkpoint comes first.
-    `unreadable`: gets the problem of each run that this user may not read.
+    Of each run, the newest checkpoint comes first. `unreadable`: gets the problem of each run that this user may not
+    read.
     """
     if not runs.is_dir():
         return

@@ -96,9 +96,7 @@ def measuring(words: Sequence[str]) -> str:
 def _read(file: Path, config: Any, plan: Plan, words: Sequence[str]) -> Profile:
     """Return the profile of this job in a file. Its costs are marked if another machine measured them.
 
-    Raises ConfigError.
-
-    `file`: the file, or the folder of a run.
+    Raises ConfigError. `file`: the file, or the folder of a run.
     """
     profile = read_profile(
         _text(file / FILE if file.is_dir() else file), file=str(file)

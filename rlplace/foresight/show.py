@@ -135,7 +135,7 @@ def crowded(prediction: Prediction) -> str:
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Return lines of text about costs that were measured on another machine, with other library versions or sizes."""
+    """Return lines of text about uncertain costs: assumed, not measured, or measured elsewhere or for other sizes."""
     costs = prediction.costs
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:

@@ -49,9 +49,9 @@ class Callbacks:
     def __init__(
         self, configs: Sequence[CallbackConfig], folder: Path, config: Mapping[str, Any]
     ) -> None:
-        """Make each callback as `Class(folder, config, **kwargs)`. `folder`, `config`: of the run.
+        """Make each callback as `Class(folder, config, **kwargs)`.
 
-        `configs`: the list `runner.callbacks`.
+        `configs`: the list `runner.callbacks`. `folder`, `config`: the run's folder and the run's config.
         """
         self._made: list[tuple[str, object]] = []
         self._ended = False
@@ -107,7 +107,7 @@ class Callbacks:
     def _call(self, name: str, what: Any, *given: object, **kwargs: object) -> object:
         """Return the result of a user's class or method. Raises CallbackError for its exceptions.
 
-        `name`: of the callback. `what`: the class or method; `given` and `kwargs` are its arguments.
+        `name`: name of the callback. `what`: the class or method. `given`, `kwargs`: its arguments.
         """
         try:
             return what(*given, **kwargs)
@@ -127,5 +127,5 @@ class Callbacks:
 
 
 def _is_true(answer: object) -> bool:
-    """Return whether an answer is True, of Python or of NumPy, whose bool is a class of its own."""
+    """Return whether an answer is Python's True, or NumPy's, whose bool is another class."""
     return type(answer).__name__ in ("bool", "bool_") and bool(answer)

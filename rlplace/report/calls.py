@@ -54,12 +54,11 @@ class IterationCalls:
 
     @property
     def learned(self) -> bool:
-        """Return whether the iteration trained; an evaluation alone does not."""
+        """Return whether the iteration trained. An iteration that only evaluates does not train."""
         return any(call.name == "learn" for call in self.calls)
 
     def on_cores(self) -> dict[str, float]:
-        """Return stage -> seconds that the work of all ranks of a node takes on its cores; the most of all nodes.
-
+        """Return stage -> seconds that the work of all ranks of the busiest node takes on the node's cores.
         These are the processor seconds of the ranks' threads, divided by the cores. Waiting, threads of libraries, and
         checks of the progress of other ranks are left out.
         """
@@ -112,7 +111,7 @@ class CallLog:
         self._open = IterationCalls(-1, self._clock.epoch(), time.process_time())
 
     def begin(self, index: int) -> None:
-        """Begin iteration `index`, counted from 0; drop what was collected of an iteration that has not ended."""
+        """Begin iteration `index`, counted from 0. Calls of an earlier iteration that has not ended are dropped."""
         self._open = IterationCalls(index, self._clock.epoch(), time.process_time())
 
     def stage(self, stage: str, seconds: float) -> None:
@@ -123,8 +122,8 @@ class CallLog:
     def took(self, stage: str, pending: Iterable[Pending], name: str = "") -> None:
         """Record calls that were awaited in `stage`.
 
-        `pending`: calls of groups, each with the calls of its ranks. `name`: recorded in place of the name of the
-        method, unless empty.
+        `pending`: calls of groups, each with the calls of its ranks. `name`: the name to record in place of the
+        method's name; empty: the method's name is recorded.
         """
         for group_call in pending:
             for call in group_call.calls:
@@ -136,9 +135,9 @@ class CallLog:
                 self._open.calls.append(made)
 
     def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
-        """Complete the iteration under way. Calls until the next `begin` are of no iteration.
+        """Complete the iteration under way. Calls until the next `begin` belong to no iteration.
 
-        `seconds`: of the iteration. `uses`: of the accelerators, by stage.
+        `seconds`: duration of the iteration. `uses`: use of the accelerators in each stage.
         """
         self._open.seconds = seconds
         self._open.uses = uses
@@ -150,8 +149,8 @@ class CallLog:
 def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
     """Return node -> the least seconds to add to its clock so that each call is within the stage that awaited it.
 
-    `iterations`: whose calls bound the seconds. Where generation runs ahead, a call begins before the stage that awaits
-    it: then only the ends of calls count.
+    `iterations`: the iterations with the calls and stages. Where generation runs ahead, a call begins before the stage
+    that awaits it: then only the ends of calls count.
     """
     # Node -> the least and the most seconds that its calls allow.
     bounds: dict[int, tuple[float, float]] = {}

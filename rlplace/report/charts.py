@@ -59,9 +59,10 @@ def number(value: float) -> str:
 
 
 def chart(name: str, lines: Sequence[Line]) -> str:
-    """Return the SVG element of a chart: at least one line, over iterations.
+    """Return the SVG element of a chart. The horizontal axis is the iteration.
 
-    The last value stands beside the chart's name `name` or, where there are several lines, in the tooltip of each line.
+    `name`: name of the chart. `lines`: at least one. The last value of a single line is beside the name; of several
+    lines, in the tooltip of each line.
     """
     scale = _scale(lines)
     parts = [text(8, 16, name, "ink name")]
@@ -152,7 +153,7 @@ def _short(value: float) -> str:
 def _thinned(series: Series) -> list[tuple[float, float]]:
     """Return the points (iteration, value) of a line; of a long line, at most about `_MOST_POINTS`.
 
-    Then the points are divided into stretches, and each stretch keeps its least and its greatest value.
+    The points of a long line are divided into stretches. Each stretch keeps its least and its greatest value.
     """
     points = list(zip(series.iterations, series.values, strict=True))
     each = math.ceil(2 * len(points) / _MOST_POINTS)

@@ -106,7 +106,7 @@ class Display:
     # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
 
     def starting(self, line: str) -> None:
-        """Show how far the start is. `line`: `<what>: <how far it is>`. Any thread may call this."""
+        """Show the progress of the start. `line`: `<step>: <progress>`. Any thread may call this method."""
         if self._thread is None:
             print(line, flush=True)
             return
@@ -117,7 +117,7 @@ class Display:
     def watch(
         self, loop: Watched, channels: Mapping[str, Channel], iterations: int
     ) -> None:
-        """Show the state of `loop` and `channels` from now on. `iterations`: the number that is done so far."""
+        """Show the state of `loop` and `channels` from now on. `iterations`: number of iterations done so far."""
         self._channels = channels
         self._iterations = iterations
         self._loop = loop
@@ -142,9 +142,9 @@ class Display:
     # ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rows(self, now_s: float, views: Mapping[str, ChannelStats]) -> Rows:
-        """Return head and text of each row but the first, without rows whose text is empty.
+        """Return head and text of each row of the block except the first row. Rows without text are left out.
 
-        `now_s`: by the monotonic clock. `views`: channel -> its state.
+        `now_s`: the present time, by the monotonic clock. `views`: channel -> its state.
         """
         loop = self._loop
         if loop is None:
@@ -174,9 +174,9 @@ class Display:
         return [(head, text) for head, text in rows if text]
 
     def _numbers(self) -> Iterator[str]:
-        """Yield head and last value of each column that is no time.
+        """Yield head and last value of each column, except columns of times.
 
-        A value of an earlier iteration names that iteration.
+        If the last value is from an earlier iteration, its text names the iteration.
         """
         for head, metric, form, _ in self._console.columns:
             if metric.startswith("time/") or metric not in self._seen:
@@ -199,7 +199,7 @@ class Display:
     def left(self, now_s: float) -> str:
         """Return a text: the time until the last iteration ends, by the median of the latest iterations.
 
-        The text is empty before the first iteration has ended. `now_s`: by the monotonic clock.
+        The text is empty before the first iteration has ended. `now_s`: the present time, by the monotonic clock.
         """
         if not self._iteration_s:
             return ""
@@ -217,7 +217,7 @@ class Display:
     def block(self, now_s: float, views: Mapping[str, ChannelStats]) -> RenderableType:
         """Return the whole block: the progress of the iterations, then the rows of `rows`.
 
-        `now_s`: by the monotonic clock. `views`: channel -> its state.
+        `now_s`: the present time, by the monotonic clock. `views`: channel -> its state.
         """
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -323,7 +323,7 @@ class Display:
 
 
 def _noted_over(before: TextIO, now: TextIO) -> TextIO | Noted:
-    """Return `now`, wrapped so that its text is recorded as the text of `before` was; `now` itself where it was not."""
+    """Return `now`, wrapped so that its text is recorded, if the text of `before` was recorded; else `now` itself."""
     if isinstance(before, Noted) and now is not before:
         return before.over(now)
     return now

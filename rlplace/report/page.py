@@ -186,9 +186,9 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
 
 
 def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
-    """Return two different names for two runs: of their configs, else of their folders, else the folders' paths.
+    """Return two different names for the runs `left` and `right`, in this order.
 
-    The first name is that of `left`.
+    They are the names of the configs; if these are equal, the names of the folders; else the paths of the folders.
     """
     if left.name != right.name:
         return [left.name, right.name]
@@ -208,8 +208,8 @@ def _section(
 ) -> list[str]:
     """Return a list with the HTML of one section: a heading, a note and a table; an empty list without rows.
 
-    `title`: the text of the heading. `header`: of the columns. `note`: HTML between heading and table. The table has at
-    most `_MOST_ROWS` rows; a line below the table says how many rows were left out.
+    `title`: the text of the heading. `header`: names of the columns. `note`: HTML between heading and table. The table
+    has at most `_MOST_ROWS` rows; a line below the table says how many rows were left out.
     """
     found = list(rows)
     if not found:

@@ -67,7 +67,7 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The content of a run's files; a text or picture whose file is missing is empty."""
+    """The content of a run's files. If the file of a text or picture is missing, the field is empty."""
 
     folder: Path
     config: str  # YAML
@@ -89,8 +89,8 @@ class RunRecord:
 def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     """Return the record of a run that has ended, read from its folder.
 
-    `key`: named in errors as the place where the folder was written. Raises ConfigError where the folder is not of a
-    run, or the run has trained nothing.
+    `key`: name of the argument or config key that gave the folder, for errors. Raises ConfigError if it is not the
+    folder of a run, or if the run has trained nothing.
     """
     try:
         config = _text(folder / CONFIG)
@@ -194,8 +194,8 @@ def _checked(
 ) -> Mapping[str, Any]:
     """Return `found` unchanged, once the types of its values are checked.
 
-    `name`: of the file, for errors. `kinds`: dotted key -> allowed types of its value. Raises ValueError for a value of
-    another type.
+    `name`: name of the file, for errors. `kinds`: dotted key -> allowed types of its value. Raises ValueError for a
+    value of another type.
     """
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is no mapping")
@@ -263,7 +263,7 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
 def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the one-line text of each value inside `value`.
 
-    `key`: of `value` itself; empty at the top.
+    `key`: the dotted key of `value` itself; empty for the outermost mapping.
     """
     if not isinstance(value, Mapping) or not value:
         yield key, show(value)

@@ -176,8 +176,8 @@ class WholeAppends:
     def append(self, piece: bytes) -> None:
         """Write a piece at the end of the file.
 
-        Raises OutputError where the piece cannot be written whole, and leaves the file as it was before; also where the
-        file is no longer at its path.
+        Raises OutputError if the piece cannot be written whole, or if the file is no longer at its path. In the first
+        case, the file is left as it was before.
         """
         try:
             if not self._is_there():
@@ -228,7 +228,8 @@ class JsonSink:
     ) -> None:
         """Open the file of metrics.
 
-        `folder`: of the run. `append_to`: opens a file. `with_steps`: False where the job's steps are its iterations.
+        `folder`: the run's folder. `append_to`: opens a file. `with_steps`: False where the job's steps are its
+        iterations, so that lines have no number of steps.
         """
         self._with_steps = with_steps
         self._metrics = append_to(folder / METRICS_FILE)
@@ -289,7 +290,7 @@ def tensorboard_record(**event: object) -> bytes:
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """Return path in the run's folder -> bytes, of each file that grows by iterations.
+    """Return path in the run's folder -> size in bytes, for each file that grows with each iteration.
 
     `directory`: the run's folder.
     """
@@ -312,10 +313,10 @@ def open_sinks(
 ) -> Iterator[list[Sink]]:
     """Yield the sinks of `names`, with files in `directory`, and close them on leaving the context.
 
-    `console`: the columns of the console sink. `names`: as in `runner.sinks`. `config`: of the run, for trackers.
-    `sizes`: the result of `metric_files` at the checkpoint from which the run continues. Later lines are dropped,
-    because the run makes them again; None for a new run. Raises OutputError when a file cannot be made, ConfigError
-    where the library of a sink is not installed.
+    `names`: as in `runner.sinks`. `console`: the columns of the console sink. `config`: the run's config, for trackers.
+    `sizes`: the result of `metric_files` at the checkpoint from which the run continues; None for a new run. Lines
+    after the checkpoint are dropped, because the run makes them again. Raises OutputError when a file cannot be made,
+    ConfigError where the library of a sink is not installed.
     """
     note = ""
     if "jsonl" in names:
@@ -351,9 +352,9 @@ def _events_file(
     append_to: Callable[[Path], WholeAppends],
     known: Iterable[str],
 ) -> WholeAppends:
-    """Return TensorBoard's file: the last one of a run that continues, so that it has one curve, or else a new one.
+    """Return TensorBoard's file: a new file, or the last file of a run that continues, so that the run has one curve.
 
-    `directory`: of the run. `append_to`: opens a file. `known`: the files that the run had at its checkpoint.
+    `directory`: the run's folder. `append_to`: opens a file. `known`: the files that the run had at its checkpoint.
     """
     begun = [name for name in known if name.startswith(TENSORBOARD_FOLDER)]
     if begun:

@@ -149,9 +149,9 @@ class Progress:
             self.first_return = score
 
     def add_evaluation(self, numbers: Mapping[str, float], *, version: int) -> None:
-        """Add the seconds of all stages, and keep the mean reward of held-out prompts, if there is one.
+        """Add the seconds of an evaluation's stages, and keep its mean reward of held-out prompts, if there is one.
 
-        `numbers`: the metrics. `version`: the policy version of the reward.
+        `numbers`: the metrics of the evaluation. `version`: the policy version that was evaluated.
         """
         if HELD_OUT in numbers:
             self.evaluations[version] = numbers[HELD_OUT]
@@ -166,9 +166,10 @@ class Progress:
         *,
         iteration: int,
     ) -> None:
-        """Count the things that an iteration left out because they were not finite, and keep the first ones by name.
+        """Count what an iteration left out because a number was not finite, and keep the first notes by metric.
 
-        `numbers`: the metrics of the iteration. `notes`: metric -> a text for each thing. `iteration`: counted from 1.
+        `numbers`: the metrics of the iteration. `notes`: metric -> a text for each thing that was left out.
+        `iteration`: counted from 1.
         """
         for name, count in numbers.items():
             if not name.endswith(_SKIPPED):
@@ -181,7 +182,7 @@ class Progress:
 
     @property
     def _finished(self) -> float:
-        """Return the number of episodes behind the mean return."""
+        """Return the number of episodes from which the mean return is computed."""
         return sum(count for _, count in self.episodes)
 
     @property
@@ -210,7 +211,7 @@ class Progress:
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
-    """Return the numbers of a run for summary.json. Seconds are sums over iterations. `folder`: of the run."""
+    """Return the numbers of a run for summary.json. Seconds are sums over iterations. `folder`: the run's folder."""
     steps = progress.measures.steps
     total = progress.train_s
     speed = 0.0
@@ -265,8 +266,8 @@ def compare_memory(
 ) -> dict[str, dict[str, dict[str, int | None]]]:
     """Return component -> residency -> its `predicted` and `measured` bytes per accelerator.
 
-    `ledger`: has the predicted bytes. `measured`: component -> residency -> bytes. Residencies in which the run never
-    was are left out. `predicted` is None for a component whose memory was not known.
+    `ledger`: has the predicted bytes. `measured`: component -> residency -> bytes. Residencies without a measurement
+    are left out. `predicted` is None for a component whose memory was not known.
     """
     compared: dict[str, dict[str, dict[str, int | None]]] = {}
     for component, found in measured.items():

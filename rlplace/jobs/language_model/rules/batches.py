@@ -16,7 +16,7 @@ _TRAIN_BATCH = "algorithm.train_batch"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Batches:
-    """The sizes of an iteration, and the nearest sizes that break no rule about batches."""
+    """The sizes of an iteration, and the nearest sizes with which all rules about batches hold."""
 
     prompts: int
     samples: int

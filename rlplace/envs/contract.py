@@ -62,7 +62,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """The shapes of the observations and actions of a job. An observation is always one array.
+    """The spaces (shapes and types) of the observations and actions of a job. An observation is always one array.
 
     If a simulator shows a Dict or a Tuple, its entries are joined in one row of numbers. If one of the entries is an
     image, the row consists of bytes, with all float32 numbers before the images::
@@ -243,7 +243,7 @@ class Simulator(Protocol):
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
         """Begin another episode in each of `rows`, and return the first observations [len(rows), *O].
 
-        For rows with numbers that are not finite; the episodes that are left do not count.
+        This is called for rows with numbers that are not finite. Their unfinished episodes do not count.
         """
         ...
 
@@ -297,7 +297,9 @@ class Adapter(Protocol):
     """The adapter to one simulator library. An adapter has no state, and its class takes no arguments."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return all problems of the config that show without building a simulator; none if the library is missing.
+        """Return all problems of the config that can be found without building a simulator.
+
+        Return no problems if the library is missing.
 
         The check is fast, since the planner makes it too.
         """

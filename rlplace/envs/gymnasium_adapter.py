@@ -52,7 +52,7 @@ class GymnasiumAdapter:
     """
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return all problems that show without building a simulator; none if Gymnasium is not installed."""
+        """Return all problems that can be found without building a simulator; none if Gymnasium is not installed."""
         shipped = _registering()
         if shipped is None:
             return []
@@ -394,5 +394,5 @@ def spaces_of(
 
 
 def _wrap(wrapper: str) -> str:
-    """Return a fix that proposes a wrapper of this kind."""
+    """Return a text for the fix of an error, which proposes the wrapper `wrapper`."""
     return f"wrap it with {wrapper} where you register it"

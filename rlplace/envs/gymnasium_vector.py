@@ -60,7 +60,7 @@ class GymnasiumVector:
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin another episode in each environment of `rows`, and return the first observations in that order."""
+        """Begin another episode in each environment of `rows`, and return the first observations [len(rows), *O]."""
         for row in rows:
             self._returns[row] = 0.0
             self._lengths[row] = 0
@@ -163,7 +163,7 @@ class GymnasiumVector:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def _shown(self, observation: Any) -> Any:
-        """Return an observation of an environment as one array."""
+        """Return `observation`, as the environment gives it, as one array."""
         if self._encode is None:
             return observation
         return self._encode(observation)

@@ -129,7 +129,10 @@ def _endless(
 def _made(
     config: SimulatorEnvConfig, rows: int, chunk: int, *, drawn: bool
 ) -> Simulator:
-    """Return the simulator; if it is to be drawn, with the argument render_mode. Raises ConfigError."""
+    """Return a simulator with `rows` environments that takes `chunk` actions in each step. Raises ConfigError.
+
+    `drawn`: whether it gets the argument render_mode, so that it draws pictures.
+    """
     if not drawn:
         return make_simulator(config, rows, chunk)
     # Without a screen, pygame complains unless it draws into memory

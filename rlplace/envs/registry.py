@@ -180,7 +180,7 @@ def check_named(
 ) -> list[Problem]:
     """Return the problems of the user's object `package.module:Name`.
 
-    It is a problem if the object cannot be imported, does not accept `kwargs`, or is a class with none of `methods`.
+    It is a problem if the object cannot be imported, does not accept `kwargs`, or is a class that lacks all `methods`.
     `given`: words for the arguments that are passed before `kwargs`. `key`, `code`, `noun`: config key, code and word
     for the problems.
     """
@@ -374,7 +374,7 @@ def find_adapter(name: str) -> Adapter:
 
 
 def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
-    """Return the problems of `env` that show without building a simulator.
+    """Return the problems of the config block `env` that can be found without building a simulator.
 
     Return none if the simulator's library is missing, since a plan does not need the library.
     """

@@ -97,9 +97,9 @@ def render_timeline(
     """Return a self-contained SVG document of one iteration.
 
     The iteration is the last that learned or, where generation runs ahead, the first that learned. `iterations`: the
-    last iterations of the run, at least one. `accelerators`: of the run; each has a row, up to `_MOST_ROWS`.
-    `components`: in the order of the plan. `name`: the title; an empty text stands for the title of the iteration.
-    `scale`: factor for the seconds that are written.
+    last iterations of the run, at least one. `accelerators`: the run's accelerators; each has a row, up to
+    `_MOST_ROWS`. `components`: the run's components, in the order of the plan. `name`: the title; if empty, the title
+    names the iteration. `scale`: factor for the seconds that are written.
     """
     # The iteration, its accelerators, and the pixels of a second.
     shown = _choose(iterations)
@@ -161,7 +161,7 @@ def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
 def _rows(
     iterations: Sequence[IterationCalls], accelerators: Sequence[int]
 ) -> Sequence[int]:
-    """Return the accelerators that have a row: all, or `_MOST_ROWS` of more.
+    """Return the accelerators that have a row: all of them, but at most `_MOST_ROWS`.
 
     `iterations`: their calls say which components use an accelerator. Of neighbouring accelerators with the same
     components, the first has a row, and as many others as there is room for, at even distances.
@@ -214,10 +214,10 @@ def _bars(
     rows: frozenset[int],
     scale: float,
 ) -> Mapping[int, list[_Bar]]:
-    """Return the bars of each accelerator in `rows`.
+    """Return accelerator -> its bars, for the accelerators `rows`.
 
-    `components`: in the order of the plan, which decides the colours. Of the calls in a sync, only moves have bars:
-    sync is drawn as a stage. `scale`: factor for the seconds that are written.
+    `components`: the components in the order of the plan, which decides the colours. Of the calls in a sync, only moves
+    have bars: sync is drawn as a stage. `scale`: factor for the seconds that are written.
     """
     offsets = clock_offsets(iterations)
     bars = defaultdict[int, list[_Bar]](list)
@@ -250,8 +250,8 @@ def _bar(
 ) -> _Bar:
     """Return the bar of one call.
 
-    `components`: in the order of the plan, which decides the colours. `offset_s`: seconds to add to the node's clock
-    for the driver's. `scale`: factor for the seconds that are written.
+    `components`: the components in the order of the plan, which decides the colours. `offset_s`: seconds from the
+    node's clock to the driver's clock. `scale`: factor for the seconds that are written.
     """
     record = call.record
     component = call.slot.component
@@ -320,7 +320,7 @@ def _divided(
 def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
     """Yield the SVG elements of a bar: the call, and over it columns of its work where the rank also waited.
 
-    `y`, `height`: of the bar. `column`: width of a column. All are in pixels.
+    `y`, `height`: top and height of the bar. `column`: width of a column. All are in pixels.
     """
     width = bar.end - bar.x
     if width < _LEAST_WIDTH:
@@ -425,9 +425,9 @@ def _ticks(total: float, bottom: float) -> Iterator[str]:
 
 
 def _legend(components: Sequence[str], y: int) -> tuple[list[str], int]:
-    """Return the SVG elements of the legend, and the y of its last line. `y`: of its first line; in pixels.
+    """Return the SVG elements of the legend, and the y of its last line, in pixels.
 
-    `components`: in the order of the plan.
+    `y`: the y of its first line, in pixels. `components`: the components in the order of the plan.
     """
     entries = [(f"f{colour(at)}", name) for at, name in enumerate(components)]
     parts = list[str]()

@@ -158,7 +158,7 @@ def _nested(
 
 
 def _longest_hidden_s(iterations: Sequence[IterationCalls]) -> float:
-    """Return the seconds up to which a lap is not shown, so that at most MOST_LAPS are; -1 where all are shown."""
+    """Return the greatest seconds of a lap that is not shown; at most MOST_LAPS laps are shown. -1: all are shown."""
     longest = heapq.nlargest(MOST_LAPS + 1, _lap_seconds(iterations))
     if len(longest) > MOST_LAPS:
         return longest[-1]

@@ -59,7 +59,7 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class RunInfo(NamedTuple):
-    """The facts of a run that a tracker gets."""
+    """The data about a run that a tracker gets when it is opened."""
 
     folder: Path
     config: Mapping[str, Any]  # as config.yaml has it
@@ -199,7 +199,8 @@ def _mlflow(info: RunInfo) -> Tracker:
 def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
     """Return the id of the project's experiment, which is made where it does not exist.
 
-    `client`: of MLflow. `artifacts`: URI of the folder of a new experiment's files; None: the server chooses one.
+    `client`: the client of MLflow. `artifacts`: URI of the folder of a new experiment's files; None: the server chooses
+    one.
     """
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
@@ -373,7 +374,8 @@ class TrackerSink:
     ) -> None:
         """Open the tracker. Raises OutputError.
 
-        `name`: as in `runner.sinks`. `folder`, `config`: of the run. `note`: added to the fix of a failure.
+        `name`: as in `runner.sinks`. `folder`, `config`: the run's folder and config. `note`: text to add to the fix of
+        a failure.
         """
         self._name = name
         self._folder = folder
@@ -418,7 +420,10 @@ class TrackerSink:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Attach the last files, and end the tracker's run as finished, stopped or failed. `error`: decides which."""
+        """Attach the last files, and end the tracker's run as finished, stopped or failed.
+
+        `error`: the error that ended the run, as in `state_of`.
+        """
         if self._tracker is not None:
             with self._outlasting(), self._quiet():
                 self._attach(LAST_FILES)
@@ -426,7 +431,7 @@ class TrackerSink:
                 self._tracker.close(state_of(error))
 
     def _open(self) -> Tracker:
-        """Return the tracker; where it is not open yet, open it and attach the first files."""
+        """Return the tracker. If it is not open yet, first open it and attach the first files."""
         if self._tracker is not None:
             return self._tracker
         info = RunInfo(self._folder, self._config, self._sent["id"])
@@ -491,7 +496,10 @@ class TrackerSink:
 
 
 def state_of(error: BaseException | None) -> str:
-    """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED. `error`: that ended it, if any."""
+    """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED.
+
+    `error`: the error that ended the run; None: no error did.
+    """
     if error is None:
         return FINISHED
     if isinstance(error, Stopped):
@@ -502,7 +510,7 @@ def state_of(error: BaseException | None) -> str:
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
     """Return the error that is printed where a sink fails.
 
-    `name`: of the sink. `error`: the exception of the sink. `note`: added to the fix.
+    `name`: name of the sink. `error`: the exception of the sink. `note`: text to add to the fix.
     """
     remedy = SET_UP.get(name)
     if remedy is None:
@@ -534,7 +542,7 @@ def _hooks_kept() -> Iterator[None]:
 def pages(folder: Path) -> list[str]:
     """Return, for each place that has the curves of a run, its address or the command that opens it.
 
-    `folder`: of the run.
+    `folder`: the run's folder.
     """
     found = []
     events = folder / "tensorboard"

@@ -53,7 +53,7 @@ class Typed:
         self.job(())
 
     def job(self, words: Sequence[str]) -> None:
-        """Begin to record a new run of the command; output from now on is of this run.
+        """Begin to record a new run of the command. Later output belongs to this run.
 
         `words`: the words of the command line that compose the run's config.
         """
@@ -69,8 +69,8 @@ class Typed:
     def into(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Add this command to the record of commands in a run's folder, and copy its output to a file in that folder.
 
-        The output so far is written at once, later output as it comes. `facts`: facts of this machine, which are
-        written beside the command. A second call for the same folder does nothing. Raises OSError.
+        The output so far is written at once, later output as it comes. `facts`: name -> value, for properties of this
+        machine, which are written beside the command. A second call for the same folder does nothing. Raises OSError.
         """
         if folder == self._folder:
             return
@@ -126,7 +126,7 @@ class Noted(Above):
         return self._below
 
     def over(self, stream: TextIO) -> Noted:
-        """Return `stream` wrapped so that its text is recorded in the `Typed` of this stream."""
+        """Return `stream`, wrapped so that its text is recorded in the same `Typed` as the text of this stream."""
         return Noted(stream, self._by)
 
     def write(self, text: str, /) -> int:

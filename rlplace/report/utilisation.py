@@ -34,7 +34,7 @@ Work = Mapping[int, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """The use of accelerators in one stage: of one iteration, or summed over iterations."""
+    """The use of accelerators in one stage, in one iteration or summed over several iterations."""
 
     stage: str
     moves_s: float  # on entry
@@ -64,9 +64,10 @@ class Usage:
     """Collects the seconds at work that ranks report, stage by stage. Owned by the loop; used by one thread."""
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
-        """`occupancy`: component -> accelerators of each of its ranks. `merged`: count all stages but sync as one.
+        """`occupancy`: component -> accelerators of each of its ranks.
 
-        Stages are merged where rollout runs ahead and reports its work when it ends.
+        `merged`: whether all stages except sync count as one stage, as is needed where rollout runs ahead of learning
+        and reports its work only when it ends.
         """
         used: set[int] = set()
         for ranks in occupancy.values():
@@ -89,7 +90,8 @@ class Usage:
     ) -> None:
         """Add the work of a component's ranks: their seconds inside a method, less the waiting that they report.
 
-        `seconds`: of each rank inside the method. `ranks`: the metrics of each rank, among them its waiting.
+        `seconds`: for each rank, its seconds inside the method. `ranks`: the metrics of each rank, among them its
+        waiting.
         """
         for held, inside, metrics in zip(
             self._occupancy[component], seconds, ranks, strict=True
@@ -106,7 +108,7 @@ class Usage:
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
         """Close a stage: all work added since the previous stage ended belongs to it.
 
-        `moves_s`: seconds of the moves on entry. `seconds`: of the stage itself.
+        `moves_s`: seconds of the moves on entry. `seconds`: duration of the stage without these moves.
         """
         name = stage
         if self._merged and stage != SYNC:
@@ -123,7 +125,7 @@ class Usage:
         self._stages = []
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
-        """Close an iteration of `seconds`, and return its shares as metrics; none where no accelerator is used."""
+        """Close an iteration that took `seconds`. Return its shares as metrics; no metrics if no accelerator is used."""
         self.last = tuple(self._stages)
         self._stages = []
         self.seconds += seconds
@@ -181,8 +183,8 @@ def shares_of(
 ) -> dict[str, float]:
     """Return the shares of `seconds` that were busy, bubble (idle within a stage), moves and sync.
 
-    The rest of the time is the driver's. `uses`: of the stages within `seconds`. `accelerators`: the numbers over which
-    busy and bubble are averaged.
+    The rest of the time is the driver's. `uses`: the use in each stage within `seconds`. `accelerators`: numbers of the
+    accelerators over which busy and bubble are averaged.
     """
     # Seconds of all accelerators at work
     busy = 0.0

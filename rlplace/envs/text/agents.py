@@ -59,9 +59,9 @@ _NOT_HERE = (
 class Agent(Protocol):
     """A function of the user that leads the conversation of an episode.
 
-    `base_url`, `api_key`: for any client of the OpenAI API. `row`: a row of the data set, with the episode's `number`,
-    the `split` and the run's `seed`. The function returns the score of the episode, or facts for reward functions. It
-    is called in many threads at once. Its first request must depend on `row` alone.
+    `base_url`, `api_key`: arguments for any client of the OpenAI API. `row`: a row of the data set, with the episode's
+    `number`, the `split` and the run's `seed`. The function returns the score of the episode, or facts (values by
+    name) for reward functions. It is called in many threads at once. Its first request must depend on `row` alone.
     """
 
     def __call__(
@@ -240,14 +240,14 @@ class AgentEpisode:
     def end(self) -> None:
         """Tell the agent that the episode is over.
 
-        Several agents are told before the facts of any are asked for, so that all end at the same time.
+        The caller tells all agents before it calls `facts` of any episode, so that the agents end at the same time.
         """
         if self._until_s is None:
             self._line.close()
             self._until_s = time.monotonic() + _END_S
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the row together with what the agent returned.
+        """Return the facts of the episode: the row, and the score or the values that the agent returned.
 
         An agent that still waits for an answer gets none, and its score is 0.
         """
@@ -275,7 +275,7 @@ class _End:
 
 
 class _Line:
-    """The queues that the agent's thread, the endpoint and the episode share. It has no reference to the episode."""
+    """The queues that the agent's thread, the endpoint and the episode share. Has no reference to the episode."""
 
     def __init__(self) -> None:
         # Requests of the agent, then its end
@@ -327,14 +327,14 @@ class _Line:
 class _Server(http.server.ThreadingHTTPServer):
     """An HTTP server with a long queue for the connections of many agents.
 
-    A connection for which the queue has no place would try again only after a second.
+    With a full queue, a new connection would be tried again only after a second.
     """
 
     request_queue_size = 1024
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the error of a request, except that a client has closed its connection."""
+        """Print the error of a request, unless the error is that a client has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

@@ -75,7 +75,10 @@ class TextEpisode(Protocol):
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what reward functions need besides the answers, such as the right answer. Called once, at the end."""
+        """Return name -> value, for all that reward functions need besides the answers, such as the right answer.
+
+        Called once, at the end of the episode.
+        """
         ...
 
 

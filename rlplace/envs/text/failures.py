@@ -15,8 +15,9 @@ NO_USE = _RETRIES
 
 
 class Failures:
-    """Counts the failures of an iteration, and decides what follows from each. By default, the first failure stops the
-    run.
+    """Counts the failures of an iteration, and decides after each: try again, leave out episodes, or stop the run.
+
+    By default, the first failure stops the run.
     """
 
     def __init__(self, faults: FaultsConfig | None = None) -> None:

@@ -214,8 +214,9 @@ class ProcessGrader:
                 self._show(worker)
 
     def _show(self, worker: _GraderProcess) -> None:
-        """Send the transcript of a process's case to the process, which waits for it; so even a long transcript does
-        not block.
+        """Send the transcript of a process's case to the process.
+
+        The process waits for the transcript, so sending does not block, even if the transcript is long.
         """
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
@@ -390,8 +391,7 @@ def grade(
 
 
 def _number(value: Any) -> float | str:
-    """Return a value as a float if possible, else as text: to unpickle the value itself may need
-    the user's libraries.
+    """Return a value as a float if possible, else as text. To unpickle the value itself may need the user's libraries.
     """
     try:
         return float(value)

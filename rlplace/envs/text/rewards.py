@@ -64,7 +64,7 @@ _LISTS = ("prompts", "answers", "labels")
 class Reward:
     """One reward function of a run, with its weight and arguments.
 
-    It is sent to other processes as a value; these find the function by its name.
+    The object is sent to other processes, which find the function by its name.
     """
 
     # Name of the metric: the part of the name after the colon
@@ -241,7 +241,7 @@ def reward_failed(
 def _of_one(
     function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript
 ) -> float:
-    """Call a function over lists with lists of length one, for one transcript, and return its value.
+    """Return the value of a function that takes and returns lists, for one transcript. The lists have length one.
 
     Raises ValueError if the function does not return a list of length one.
     """
@@ -284,7 +284,10 @@ def answer_text(transcript: Transcript) -> str:
 
 
 def fact(transcript: Transcript, name: str) -> str:
-    """Return the fact `name` of an episode as text. Raises ValueError if the task gives no such fact."""
+    """Return a fact of an episode as text: a value that the task gives to reward functions.
+
+    `name`: name of the fact. Raises ValueError if the task gives no such fact.
+    """
     if name not in transcript.facts:
         known = ", ".join(transcript.facts) or "none"
         raise ValueError(f"the task gives no fact {name!r}; its facts: {known}")

@@ -32,7 +32,11 @@ Row = tuple[Mapping[str, Any], Source]
 
 
 def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
-    """Return the error about a bad row. `error`: which of its texts. `got`: the row. `facts`: values for the texts."""
+    """Return the error about a bad row.
+
+    `error`: which of the error's texts applies. `got`: the row, as text. `place`: file and line of the row. `facts`:
+    values for the texts.
+    """
     return config_error(
         "bad-row", _KEY, got[:_SHOWN], error=error, source=place, **facts
     )
@@ -46,10 +50,10 @@ def mixed(
 ) -> list[Row]:
     """Return the rows of one epoch, from one data set or several.
 
-    `path`: one data set, a list of data sets, or a mapping from data set to weight, how often its rows come in an
-    epoch. `rows`: range of rows of each data set, (first, last + 1); None for all. `split`: the split of a saved
-    folder. `seed`: decides which rows the fraction of a weight takes. Raises ConfigError as `read_rows` does, and for a
-    wrong weight.
+    `path`: one data set, a list of data sets, or a mapping from data set to weight. The weight says how often its rows
+    come in an epoch. `rows`: range of rows of each data set, (first, last + 1); None for all. `split`: the split of a
+    saved folder. `seed`: decides which rows the fraction of a weight takes. Raises ConfigError as `read_rows` does, and
+    for a wrong weight.
     """
     if isinstance(path, str):
         return _part(path, rows, split)

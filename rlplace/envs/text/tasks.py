@@ -53,7 +53,7 @@ _MEANT = {
 class Arithmetic:
     """A task with sums, differences or products of two numbers with `digits` digits each.
 
-    It is endless. A tenth of all problems is held out, the same problems for all seeds.
+    The task is endless. A tenth of all problems is held out; the held-out problems are equal for all seeds.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -97,7 +97,10 @@ class Arithmetic:
         )
 
     def _problem(self, draw: random.Random) -> tuple[int, str, int]:
-        """Return two numbers and the sign of a random problem of this split; the problem alone decides its split."""
+        """Return first number, sign and second number of a random problem of this split.
+
+        Whether a problem is held out depends on the problem alone, not on the seed.
+        """
         while True:
             left = draw.randint(self._low, self._high)
             right = draw.randint(self._low, self._high)
@@ -108,7 +111,7 @@ class Arithmetic:
 
 
 class GuessNumber:
-    """A task: guess a number from 1 to `highest` in `guesses` tries; each reply says higher or lower.
+    """A task: to guess a number from 1 to `highest` in `guesses` tries. Each reply says higher or lower.
 
     `env.max_turns` has to be at least `guesses`.
     """

@@ -89,7 +89,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 
 
 def _teller(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return the outermost layer of an environment, without the wrappers that are known to have no state."""
+    """Return an environment without its outer wrappers that are known to have no state."""
     from gymnasium import wrappers
 
     from rlplace.envs.wrappers import Shown

@@ -109,8 +109,8 @@ def run_import(words: list[str]) -> int:
 def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
     """Import the config of another library.
 
-    `sources`: paths of files, or flags and overrides as they are typed. `per_node`: accelerators of a node; 0: as the
-    original says. Raises ConfigError.
+    `library`: name of the other library. `sources`: paths of files, or flags and overrides as they are typed.
+    `per_node`: accelerators of a node; 0: as the original says. Raises ConfigError.
     """
     if library not in LIBRARIES:
         near = did_you_mean(library.lower(), LIBRARIES)
@@ -185,8 +185,9 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Return the text of a command; several words are those that a shell has split, a single word
-    is a whole command.
+    """Return the text of a command.
+
+    `words`: the words of the command as a shell has split them, or a single word that is the whole command.
     """
     if len(words) == 1:
         return words[0]
@@ -232,7 +233,7 @@ def _read(path: Path) -> str:
 def render_yaml(imported: Imported) -> str:
     """Return the result as the text of a YAML file: the config, between comments.
 
-    The comments above it are a summary, those below it say what became of each setting.
+    The comments above the config are a summary. The comments below the config say what became of each setting.
     """
     return (
         _comment(_head(imported))

@@ -67,9 +67,9 @@ _KL_ESTIMATORS = {
 class MappingResult:
     """What became of one setting of the original.
 
-    equal: it is in the converted config, with the same meaning; differs: it is in the converted config, with another
-    meaning; implied: rlplace always does what it asks for; unmapped: rlplace knows it and has no key for it; unknown:
-    the rules do not have it.
+    `outcome` is one of these words. equal: the converted config has the setting, with the same meaning; differs: the
+    converted config has the setting, with another meaning; implied: rlplace always does what the setting asks for;
+    unmapped: the rules have the setting, but rlplace has no key for it; unknown: the rules do not have the setting.
     """
 
     setting: Setting
@@ -174,10 +174,10 @@ class Draft:
         return default
 
     def refuse(self, key: str, error: str, **facts: Any) -> None:
-        """Record that the value of a setting cannot be used. `error`: which text of the problem. `facts`: values for
-        the text.
+        """Record that the value of the setting `key` cannot be used.
 
-        `results` raises all these problems together.
+        `error`: which text of the problem applies. `facts`: values for the text. The method `results` raises all
+        recorded problems together.
         """
         setting = self.given[key]
         reason = "known"
@@ -348,8 +348,9 @@ class Draft:
     # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply_rules(self) -> None:
-        """Write all keys that the rules decide; also defaults of the other library that differ from
-        those of rlplace.
+        """Write all keys of rlplace whose values the rules decide.
+
+        They include keys whose default in the other library differs from the default of rlplace.
         """
         if self.rules.algorithm is not None:
             self._set_algorithm(*self.rules.algorithm)
@@ -386,9 +387,9 @@ class Draft:
                 self._apply(key, rule, targets, value)
 
     def _set_algorithm(self, key: str, usual: str) -> None:
-        """Write the algorithm. For an unknown estimator, write ppo if there is a critic, else grpo.
+        """Write the name of the algorithm. For an unknown advantage estimator, write ppo if there is a critic, else grpo.
 
-        `key`: setting that names the estimator. `usual`: its default.
+        `key`: setting that names the estimator. `usual`: default value of the setting.
         """
         critic = "critic" in self.placed
         estimator = self.value(key, usual or ("gae" if critic else "grpo"))
@@ -446,7 +447,7 @@ class Draft:
             )
 
     def _set_kl(self) -> None:
-        """Write place, weight and estimator of the KL term: of the first entry of the rules that is switched on."""
+        """Write place, weight and estimator of the KL term, from the first KL rule that is switched on."""
         kl = next(
             (kl for kl in self.rules.kl if self.value(kl.when or kl.switch, kl.on)),
             None,
@@ -573,7 +574,7 @@ class Draft:
     def _complete(
         self, key: str, outcome: Outcome, ours: Sequence[str]
     ) -> tuple[Outcome, str]:
-        """Return outcome and text of a setting that maps to the keys `ours`, with the final values of these keys."""
+        """Return the final outcome of a setting that maps to the keys `ours`, and a text with the keys' final values."""
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
             return (
@@ -596,9 +597,9 @@ class Draft:
 def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imported:
     """Return the result of a draft whose placement is complete.
 
-    `topology`: the machines. `offload`: for each component, whether it leaves its accelerators in the original.
-    Components that stay on accelerators that others use are written into `cluster.allow_resident`. Raises ConfigError
-    for values of the original that cannot be used, or if nothing is placed.
+    `topology`: the machines. `offload`: component -> whether the component leaves its accelerators in the original
+    library. Components that stay on accelerators of other components are written into `cluster.allow_resident`. Raises
+    ConfigError for values of the original that cannot be used, or if nothing is placed.
     """
     for component, leaves in offload.items():
         key = f"{role_of(component)}.enable_offload"
@@ -648,7 +649,7 @@ def ordered(
 ) -> dict[str, object]:
     """Return a mapping with its blocks and keys in the usual order of configs.
 
-    `job`: job whose keys count. `root`: dataclass of the mapping.
+    `job`: the kind of job that the config is for. `root`: the dataclass that has the keys of the mapping.
     """
     fields = sorted(
         fields_of(root, job).items(), key=lambda item: item[0] not in _MACHINES
@@ -671,7 +672,7 @@ def _lay_out(
 ) -> tuple[Plan | None, Sequence[Problem]]:
     """Return the plan of a draft, None if it has no plan, and the problems.
 
-    If only batch sizes are wrong, the plan disregards them.
+    If only batch sizes are wrong, the plan is made as if they were right.
     """
     problems: Sequence[Problem] = ()
     if draft.target.whole:

@@ -94,8 +94,8 @@ def _rlinf_names(key: str) -> list[str]:
 def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
     """Return a number of accelerators per node that is enough for all placement lines, at least `_RLINF_WIDTH`.
 
-    `lines`: settings with the placement lines. `nodes`: number of nodes. Only for a job with simulators and no number
-    in its lines, it may be less: the largest number that divides the simulators evenly.
+    `lines`: settings with the placement lines. `nodes`: number of nodes. For a job with simulators whose lines have no
+    number, the result may be less than `_RLINF_WIDTH`: the largest number that divides the simulators evenly.
     """
     sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0
@@ -154,7 +154,7 @@ def _rlinf_envs(draft: Draft) -> int:
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
     """Write one placement line of RLinf, without components that rlplace does not have.
 
-    `tensor`: accelerators of an engine; if more than one, the engines get a line of their own.
+    `tensor`: accelerators of one engine. If there are several, the engines get a placement line of their own.
     """
     names = _rlinf_names(setting.key)
     value = setting.value
@@ -197,7 +197,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 
 
 def _rlinf_set_rollout(draft: Draft) -> None:
-    """Write steps and optimizer steps of an iteration, if the settings for them are given."""
+    """Write the numbers of simulator steps and optimizer steps of an iteration, if their settings are given."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
     chunk = draft.count("actor.model.num_action_chunks", 1, 1)
     chunk_key = "actor.model.num_action_chunks"
@@ -252,8 +252,8 @@ def _rlinf_set_sinks(draft: Draft) -> None:
 def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
     """Return for each placed component whether it leaves its accelerators.
 
-    It does if `enable_offload` is set, if all three parts of a Megatron actor are offloaded, or if engines of such a
-    task always sleep.
+    A component leaves if its `enable_offload` is set, or if all three parts of its Megatron state are offloaded.
+    Rollout leaves as well if the engines of the job's task always sleep.
     """
     leaves = {c: draft.has(f"{c}.enable_offload") for c in draft.placed}
     for component in ("actor", "critic"):
@@ -459,9 +459,9 @@ def _ulysses(block: str) -> tuple[str, ...]:
 
 
 def _both_offload(draft: Draft, block: str, component: str) -> bool:
-    """Return whether a component offloads parameters and optimizer state both; rlplace moves them together.
+    """Return whether a component offloads both parameters and optimizer state. rlplace moves them together.
 
-    `block`: block of the settings. `component`: name of the component in rlplace.
+    `block`: prefix of the component's settings. `component`: name of the component in rlplace.
     """
     keys = [f"{block}.{part}_offload" for part in ("param", "optimizer")]
     moved = [draft.has(key) for key in keys]

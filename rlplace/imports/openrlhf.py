@@ -98,7 +98,7 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
 
 
 def _absent(draft: Draft) -> dict[str, str]:
-    """Return the components that do not exist by these flags, each with the reason."""
+    """Return component -> reason, for the components that a job with these flags does not have."""
     absent: dict[str, str] = {}
     estimator = draft.value("algo.advantage.estimator", "gae")
     if estimator != "gae":
@@ -303,7 +303,7 @@ def _set_lengths(draft: Draft) -> None:
 
 
 def _set_betas(draft: Draft) -> None:
-    """Write the betas of Adam. In the older spelling, one flag sets those of actor and critic."""
+    """Write the betas of Adam. In the older spelling, one flag sets the betas of both actor and critic."""
     keys: tuple[str, ...] = ()
     betas: tuple[float, float] | None = (0.9, 0.95)
     for model in ("actor", "critic"):
@@ -315,8 +315,7 @@ def _set_betas(draft: Draft) -> None:
 
 
 def _set_clips(draft: Draft) -> None:
-    """Write the clipping of the policy's ratio, of the scores, and of the weights that correct the
-    engine's rounding.
+    """Write the clipping of the policy's ratio, of the scores, and of the importance-sampling correction of the engine.
     """
     if both := _two(draft, "actor.eps_clip_low_high", None):
         ours = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")

@@ -14,7 +14,7 @@ Asks = Mapping[str, tuple[str, str]]
 
 
 class Allocation:
-    """Places components on a cluster of equal nodes, one after the other; it knows the next free accelerator."""
+    """Places components on a cluster of equal nodes, one after the other, from the next free accelerator on."""
 
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
@@ -60,8 +60,8 @@ class Allocation:
     ) -> None:
         """Place `engines` engines of `each` accelerators.
 
-        `number`, `size`: settings that give these two values. `together`: whether the engines share the actor's
-        accelerators; then a different total is reported.
+        `number`, `size`: the settings that give `engines` and `each`. `together`: whether the engines share the actor's
+        accelerators; then a total that differs from the actor's is reported.
         """
         there = len(self.where["actor"])
         if together and engines * each != there:
@@ -170,10 +170,10 @@ def place_by_size(
 ) -> Allocation:
     """Place components side by side by their sizes, and return the allocation.
 
-    `asks`: for each component, its settings for nodes and for accelerators of a node. `usual`: default of the latter.
-    `per_node`: accelerators of a node; 0: the largest number that is asked for. `partners`: component -> component
-    whose accelerators it shares. `together`: whether all share the actor's accelerators. `copy`: accelerators of a
-    replica.
+    `asks`: for each component, its settings for nodes and for accelerators of a node. `usual`: default number of
+    accelerators of a node. `per_node`: accelerators of a node; 0: the largest number that is asked for. `partners`:
+    component -> component whose accelerators it shares. `together`: whether all share the actor's accelerators. `copy`:
+    accelerators of a replica.
     """
     wide = {c: draft.count(each, usual, 1) for c, (_, each) in asks.items()}
     sizes = {c: wide[c] * draft.count(nodes, 1, 1) for c, (nodes, _) in asks.items()}

@@ -69,7 +69,7 @@ class KlRule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """The value of a key of rlplace as a product of settings: those in `of` multiplied, divided by those in `over`.
+    """The value of a key of rlplace: the product of the settings in `of`, divided by the settings in `over`.
 
     `of`, `over`: setting -> its default. `round`: how a fraction is rounded.
     """
@@ -90,9 +90,9 @@ Table = Mapping[str, Any]  # a table of a TOML file
 
 
 class Rules:
-    """The rules of one library, by the key of the setting.
+    """The rules of one library: for each setting, what becomes of it.
 
-    The rule of a group holds for all keys that begin with the group's prefix; the longest prefix counts.
+    The rule of a group holds for all settings that begin with the group's prefix; the longest prefix counts.
     """
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:

@@ -134,8 +134,7 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _expand(value: object, known: Mapping[str, object]) -> object:
-    """Return a value with all expressions replaced, also in the values of a block; `_NOWHERE` if one cannot be
-    resolved.
+    """Return a value with all `${...}` replaced, also inside a block; `_NOWHERE` if one of them cannot be resolved.
 
     `known`: value of each key.
     """

@@ -113,8 +113,9 @@ def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
 
 
 def _entry(command: list[Word]) -> int:
-    """Return the position of the first word after the trainer's script or module; if there is none, that of the first
-    option.
+    """Return the position of the first word after the trainer's script or module.
+
+    If the command has no script or module, return the position of the first option.
     """
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
@@ -149,7 +150,7 @@ def _commands(text: str, assigns: bool) -> list[list[Word]]:
 
 
 class _Variables:
-    """Replaces variables as a shell does. It owns the variables: name -> words, several for an array."""
+    """Replaces variables as a shell does, and keeps the variables: name -> words, with several words for an array."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[str]] = {}
@@ -235,8 +236,9 @@ class _Variables:
             return substitution
 
     def _referred(self, reference: str) -> list[str] | None:
-        """Return the words that a reference stands for: those of the variable, else of its default; None if there are
-        none.
+        """Return the words that a reference stands for: the words of the variable, else of its default.
+
+        Return None if the reference stands for no words.
         """
         found = _REFERRED.fullmatch(reference)
         assert found is not None, reference

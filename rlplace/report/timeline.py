@@ -250,8 +250,8 @@ def _bar(
 ) -> _Bar:
     """Return the bar of one call.
 
-    `components`: the components in the order of the plan, which decides the colours. `offset_s`: seconds from the
-    node's clock to the driver's clock. `scale`: factor for the seconds that are written.
+    `components`: the components in the order of the plan, which decides the colours. `offset_s`: seconds to
+    add to the node's clock to get the driver's clock. `scale`: factor for the seconds that are written.
     """
     record = call.record
     component = call.slot.component

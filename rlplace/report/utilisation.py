@@ -125,7 +125,10 @@ class Usage:
         self._stages = []
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
-        """Close an iteration that took `seconds`. Return its shares as metrics; no metrics if no accelerator is used."""
+        """Close an iteration that took `seconds`, and return its shares as metrics.
+
+        Return no metrics if no accelerator is used.
+        """
         self.last = tuple(self._stages)
         self._stages = []
         self.seconds += seconds

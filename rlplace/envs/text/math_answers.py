@@ -26,7 +26,7 @@ _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""Return 1 if the number in the answer equals the fact `answer`, else 0.
+    r"""Return 1 if the number in the answer equals the right answer, the fact `answer`, else 0.
 
     The number is that in the last \boxed{}, else the last number. A fact of words is compared as text. If the fact is a
     whole solution, its boxed part counts, else the text after its last `####`, as in GSM8K.
@@ -36,7 +36,7 @@ def math_answer(transcript: Transcript) -> float:
 
 
 def math_verify(transcript: Transcript) -> float:
-    r"""Return 1 if the library math-verify finds the answer equal to the fact `answer`, else 0.
+    r"""Return 1 if the library math-verify finds the answer equal to the right answer, the fact `answer`; else 0.
 
     The last \boxed{} of the answer counts, else its last expression. The library also compares roots, intervals, sets,
     matrices and equations. An answer that `math_answer` accepts is accepted without the library.

@@ -332,7 +332,7 @@ def spaces_of(
 ) -> Spaces:
     """Return the observation space `seen` and the action space `taken` of Gymnasium as `Spaces`.
 
-    `arrays`: if given, observations must be single arrays, and `arrays` is the fix to propose for others. Raises
+    `arrays`: if given, observations must be single arrays, and `arrays` is the fix to propose for other spaces. Raises
     ConfigError for kinds of spaces that no policy handles.
     """
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete

@@ -232,7 +232,7 @@ class _Film:
 
 
 def _not_drawn(config: SimulatorEnvConfig, reason: str) -> ConfigError:
-    """Return the error that the simulator cannot be drawn, with a fix for its kind. `reason`: why it cannot."""
+    """Return the error that the simulator cannot be drawn, with a fix for its kind. `reason`: why, as text."""
     error = "any"
     # A custom class has to draw; for MuJoCo a library of the system may be missing
     if config.kind == "gymnasium" and ":" in config.id:

@@ -108,6 +108,7 @@ def placed(
     own: Collection[str] = (),
 ) -> Variant:
     """Return a variant of the job: its config with another placement, and with `enable_offload` for the components.
+
     A reward without a model gets no `enable_offload`. `name`: name of the variant. `placement`: component -> its place.
     `own`: components of a custom job; a missing block is created for them.
     """

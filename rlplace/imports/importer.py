@@ -235,8 +235,9 @@ class Draft:
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def assume(self, text: str, why: str) -> None:
-        """Record that the converted config has a value that no setting asks for. `text`: key and value. `why`: the
-        reason.
+        """Record that the converted config has a value that no setting asks for.
+
+        `text`: key and value. `why`: the reason for the value.
         """
         self.assumed.append((text, why))
 
@@ -294,8 +295,9 @@ class Draft:
                 )
 
     def becomes(self, key: str, *ours: str) -> None:
-        """Record that the setting `key` maps to the keys `ours` of rlplace, or to keys within them; they may be written
-        later.
+        """Record that the setting `key` maps to the keys `ours` of rlplace, or to keys within these blocks.
+
+        The keys of rlplace may be written later.
         """
         self._decided[key] = ("equal", ours)
 
@@ -387,7 +389,7 @@ class Draft:
                 self._apply(key, rule, targets, value)
 
     def _set_algorithm(self, key: str, usual: str) -> None:
-        """Write the name of the algorithm. For an unknown advantage estimator, write ppo if there is a critic, else grpo.
+        """Write the name of the algorithm. For an unknown estimator, write ppo if there is a critic, else grpo.
 
         `key`: setting that names the estimator. `usual`: default value of the setting.
         """
@@ -574,7 +576,7 @@ class Draft:
     def _complete(
         self, key: str, outcome: Outcome, ours: Sequence[str]
     ) -> tuple[Outcome, str]:
-        """Return the final outcome of a setting that maps to the keys `ours`, and a text with the keys' final values."""
+        """Return the final outcome of a setting that maps to the keys `ours`, and a text with their final values."""
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
             return (
@@ -672,7 +674,7 @@ def _lay_out(
 ) -> tuple[Plan | None, Sequence[Problem]]:
     """Return the plan of a draft, None if it has no plan, and the problems.
 
-    If only batch sizes are wrong, the plan is made as if they were right.
+    If only batch sizes are wrong, the plan is made from the placement alone.
     """
     problems: Sequence[Problem] = ()
     if draft.target.whole:

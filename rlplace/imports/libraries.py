@@ -197,7 +197,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 
 
 def _rlinf_set_rollout(draft: Draft) -> None:
-    """Write the numbers of simulator steps and optimizer steps of an iteration, if their settings are given."""
+    """Write the action chunk, and the steps and optimizer steps of an iteration, if their settings are given."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
     chunk = draft.count("actor.model.num_action_chunks", 1, 1)
     chunk_key = "actor.model.num_action_chunks"

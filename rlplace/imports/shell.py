@@ -69,7 +69,7 @@ def _number(node: ast.expr) -> int:
 
 
 class UnclosedQuote(ValueError):
-    """A quote is opened in the line `line` and never closed."""
+    """The error of a quote that is opened in the line `line` and never closed."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"it opens in line {line}")

@@ -59,6 +59,7 @@ class IterationCalls:
 
     def on_cores(self) -> dict[str, float]:
         """Return stage -> seconds that the work of all ranks of the busiest node takes on the node's cores.
+
         These are the processor seconds of the ranks' threads, divided by the cores. Waiting, threads of libraries, and
         checks of the progress of other ranks are left out.
         """

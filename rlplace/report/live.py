@@ -64,9 +64,9 @@ class Watched(Protocol):
 
 
 class Display:
-    """Shows the state of one run in a block on a terminal; a sink of the run's metrics.
+    """Shows the state of one run in a block on a terminal, and takes the run's metrics as a sink.
 
-    Where stdout is no terminal, the display prints the lines of the start, and no block.
+    If stdout is not a terminal, the display prints only the lines about the progress of the start.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Display:
     def _draw(self) -> None:
         """Draw the block until `close` is called. Runs in the display's thread.
 
-        The start and stop of drawing are in this thread too, where no signal can interrupt them.
+        Drawing starts and stops in this thread too, since no signal can interrupt this thread.
         """
         from rich.console import Console as Terminal
         from rich.live import Live

@@ -237,7 +237,7 @@ def _bytes(size: float) -> str:
 
 
 def _state(run: RunRecord) -> str:
-    """Return the state in which a run ended: finished, goal reached, stopped, failed or ended early."""
+    """Return the state in which a run ended, as text: finished, goal reached, stopped, failed or ended early."""
     summary = run.summary
     keys = run.keys
     # Older versions wrote no state, but named the policy of a finished run.

@@ -60,7 +60,7 @@ LOOK = (
 
 
 class _Bar(NamedTuple):
-    """The bar of one call on one accelerator, cut to the picture. All x are in pixels."""
+    """The bar of one call on one accelerator, cut at the edges of the picture. All x are in pixels."""
 
     component: str
     look: str
@@ -146,7 +146,7 @@ def render_timeline(
 
 
 def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
-    """Return the width of a column in pixels: 1, or more where the document would be too large.
+    """Return the width of a column in pixels: 1, or more if columns of 1 pixel would make the document too large.
 
     `bars`: accelerator -> its bars.
     """

@@ -453,7 +453,7 @@ class TrackerSink:
                 self._tracker.attach(file)
 
     def _note(self) -> None:
-        """Write the state of the tracker to its file, whole or not at all. Raises OutputError."""
+        """Write the state of the tracker to its file. If that fails, the file is unchanged. Raises OutputError."""
         try:
             self._file.parent.mkdir(exist_ok=True)
             part = self._file.with_suffix(".part")

@@ -120,7 +120,7 @@ class Usage:
         self._stages.append(use)
 
     def begin_again(self) -> None:
-        """Drop all that is recorded of the iteration under way."""
+        """Drop all records of the iteration under way."""
         self._work = {}
         self._stages = []
 

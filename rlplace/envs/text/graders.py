@@ -391,7 +391,9 @@ def grade(
 
 
 def _number(value: Any) -> float | str:
-    """Return a value as a float if possible, else as text. To unpickle the value itself may need the user's libraries.
+    """Return a value as a float if possible, else as text.
+
+    To unpickle the value itself may need the user's libraries.
     """
     try:
         return float(value)

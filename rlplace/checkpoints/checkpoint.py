@@ -129,9 +129,9 @@ def _inside(name: str) -> str:
 
 
 def _size_problem(key: str, file: Path, record: FileRecord) -> Problem | None:
-    """Return the problem of a file that is missing, or whose size differs from its record.
+    """Return the problem of a file that is missing, or whose size differs from its record; None without a problem.
 
-    Return None if the sizes are equal.
+    `key`: the config key or argument that the problem is about.
     """
     expected = record.bytes
     if not file.is_file():

@@ -277,7 +277,7 @@ class Saved:
 class Saver:
     """Completes one checkpoint at a time in a thread.
 
-    No method raises an error: without a checkpoint, the run goes on.
+    No method raises an error, so the run goes on even if a checkpoint cannot be written.
     """
 
     def __init__(self, store: Store, *, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """A wrapper that shows only the numbers at `indices`; a policy has to remember hidden ones, such as velocities.
+    """A wrapper that shows only the numbers at `indices`; a policy has to remember the hidden numbers.
 
     Raises ValueError if the observations are not a row of numbers with these indices.
     """

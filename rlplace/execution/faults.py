@@ -121,7 +121,7 @@ class History:
     def lose(self, fault: Fault) -> None:
         """Note a fault that ends all workers.
 
-        Its `redone_s` has to be the whole training time before the fault, in seconds.
+        `fault`: has in `redone_s` the whole training time before the fault, in seconds.
         """
         self._lost.append(fault)
 

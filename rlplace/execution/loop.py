@@ -320,7 +320,7 @@ class Loop:
     def go_back(self, version: int, load: Callable[[], None]) -> None:
         """Set all ranks back to their state after iteration `version`, restarted ranks too.
 
-        `load` makes them load that state. Raises StateLost if the caller has to call `go_back` again.
+        `load`: makes all ranks load that state. Raises StateLost if the caller has to call `go_back` again.
         """
         self.version = version
         self._updating = False

@@ -73,7 +73,7 @@ class MemoryMonitor:
         verify: Literal["warn", "stop"] = "warn",
         tell: Callable[[Problem], None] = lambda problem: None,
     ) -> None:
-        """`case`: the prediction.
+        """`case`: the memory case of the plan, which has the predicted bytes.
 
         `verify`: "warn": each excess over the proof is reported once; "stop": it ends the run. `tell`: called with each
         excess that is reported.
@@ -110,9 +110,9 @@ class MemoryMonitor:
         """Compare the bytes on the accelerators of these ranks with the memory proof.
 
         The tolerance is the reserve, or 5 % of the prediction if that is more, and the proof's bytes for an engine's
-        process. If all residents of an accelerator together exceed it, AcceleratorOutOfMemory is raised or the excess
-        is reported, as `verify` says. If only one resident exceeds it, the excess is only reported, since all residents
-        together fit.
+        process. If all residents of an accelerator together exceed the tolerance, AcceleratorOutOfMemory is raised or
+        the excess is reported, as `verify` says. If only one resident exceeds the tolerance, the excess is only
+        reported, since all residents together fit.
         """
         if not self._case.counts(component):
             # There is no prediction for this component.

@@ -158,7 +158,7 @@ class _Variables:
     def expand(self, text: str, tokens: re.Pattern[str] = _TYPED) -> str:
         """Return the text with variables replaced, comments removed, and `_END` between commands, ready for shlex.
 
-        It has as many newlines as `text`. `tokens`: the expression that finds what to replace.
+        The result has as many newlines as `text`. `tokens`: the expression that finds what to replace.
         """
 
         def replaced_end(sign: str) -> str:

@@ -69,7 +69,7 @@ class _Passes(NamedTuple):
 class TextStages(Stages):
     """Lower bounds of the work in each stage of a language-model job.
 
-    If generation runs ahead of learning, rollout has no bound.
+    If generation runs ahead of learning, the rollout stage has no bound.
     """
 
     _config: Config
@@ -398,8 +398,8 @@ class TextStages(Stages):
         """Return the seconds of one pass of all ranks over all samples.
 
         `cost`: name of the cost of a micro-batch. `budget`: most tokens of a micro-batch. `steps`: number of optimizer
-        steps in the pass. `whole`: whether all samples are packed at once; otherwise each step has at least one
-        micro-batch, and a line below the costs of all sizes is used.
+        steps in the pass. `whole`: whether all samples are packed at once; otherwise a lower bound is returned, from at
+        least one micro-batch for each step, and from a line that lies below the costs of all sizes.
         """
         component = cost.rpartition("/")[0].rpartition(".")[0]
         again = self._again.get(component)

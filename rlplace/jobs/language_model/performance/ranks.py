@@ -258,7 +258,7 @@ class TextRank(Rank):
 
 
 class TextEnvRank(TextRank):
-    """Simulates the worker `TextEnvWorker`. The lengths of a prompt are the same each time that it is asked."""
+    """Simulates the worker `TextEnvWorker`. The lengths of a prompt are equal each time that the prompt is asked."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         super().__init__(site, slot)

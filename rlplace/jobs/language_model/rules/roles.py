@@ -39,7 +39,7 @@ def _has_head(case: PlacedJob) -> bool:
 
 
 def _critic_and_head(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a placed critic beside a value head on the actor."""
+    """Yield findings about a job that has both a placed critic and a value head on the actor."""
     if _has_critic(case) and _has_head(case):
         yield at_key("critic.on_actor", True, "critic-and-head")
 
@@ -90,7 +90,7 @@ def _has_kl(case: PlacedJob) -> bool:
 
 
 def _reference_and_shared(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about a placed reference although `reference.share_actor` is set."""
+    """Yield findings about a job that places a reference and sets `reference.share_actor` too."""
     if _has_reference(case):
         yield at_key(_SHARE_ACTOR, True, "reference-and-shared")
 

@@ -97,7 +97,7 @@ class Spaces:
         return 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """Return the float32 numbers [B, ...] of observations [B, *O]; an empty axis if there are images only."""
+        """Return the float32 numbers [B, ...] of observations [B, *O]. With images only, the last axis is empty."""
         if self.observation_dtype == "float32":
             return observations
         import numpy as np
@@ -182,7 +182,7 @@ class Spaces:
 
     @property
     def images(self) -> tuple[Part, ...]:
-        """The entries that are images: entries of bytes; if there are none, all arrays of two or more axes."""
+        """The entries that are images: entries of bytes; if no entry has bytes, all arrays of two or more axes."""
         arrays = [entry for entry in self.entries if len(entry.shape) > 1]
         of_bytes = [entry for entry in arrays if entry.dtype == "uint8"]
         return tuple(of_bytes or arrays)

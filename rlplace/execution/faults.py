@@ -411,7 +411,7 @@ class Recovery:
     ) -> None:
         """Raise `error` if another try would fail in the same way, or if there were too many restarts within an hour.
 
-        `failures`: places of earlier failures in this recovery; empty if `error` is the one that began the recovery.
+        `failures`: places of earlier failures in this recovery; empty if the recovery has begun with `error`.
         """
         cause = error.cause if isinstance(error, WorkerError) else error
         # Non-finite numbers are handled by faults.on_poison.

@@ -230,7 +230,10 @@ class MeasuredRank(Rank):
     site: MeasuredSite
 
     def spent(self, method: str, *, constant: bool) -> Body:
-        """Spend the seconds of one call of a method. `constant`: whether they are the same for any number of ranks."""
+        """Spend the seconds of one call of a method.
+
+        `constant`: whether the seconds are equal for any number of ranks.
+        """
         ranks = self.plan.placement.world_size(self.component)
         size = 0.0 if constant else 1.0 / ranks
         watch = self.watch(method)

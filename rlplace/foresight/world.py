@@ -167,8 +167,7 @@ class Cores:
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
         """`count`: number of processors.
 
-        `wanted`: the share of time that each processor is busy if more processes want a processor than there are
-        processors.
+        `wanted`: the share of time that each processor is busy if there are more waiting processes than processors.
         """
         self._world = world
         self._free = count

@@ -672,7 +672,7 @@ def ordered(
 def _lay_out(
     draft: Draft, topology: Topology, offload: Mapping[str, bool]
 ) -> tuple[Plan | None, Sequence[Problem]]:
-    """Return the plan of a draft, None if it has no plan, and the problems.
+    """Return the plan of a draft and its problems. The plan is None if there is no valid plan.
 
     If only batch sizes are wrong, the plan is made from the placement alone.
     """

@@ -85,7 +85,7 @@ def entry_words(text: str, *, script: bool = True) -> list[Word]:
     """Return the words after the script or module in a shell text, each with its line.
 
     Of several commands, the one with the most options counts. `script`: whether `name=value` in front of a command sets
-    a variable, as in a script; otherwise it is a word like others. Raises UnclosedQuote.
+    a variable, as in a script; otherwise, `name=value` is an ordinary word. Raises UnclosedQuote.
     """
     commands = [
         nested for command in _commands(text, script) for nested in _unpacked(command)

@@ -43,7 +43,7 @@ def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
 class Callbacks:
     """The callbacks of a run, in the order of the config. Their exceptions become CallbackError.
 
-    On leaving the context, `on_end` is called unless it has been called before, as after a failed start.
+    On leaving the context, `on_end` is called if it was not called before, as after a failed start.
     """
 
     def __init__(

@@ -163,8 +163,8 @@ def _rows(
 ) -> Sequence[int]:
     """Return the accelerators that have a row: all of them, but at most `_MOST_ROWS`.
 
-    `iterations`: their calls say which components use an accelerator. Of neighbouring accelerators with the same
-    components, the first has a row, and as many others as there is room for, at even distances.
+    `iterations`: the iterations whose calls say which components use an accelerator. Of neighbouring accelerators with
+    the same components, the first has a row, and as many others as there is room for, at even distances.
     """
     if len(accelerators) <= _MOST_ROWS:
         return accelerators

@@ -176,7 +176,7 @@ class AgentEpisode:
         self._until_s: float | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
-        """Wait for the agent's first request; return None, or the error that there was none.
+        """Wait for the agent's first request, and return None; without a request, return the error.
 
         `deadline_s`: when to give up, in seconds of the monotonic clock.
         """

@@ -211,7 +211,7 @@ def reward_failed(
 ) -> RewardError:
     """Return the error that a reward function has failed for one sample.
 
-    `code`: code of the error. `error`: which of the code's texts. `facts`: values for the texts.
+    `code`: code of the error. `error`: which of the code's texts applies. `facts`: values for the texts.
     """
     answer = case.transcript.answer
     shown = answer

@@ -269,7 +269,7 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
 def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]:
     """Return `make(row)` for each row.
 
-    If rows are bad, raises the ConfigError of the first of them, with the places of the others.
+    If rows are bad, raises the ConfigError of the first bad row, with the places of the other bad rows.
     """
     made = list[_Made]()
     problems = list[Problem]()

@@ -187,7 +187,9 @@ def carries_signal(rewards: Sequence[float]) -> bool:
 
 
 def grpo(outcomes: Outcomes) -> Tensor:
-    """Return [S]: (r - mean) / std over the sample's group (Shao et al. 2024, arXiv:2402.03300, section 4.1.2).
+    """Return the advantages [S]: (r - mean) / std, where r is the sample's reward, and mean and std are over its group.
+
+    The method is that of Shao et al. 2024 (arXiv:2402.03300, section 4.1.2).
 
     The paper does not say which deviation std is. Here it is the sample deviation (division by n - 1), as in common
     implementations. The advantage is zero where all rewards of a group are equal, as in a group of one.
@@ -199,10 +201,10 @@ def grpo(outcomes: Outcomes) -> Tensor:
 
 
 def dr_grpo(outcomes: Outcomes) -> Tensor:
-    """Return [S]: r - mean over the sample's group, without division by the deviation.
+    """Return the advantages [S]: r - mean, where r is the sample's reward, and mean is over its group.
 
-    The division would give the most weight to easy and hard prompts. Liu et al. 2025 (arXiv:2503.20783), section 3.2;
-    the other half of the method is the mean `constant` of `losses.token_weights`.
+    A division by the deviation would give the most weight to easy and hard prompts. The method is that of Liu et al.
+    2025 (arXiv:2503.20783), section 3.2; the other half of the method is the mean `constant` of `losses.token_weights`.
     """
     mean = outcomes.over_group(outcomes.rewards) / outcomes.group_sizes()
     # Exactly 0 for equal rewards: their mean may be rounded.
@@ -210,7 +212,7 @@ def dr_grpo(outcomes: Outcomes) -> Tensor:
 
 
 def rloo(outcomes: Outcomes) -> Tensor:
-    """Return [S]: r less the mean reward of the other samples of the group; zero in a group of one.
+    """Return the advantages [S]: the reward r less the mean reward of the group's other samples; 0 in a group of one.
 
     Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator: r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1).
     """
@@ -219,7 +221,7 @@ def rloo(outcomes: Outcomes) -> Tensor:
 
 
 def reinforce_pp(outcomes: Outcomes) -> Tensor:
-    """Return [S]: rewards normalised over all response tokens of the iteration, without regard to groups.
+    """Return the advantages [S]: rewards normalised over all response tokens of the iteration; groups do not matter.
 
     Hu et al. 2025 (arXiv:2501.03262), global advantage normalisation: each token counts once, so long answers weigh
     more in mean and deviation. Where the KL from a reference is part of the reward, each token gets the KL of the whole
@@ -229,7 +231,10 @@ def reinforce_pp(outcomes: Outcomes) -> Tensor:
 
 
 def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
-    """Return [S]: r - mean over the sample's group, normalised as in `reinforce_pp` (a variant in the same paper)."""
+    """Return the advantages [S]: rewards less the mean of the sample's group, then normalised as in `reinforce_pp`.
+
+    This is a variant in the paper of `reinforce_pp`.
+    """
     return _over_tokens(dr_grpo(outcomes), outcomes.lengths)
 
 

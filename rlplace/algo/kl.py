@@ -52,7 +52,7 @@ def next_kl_coef(
 
     Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and beta = beta *
     (1 + K * e), a log-space proportional controller. K is samples / horizon here, as in the code that the paper was
-    published with, so that neither batch size nor number of iterations changes how fast it adapts.
+    published with, so that neither batch size nor number of iterations changes how fast beta adapts.
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
     return kl_coef * (1.0 + error * samples / horizon)
@@ -98,8 +98,8 @@ def importance_weights(
     gradient. `trainer_logprobs`, `engine_logprobs`: [N] of the policy version that sampled, before the first step on
     these tokens. `lengths`: [s] tokens of each sequence.
 
-    The weight stands before the clipped surrogate, whose own ratio is then new / old of the trainer alone. Tokens of
-    weight 0 still count in means.
+    The loss multiplies the clipped surrogate by the weight. The ratio in the surrogate is then new / old probability of
+    the trainer alone. Tokens of weight 0 still count in means.
     """
     log_ratio = trainer_logprobs - engine_logprobs
     if correction.level == "sequence":

@@ -86,7 +86,9 @@ def _without_slope(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N] losses: half the squared error; with `value_clip`, of the worse of the free and the clipped value.
+    """Return [N] losses: half the squared error of the value.
+
+    With `value_clip`: half the larger of this squared error and the squared error of the clipped value.
 
     `values`, `old_values`, `returns`: [N]; the old values are those of the policy that sampled. A clipped value is at
     most `value_clip` from the old value; None: no clip. The clip is that of the PPO authors' code (Engstrom et al.
@@ -102,7 +104,7 @@ def value_loss(
 def is_value_clipped(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N]: 1.0 where `value_loss` is that of the clipped value, which has no gradient, else 0.0.
+    """Return [N]: 1.0 where `value_loss` returns the loss of the clipped value, which has no gradient, else 0.0.
 
     The arguments are those of `value_loss`.
     """

@@ -30,7 +30,7 @@ class Moments:
 def no_moments(
     shape: tuple[int, ...] = (), device: torch.device | str = "cpu"
 ) -> Moments:
-    """Return the moments of no values: to scale by them changes nothing. `shape`: *S, the shape of one value."""
+    """Return the moments of an empty batch: count 0, mean 0, variance 1. `shape`: *S, the shape of one value."""
     return Moments(
         count=torch.zeros((), dtype=torch.float64, device=device),
         mean=torch.zeros(shape, dtype=torch.float64, device=device),
@@ -94,7 +94,7 @@ def normalized(
 
 
 class ReturnScale:
-    """Scales rewards by the running deviation of the discounted return. Owns the return of each row so far.
+    """Scales rewards by the running deviation of the discounted return. Keeps the discounted return of each row so far.
 
     Engstrom et al. 2020 (arXiv:2005.12729), section 3, "reward scaling": rewards are scaled, never shifted.
     """

@@ -44,7 +44,7 @@ class SampleSizes:
     again: float = 1.0
 
     def size(self, picks: Iterable[int]) -> int:
-        """Return the tokens of a micro-batch. `picks`: the numbers of its samples, ascending.
+        """Return the size of a micro-batch in tokens. `picks`: the numbers of its samples, ascending.
 
         A prompt that several samples of the micro-batch share counts once. It also counts `again` times for each of
         these samples, because attention keeps the keys and values of the prompt for every answer; without a kernel for
@@ -286,7 +286,7 @@ def _widen(
     number: int,
     budget: int,
 ) -> tuple[MicroBatch, ...]:
-    """Return exactly `number` micro-batches of one rank, the fullest first, as ranks wait for each other in each one.
+    """Return exactly `number` micro-batches of one rank, the fullest first, because ranks wait for each other there.
 
     `lengths`: of each item. `micro_batches`: at most `number` that are within `budget`. `share`: the items of the rank.
     The items are divided evenly where each micro-batch then stays within the budget or is one item; otherwise

@@ -62,7 +62,7 @@ class TokenSamples(NamedTuple):
 
 
 class Variant:
-    """Calls the methods of a user's object.
+    """Calls the methods of an object that the user wrote, and checks what they return.
 
     Raises ConfigError where a method returns another shape than it must, or a loss without gradient. Exceptions of the
     methods pass through.

@@ -229,7 +229,7 @@ class PackedLm(nn.Module):
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return key -> value of the keys in config.json for which a saved model has another value than its folder."""
+        """Return key -> value: the changes in config.json when this model is saved. Empty: no changes."""
         return {}
 
     def _values(self, hidden: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class CausalLm(PackedLm):
 
     @property
     def divisor(self) -> float:
-        """The constant by which logits are divided beside the temperature; Granite and Cohere have such a constant."""
+        """The constant by which logits are divided, in addition to the temperature; 1 except in Granite and Cohere."""
         config = self.lm.config
         granite = float(getattr(config, "logits_scaling", 1.0))
         cohere = float(getattr(config, "logit_scale", 1.0))
@@ -441,7 +441,7 @@ def build(
 
 
 def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
-    """Keep the saved inputs of a checkpointed block in host memory. `pinned`: in pinned memory."""
+    """Make activation checkpointing keep the inputs of `block` in host memory. `pinned`: use pinned memory."""
     checkpoint = cast(Callable[..., Any], block._gradient_checkpointing_func)
 
     def checkpoint_from_host(*inputs: Any) -> Any:
@@ -453,10 +453,10 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
 
 
 def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
-    """Apply tensor parallelism if `mesh` has its dimension, and return the mesh for FSDP.
+    """Split the model by tensor parallelism if `mesh` has a dimension for it; return the mesh over which FSDP shards.
 
-    `spec`: for errors. Returns None if no replicas share the weights. Raises ConfigError if the model's family cannot
-    be cut.
+    Returns None if FSDP has nothing to shard over. `spec`: names the config key and the folder in errors. Raises
+    ConfigError if tensor parallelism cannot split the model's family.
     """
     names = names_of(mesh)
     if TENSOR not in names:
@@ -623,7 +623,7 @@ class FrozenLm(Generic[Lm]):
         """Build the model and read its weights.
 
         `kind`: the class to make. `folder`: its config and weights. `device`: of this rank. `mesh`: the ranks that
-        share the model, with those of tensor parallelism; None: this rank has all of it. `dtype`: of weights and
+        share the model, tensor-parallel ranks included; None: this rank has all of it. `dtype`: of weights and
         passes. `context`: the ranks that split the tokens; None: the tokens are not split. `on_host`: keep the weights
         in host memory. `key`: the config key of the folder, for errors. Raises ConfigError if the files do not fit the
         model.

@@ -184,7 +184,11 @@ def as_stored(
     weights: Iterable[tuple[str, Tensor]],
     stored: Container[str],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, weight) in the form of files with the names `stored`: with these names, and experts one by one."""
+    """Yield (name, weight) as the files of a checkpoint store the weights.
+
+    `weights`: (name, whole weight) as the model has them. `stored`: all names in the files. A weight of all experts is
+    yielded expert by expert if the files store the experts one by one.
+    """
     for name, tensor in weights:
         projections = of_experts(name, stored)
         if projections:
@@ -253,7 +257,7 @@ def _by_file(
     weights: Iterable[tuple[str, Tensor]],
     file_bytes: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield for each file name -> copy of the weight on the host: as many weights as have `file_bytes` bytes in all."""
+    """Yield name -> copy on the host, for the weights of each file. A file has one weight or at most `file_bytes`."""
     held: dict[str, Tensor] = {}
     for name, tensor in _on_host(weights):
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > file_bytes:

@@ -37,9 +37,9 @@ class ContextParallel:
         return tokens.view(self.size, -1)[self.group.rank()]
 
     def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
-        """Return the indices among this rank's tokens [n], and in `places` [n], of those places that this rank has.
+        """Return which `places` are on this rank: [n] indices among this rank's tokens, and [n] indices in `places`.
 
-        `places` [N]: indices of tokens. `each`: the number of tokens of a rank.
+        `places` [N]: indices among the tokens of all ranks. `each`: the number of tokens of a rank.
         """
         first = self.group.rank() * each
         last = first + each

@@ -26,9 +26,10 @@ def find_module(config: ModuleConfig) -> Any:
 
 
 def check_module(config: ModuleConfig) -> list[Problem]:
-    """Return the problems of a custom module.
+    """Return the problems of a custom module; empty if it can be used.
 
-    It cannot be imported, is not a torch.nn.Module, or does not take the arguments of the config.
+    A problem is that the module cannot be imported, is not a torch.nn.Module, or does not take the arguments in the
+    config.
     """
     problems = check_named(
         config.name,
@@ -53,7 +54,7 @@ def check_module(config: ModuleConfig) -> list[Problem]:
 def not_a_module(kind: Any, name: str) -> Problem | None:
     """Return the problem of a `kind` that is no subclass of torch.nn.Module; None for a subclass.
 
-    `name`: in the config.
+    `name`: the name of `kind` in the config.
     """
     # Compared by name, since torch is not imported
     module = ("torch.nn.modules.module", "Module")

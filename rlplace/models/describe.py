@@ -239,7 +239,7 @@ def _blocks(
 def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
     """Return the number of ways in which tensor parallelism can split a layer's weight; 1 if it cannot, or if unknown.
 
-    `name`: within the layer. `text`: the config of the decoder of text.
+    `name`: the name of the weight within the layer. `text`: the config of the decoder of text.
     """
     module, _, kind = name.rpartition(".")
     # The module's last name; a weight with three dimensions is its own module
@@ -453,9 +453,10 @@ def _sums(
     more: _Tensors,
     kind: int,
 ) -> tuple[tuple[int, float], tuple[int, float]]:
-    """Return the elements of one kind that each of two passes saved, as one tensor each.
+    """Return (kind, sum of elements) for each of two passes, over the saved tensors of one kind.
 
-    `fewer`, `more`: the tensors that the passes saved, as (bytes of an element, elements). `kind`: bytes of an element.
+    `fewer`, `more`: the tensors that each pass saved, as (bytes of an element, elements). `kind`: the bytes of an
+    element of the tensors to count.
     """
     fewer_total = 0.0
     for fewer_kind, size in fewer:
@@ -551,7 +552,7 @@ def _heads(text: Any) -> dict[str, int]:
 
 
 def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
-    """Yield, for each kind of attention layer, what an engine keeps of one token in its KV cache; fields of `KvLayers`.
+    """Yield, for each kind of attention layer, what an engine keeps of a token in its KV cache: fields of `KvLayers`.
 
     `text`: the config of the decoder of text. `notes`: gets a note for each kind of layer that is not known here.
     """

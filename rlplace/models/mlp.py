@@ -53,7 +53,10 @@ class ContinuousOutput(NamedTuple):
 
 
 class MultiDiscreteOutput(NamedTuple):
-    """Several independent choices for each observation, and its value. Logits stand one choice after the other."""
+    """Several independent choices for each observation, and the observation's value.
+
+    `logits` has the logits of the first choice, then the logits of the second choice, and so on.
+    """
 
     logits: Tensor  # [N, sum of n] float32
     actions: MultiDiscreteActions
@@ -150,7 +153,7 @@ class ActorCritic(nn.Module):
         )
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return what the normaliser counts of the observations: all of them."""
+        """Return the part of the observations that the normaliser counts: here, all of each observation."""
         return observations
 
     def prepared(self, observations: Tensor) -> Tensor:

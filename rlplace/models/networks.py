@@ -61,7 +61,7 @@ BRIGHTEST = 255.0
 
 
 class Sequences(NamedTuple):
-    """L successive steps of M environments, for training a policy with memory; before them b steps of burn-in."""
+    """b steps of burn-in, then L steps to learn from, of M environments: for training a policy with memory."""
 
     observations: Tensor  # [b + L, M, row]
     begins: Tensor  # [b + L, M] bool: an episode begins with this step
@@ -104,7 +104,7 @@ class NetworkPolicy(nn.Module):
         self.eval()
 
     def forward(self, observations: Tensor) -> PolicyOutput:
-        """Return the distribution of actions for observations [N, *O], or for rows with as many elements."""
+        """Return the distribution of actions for observations [N, *O], or for flattened observations [N, row]."""
         return self.decide(observations)[0]
 
     def decide(self, observations: Tensor) -> tuple[PolicyOutput, Tensor]:

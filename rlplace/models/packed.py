@@ -185,7 +185,7 @@ class Packed:
     def padded(self, multiple: int) -> Packed:
         """Return these sequences and one of filler tokens, so that the token count is a multiple of `multiple`.
 
-        No filler token is scored. If the count is such a multiple already, no sequence is added.
+        No filler token is scored. If the token count is a multiple of `multiple` already, no sequence is added.
         """
         more = -len(self.tokens) % multiple
         if not more:
@@ -519,9 +519,10 @@ def _add_tile(
     mean: Tensor,  # [R], sum of z * exp(z - highest) so far
     chosen: Tensor,  # [R], logit of the target, 0 so far
 ) -> Tensor:
-    """Add a tile to the sums of its rows, in place, and return the highest logits so far [R].
+    """Add the logits of a tile to the running sums, in place, and return the highest logits so far [R].
 
-    `hidden`: [R, E]. `head`: [C, E]. `temperature`: divides the logits.
+    `hidden`: [R, E] states. `head`: [C, E] rows of the head. `temperature`: divides the logits. The sums are `total`,
+    `mean` and `chosen`.
     """
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))

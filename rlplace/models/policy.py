@@ -150,7 +150,8 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
     """Return a trained simulator policy, ready to act.
 
     `trained`: the config and the weights that were found. The simulator is made once, to see its spaces. `seed`: of
-    sampled actions. `key`: named in errors. Raises ConfigError for damaged weights, or those of another simulator.
+    sampled actions. `key`: named in errors. Raises ConfigError for damaged weights, or for weights of a policy for
+    another simulator.
     """
     config: Config = trained.config
     spaces = spaces_of_job(config)
@@ -291,7 +292,7 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
 def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
     """Return the error for a policy that cannot be written in this form.
 
-    `error`: the case of the error. `reason`: the text of an exception.
+    `error`: the name of the cause, which selects the text of the error. `reason`: the text of an exception.
     """
     folder = out.with_suffix("")
     return config_error(

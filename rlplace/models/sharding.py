@@ -128,8 +128,8 @@ def part_at(
     """Return where the part of one rank lies in the whole parameter: a slice for each dimension.
 
     `place`: name of each dimension of the mesh -> the rank's index in it. `placements`: used in place of the
-    parameter's own; None: its own. Parts are equal, only the last ones are smaller. FSDP splits what tensor parallelism
-    has left, although FSDP's dimension of the mesh is the first (`_StridedShard`).
+    parameter's own; None: its own. Parts have equal sizes, except that the last parts may be smaller. FSDP splits what
+    tensor parallelism has left, although FSDP's dimension of the mesh is the first (`_StridedShard`).
     """
     mesh = parameter.device_mesh
     part = [(0, size) for size in parameter.shape]

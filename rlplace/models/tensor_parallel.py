@@ -93,7 +93,8 @@ def local(weight: Tensor) -> Tensor:
 def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
     """Split a model on the meta device over the ranks of `mesh`, LoRA factors included; return these ranks.
 
-    Raises ValueError if the family declares no split, or one that is unknown here, or if sizes do not divide.
+    Raises ValueError if the family declares no split or an unknown split, or if a size is not divisible by the number
+    of ranks.
     """
     # What transformers declares: pattern of module names -> style
     styles = {

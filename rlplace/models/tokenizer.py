@@ -98,7 +98,7 @@ class Tokenizer:
         """Return (token ids, texts) that end an answer. `texts`: the stop texts of the job.
 
         The ids are the model's own stop tokens, and the special tokens among `texts`. The returned texts are all
-        others.
+        other `texts`.
         """
         special = self._without_text
         ids = list(self.stop_token_ids)
@@ -258,7 +258,8 @@ class Chat:
     def reply(self, answer: Tokens, text: str) -> Tokens:
         """Return the tokens between an answer and the next one: the rest of the answer's turn, and the reply `text`.
 
-        They end where the next answer begins. `answer`: its stop token, if it has one, is not repeated. Raises
+        The result ends where the next answer begins. `answer`: the tokens of the answer; the result does not repeat a
+        stop token at their end. Raises
         ConfigError if the template does not show an earlier answer exactly once.
         """
         # Render a chat with a mark for the answer; the reply is what follows the mark
@@ -300,7 +301,7 @@ class PlainText:
         return self._tokenizer.encode("\n".join(parts), special=True)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens of the reply `text`, on lines of its own. `answer` has no influence."""
+        """Return the tokens of the reply `text`, on lines of its own. `answer` is not used."""
         return self._tokenizer.encode(f"\n{text}\n")
 
 
@@ -347,7 +348,8 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Return the chat template of a folder; None if it has none. `config`: the content of tokenizer_config.json.
 
-    A file of its own comes before the config. Of several named templates, the one called default is returned.
+    A separate template file takes precedence over the config. Of several named templates, the
+    template called default is returned.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():

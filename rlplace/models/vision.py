@@ -124,7 +124,7 @@ class VisionSpec:
     def read(self, images: Sequence[Image]) -> tuple[Files, list[int]]:
         """Return the files of a prompt's images, and the number of tokens of each image.
 
-        Raises ConfigError for images that cannot be read, or that are larger than the limit together.
+        Raises ConfigError for images that cannot be read, or whose files exceed `most_bytes` in total.
         """
         files = list[bytes]()
         counts = list[int]()

@@ -136,8 +136,8 @@ class VisionInput:
 class VisionLm(CausalLm):
     """A language model that reads images.
 
-    Each pass has an image, a blank one if need be, because the ranks that share weights must run the vision tower
-    together.
+    Each pass has at least one image, because the ranks that share weights must run the vision tower together. A blank
+    image is added to sequences without images.
     """
 
     made_by = AutoModelForImageTextToText

@@ -127,7 +127,7 @@ def mismatch_metrics(
 
     Both are [N], of this rank's response tokens in an iteration, possibly none. `on_policy`: [N] bool, tokens that were
     sampled under the version that the trainer has. Only these tokens show the difference of engine and trainer under
-    the same weights; an iteration without such tokens has no weight in the metrics of the difference. `cut`: [N] bool,
+    the same weights. An iteration without these tokens has no weight in the metrics of the difference. `cut`: [N] bool,
     tokens whose weight the correction has changed. The KL is KL(engine || trainer) by the estimator k3, because the
     engine drew the tokens.
     """

@@ -87,8 +87,8 @@ class Checkpoint:
     ) -> Tensor:
         """Return the slice `part` of the weight that is stored under one of `names`. `shape`: of the whole weight.
 
-        Where the files store experts one by one, their weights are joined. Raises ConfigError if there is no such
-        weight or its shape differs.
+        Where the files store experts one by one, their weights are joined. Raises ConfigError if no
+        file has the weight or its shape differs.
         """
         # The weight itself, under its present or an older name
         for stored_name in itertools.chain.from_iterable(map(_names_of, names)):

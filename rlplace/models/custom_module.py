@@ -20,7 +20,7 @@ _NOUN = "module"
 def find_module(config: ModuleConfig) -> Any:
     """Return the object that `config.name` names.
 
-    Raises ConfigError if there is none; errors while importing it pass through.
+    Raises ConfigError if there is no object of this name. Errors that importing its module raises pass through.
     """
     return named(config.name, {}, key=KEY, code=_CODE, noun=_NOUN)
 

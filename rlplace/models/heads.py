@@ -26,7 +26,8 @@ HEADS = (
 def stored_heads(head: str) -> tuple[str, ...]:
     """Return the names under which files may store a reward model's head.
 
-    `head`: its name in the config; the default name `score` stands for all usual names, any other for itself.
+    `head`: the name of the head in the config. The default name `score` stands for all usual names; any other name
+    stands for itself.
     """
     named = f"{head}.weight"
     if named == HEAD:

@@ -156,7 +156,7 @@ class Factors:
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
         """Return `weight` + alpha / r B A on `device`, as a new tensor in the weight's dtype.
 
-        `weight` [O, I]: with the same rows as `b`.
+        `weight` [O, I]: has the rows that `b` has.
         """
         weight = weight.to(device)
         a = self.a.to(device).float()

@@ -164,7 +164,7 @@ class NetworkPolicy(nn.Module):
         return self._floats(observations)[:, : self.remembered]
 
     def _floats(self, observations: Tensor) -> Tensor:
-        """Return all float32 numbers of the rows, [N, numbers]: the memory, then those of the simulator."""
+        """Return all float32 numbers of the rows, [N, numbers]: the memory, then the simulator's numbers."""
         rows = self._rows(observations)
         count = self._spaces.numbers
         if rows.dtype == torch.float32:

@@ -74,9 +74,9 @@ class Packed:
         """Return `sequences`, packed. Without sequences: one token, which is not scored.
 
         `masks`: for each sequence, true at the tokens to score. `alike`: for each sequence, a number and a length.
-        Neighbours with the same number share as many first tokens as the length. None of these tokens is scored, and
-        all `images` belong to them. Empty: nothing is shared. `images`: the image files of each sequence; empty: no
-        images.
+        Neighbouring sequences with equal numbers have their first tokens in common, as many as the length. None of
+        these tokens is scored, and all image tokens are among these tokens. Empty: nothing is shared. `images`: the
+        image files of each sequence; empty: no images.
         """
         # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()

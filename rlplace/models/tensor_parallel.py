@@ -74,7 +74,7 @@ class TensorParallel:
         values: Tensor,
         how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> Tensor:
-        """Reduce `values` over the ranks, in place, and return them. A collective. `how`: the operation."""
+        """Reduce `values` over the ranks, in place, and return `values`. A collective. `how`: the operation."""
         dist.all_reduce(values, how, group=self.group)
         return values
 

@@ -112,7 +112,7 @@ class Tokenizer:
         return tuple(without_repetitions), tuple(others)
 
     def special_within(self, text: str) -> str | None:
-        """Return a special token that is a part of `text`; None if there is none, or if all of `text` is such a token.
+        """Return a special token that is a part of `text`; None without one, or if all of `text` is one special token.
 
         Decoded answers have no special tokens, so a text with a part like this is never found in an answer.
         """

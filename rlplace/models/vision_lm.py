@@ -186,7 +186,7 @@ class VisionLm(CausalLm):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The blocks of the decoder, then those of the vision tower."""
+        """The blocks of the decoder, then the blocks of the vision tower."""
         tower = cast(Any, self.lm.base_model).visual
         layers = cast(nn.ModuleList, self.decoder_of(self.lm).layers)
         return [*layers, *tower.blocks]

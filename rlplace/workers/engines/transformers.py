@@ -290,8 +290,8 @@ class TransformersEngine(ModuleEngine):
     ) -> Tensor:
         """Return the logits [1, V] after `tokens` [L], and fill `prefix` with the keys and values of these tokens.
 
-        `images`: images that belong to the tokens. `answers`: answers that begin with these tokens; the number of
-        positions that images save is stored in each.
+        `images`: images that belong to the tokens. `answers`: answers that begin with these tokens. An image takes
+        fewer positions than tokens; the difference is stored in `spared` of each answer.
         """
         if self._vision_input is None or not images:
             output = self._model(

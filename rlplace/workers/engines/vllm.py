@@ -299,8 +299,9 @@ class VllmEngine:
         return finished
 
     def _advance(self) -> list[Any]:
-        """Run one step of vLLM, store the answers that finished in it, and return all other finished
-        outputs of vLLM.
+        """Run one step of vLLM, and store the answers in flight that it finished.
+
+        Return the outputs of vLLM in this step that belong to no answer in flight.
         """
         others = []
         for output in self._vllm.step():

@@ -62,8 +62,8 @@ def load_from(
     Return the transports of the sync, and the tensors in it that are not weights.
 
     `engine`: vLLM's engine. `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the
-    monotonic clock. `again`: second name under which a weight is loaded too, by its name. `others`: names of tensors
-    that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
+    monotonic clock. `again`: name of a weight -> second name, under which the weight is loaded too. `others`: names of
+    tensors that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
 
     Raises NothingLoaded if no worker had begun to load, else WeightSyncError or ChannelTimeout.
     """

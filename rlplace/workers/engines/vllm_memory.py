@@ -201,8 +201,8 @@ class CudaMemory(EngineMemory):
     def _wake(self, tag: str, *, wholly: bool) -> None:
         """Wake the part of the engine that `tag` names; with the KV cache, the scheduler wakes too.
 
-        `wholly`: whether the engine must be fully awake afterwards. The return value of vLLM is checked, because vLLM
-        only writes a log line if it fails to wake a part.
+        `wholly`: whether the engine is fully awake afterwards, or else partly asleep. Raises AssertionError if vLLM
+        reports another state, because vLLM itself only writes a log line if it fails to wake a part.
         """
         if self._engine.wake_up(tags=[tag]) is not wholly:
             how = "still asleep in part" if wholly else "wholly awake"

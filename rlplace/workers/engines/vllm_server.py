@@ -224,12 +224,12 @@ class VllmServer:
         self.version = version
 
     def _call_weights(self, version: str) -> None:
-        """Set the server's name for the version of its weights, with the mark of this engine in front."""
+        """Make the server name its weights `<mark of this engine>.<version>`."""
         self._called = f"{self._mark}.{version}"
         self._post("/update_weight_version", {"new_version": self._called})
 
     def _check_alone(self) -> None:
-        """Raise EngineError if the server's version name is no longer the name that this engine has set."""
+        """Raise EngineError unless the server's weights still have the name that this engine has set."""
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
             raise self._failed("shared", found=found, called=self._called)
@@ -434,7 +434,7 @@ class VllmServer:
     def _failed(self, error: str, **facts: Any) -> EngineError:
         """Return an error about the server.
 
-        `error`: name of the text in the error's code. `facts`: values in the text.
+        `error`: name of the cause, which selects the text of the error. `facts`: values that the text shows.
         """
         return EngineError(
             problem("engine-server", self._owner, self._url, error=error, **facts)

@@ -212,7 +212,7 @@ class SharedBucket:
 def in_buckets(
     items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES
 ) -> Iterator[SharedBucket]:
-    """Yield all weights in order, in buckets. Their memory is not in /dev/shm.
+    """Yield all weights in order, in buckets. The memory of a bucket is not in /dev/shm.
 
     `items`: names and tensors. `size_bytes`: most bytes of a bucket; a larger weight has a bucket of its own.
     """

@@ -428,7 +428,7 @@ class LmActor(Actor):
     ) -> tuple[SampleShard, Experience | None]:
         """Return this rank's samples of a part of the groups; on rank 0 also the experience of all ranks, else None.
 
-        The experience also has the groups without a learning signal, which the samples lack.
+        The experience also has the groups without a learning signal; this rank's samples do not have them.
 
         `part`: number of groups in the part.
         """

@@ -93,8 +93,9 @@ def read(folder: Path, groups: range, asked: str) -> Kept:
     """Return the saved groups whose numbers are in `groups`, by iteration, from all files in `folder` that hold some of
     them.
 
-    Files whose `asked` differs from this `asked` are ignored. The transcripts have no prompts and no facts, and images
-    are replaced by their `digests`. Raises ConfigError for an unreadable file.
+    `asked`: description of prompts and rewards; files that were written with another description are ignored. The
+    transcripts have no prompts and empty `facts`, and images are replaced by their `digests`. Raises ConfigError for
+    an unreadable file.
     """
     kept: Kept = {}
     for file in sorted(folder.glob("groups_*.npz")):

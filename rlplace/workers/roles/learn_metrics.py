@@ -116,7 +116,7 @@ def sample_metrics(
 ) -> Metrics:
     """Return the metrics of the groups that the policy of `version` is about to learn from; empty without samples.
 
-    `groups`: groups of one rank or of all ranks; after the reduction over ranks the numbers are the same. `texts`:
+    `groups`: groups of one rank or of all ranks; the reduction over ranks gives equal numbers in both cases. `texts`:
     samples as text, attached to the metrics as notes.
     """
     from rlplace.algo.advantages import carries_signal

@@ -41,8 +41,9 @@ class _Thread(threading.Thread):
 
 
 class Replies:
-    """Computes the replies of text environments in threads, up to `together` at a time, each with a deadline of
-    `timeout_s`.
+    """Computes the replies of text environments in threads.
+
+    `together`: the most replies that are computed at a time. `timeout_s`: the deadline of each reply, in seconds.
 
     With `together` 0, `ask` computes the reply in the caller's thread, without a deadline. A thread that hangs is left
     running; a process may have at most `MOST_HUNG` such threads.

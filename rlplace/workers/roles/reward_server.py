@@ -100,7 +100,7 @@ class _Post(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Write no log line for a request."""
+        """Do nothing, so that requests are not logged."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

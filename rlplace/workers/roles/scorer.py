@@ -84,7 +84,7 @@ class Scoring:
         self.watch = Stopwatch("infer", "wait")
 
     def take(self, *, wait: bool = True) -> Samples:
-        """Return the samples of all groups that have arrived, in the order of arrival; empty if no group is due.
+        """Return the samples of all groups that have arrived, in the order of arrival; empty after the last group.
 
         `wait`: block until at least one group has arrived. Raises ChannelTimeout, ChannelBroken, and ChannelMisuse for
         a group that came twice or has a number outside the iteration.
@@ -204,7 +204,7 @@ class Scorer(RoleWorker, abc.ABC):
 
     @abc.abstractmethod
     def _score(self, scoring: Scoring) -> None:
-        """Take groups, score their samples and put the scores, until no group is due.
+        """Take groups, score their samples and put the scores, until this rank has taken all its groups.
 
         `scoring`: takes, puts and counts the samples of one iteration.
         """
@@ -299,7 +299,7 @@ class ModelScorer(Scorer, JoinedWorker):
         return 0
 
     def _score(self, scoring: Scoring) -> None:
-        """Score micro-batches until no group is due, then free the memory that the passes have gathered.
+        """Score micro-batches until this rank has taken all its groups, then free the weights gathered by the passes.
 
         The working memory of the passes is counted in the accelerator's memory account meanwhile.
         """

@@ -27,8 +27,8 @@ from rlplace.workers.saving import unreadable_state
 class Tails:
     """Chooses the prompts of each iteration for one env rank's groups, if short rounds postpone slow prompts.
 
-    A short round asks some prompts of the next long round ahead. The long round asks the postponed prompts in their
-    place.
+    A short round asks some prompts of the next long round early, and postpones as many slow prompts. The long round
+    asks the postponed prompts in place of the prompts that were asked early.
     """
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
@@ -47,7 +47,7 @@ class Tails:
     def asked(self, iteration: int) -> dict[int, int]:
         """Return the prompt number of each group that `iteration` asks, by group number.
 
-        In a short round, the groups that are asked ahead have numbers from the number of prompts on.
+        In a short round, group g of the next long round that is asked early has the number `prompts` + g.
         """
         first = iteration * self._prompts
         places = {group: first + group for group in self._groups}
@@ -83,8 +83,9 @@ class Tails:
         return iteration % (self._short + 1)
 
     def _early(self, iteration: int) -> list[int]:
-        """Return the groups of the next long round whose prompts are asked ahead in `iteration`; none
-        in a long round.
+        """Return the groups of the next long round whose prompts `iteration` asks early.
+
+        The list is empty for a long round.
         """
         return [
             group
@@ -93,8 +94,9 @@ class Tails:
         ]
 
     def _ahead(self, iteration: int) -> list[int]:
-        """Return the numbers of the prompts of the next long round that are asked ahead in `iteration`; none in a long
-        round.
+        """Return the numbers of the prompts of the next long round that `iteration` asks early.
+
+        The list is empty for a long round.
         """
         last = (iteration + self._short - self._round(iteration)) * self._prompts
         return [last + group for group in self._early(iteration)]
@@ -102,7 +104,7 @@ class Tails:
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, folder: Path) -> list[str]:
-        """Write the pairs of prompts that replace each other as one file in `folder`, flushed to disk.
+        """Write the pairs (prompt asked early, postponed prompt) as one file in `folder`, flushed to disk.
 
         Return the file's name in a list; write nothing and return an empty list for a rank without groups.
         """
@@ -118,9 +120,10 @@ class Tails:
         return [name]
 
     def read(self, folder: Path) -> None:
-        """Read the pairs of prompts of this rank's groups from all files in `folder`, whichever ranks wrote them.
+        """Read the pairs (prompt asked early, postponed prompt) of this rank's groups from all files in `folder`.
 
-        Ignore files that were written with another number of prompts in an iteration.
+        Any number of ranks may have written the files. Files with another number of prompts in an iteration are
+        ignored.
         """
         self.left = {}
         self._before = {}

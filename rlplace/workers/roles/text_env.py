@@ -327,7 +327,8 @@ def _with_text(
 ) -> tuple[Sample, ...]:
     """Return the samples of a saved group with complete transcripts.
 
-    The task's `dialogues` hear the saved answers again, and give the prompts and facts that the file lacks.
+    `dialogues`: a new episode of the task for each sample. It gets the saved answers again, and then gives the prompt
+    and the `facts` of the transcript, which are not in the file.
     """
     found = []
     for sample, dialogue in zip(group, dialogues, strict=True):
@@ -395,7 +396,7 @@ class OpenEpisode:
     def transcript(self, *, failed: bool = False) -> Transcript:
         """Return the transcript of the conversation.
 
-        `failed`: whether the task failed; the transcript then has no facts, because the task is not asked for them.
+        `failed`: whether the task failed; the task is then not asked for `facts`, and the transcript has empty `facts`.
         """
         completions = [
             piece for piece in self.tokens.pieces if isinstance(piece, Completion)
@@ -682,7 +683,7 @@ class Pass:
         self.watch.lap("sim")
 
     def _failed(self, place: Place, error: Exception) -> None:
-        """Start the episode at `place` anew, or leave it out, because its reply or facts raised `error`."""
+        """Start the episode at `place` anew, or leave it out, after its reply or its `facts` raised `error`."""
         (group, sample), episode = place, self._open.pop(place)
         # A RewardError already names the episode.
         if not isinstance(error, RewardError):

@@ -68,8 +68,8 @@ class Experience:
     def learned(self, algorithm: AlgorithmConfig) -> Experience:
         """Return a copy of this experience without the samples that the algorithm does not learn from.
 
-        These are the samples of groups whose rewards are all equal, with `only_with_signal`, and truncated answers,
-        with `truncated: mask`.
+        With `only_with_signal` in the config, groups whose rewards are all equal are left out. With `truncated: mask`,
+        truncated answers are left out.
         """
         mask_truncated = algorithm.truncated == "mask"
         only_with_signal = algorithm.only_with_signal
@@ -280,8 +280,8 @@ class AdvantageEstimator:
         """Return the KL from the reference for each response token, [M], and its metrics; None and no metrics without a
         reference.
 
-        `known`: targets computed so far. The policy's log-probabilities are those of the trainer if the actor inferred
-        them, else those of the inference engine. `groups`: the samples.
+        `known`: targets computed so far. The policy's log-probabilities are those of the trainer if the actor has
+        computed the trainer's, else those of the inference engine. `groups`: the samples.
         """
         if "reference" not in known:
             return None, {}

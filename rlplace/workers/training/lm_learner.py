@@ -225,9 +225,9 @@ class LmLearner:
         watch.lap(part, size)
 
     def _part(self, name: str) -> str:
-        """Return the stopwatch's name for a pass called `name`.
+        """Return the name of the lap in which the stopwatch measures a pass: `name`, or `sharded_<name>`.
 
-        Passes that exchange weights over several ranks have names of their own, and so are timed separately.
+        The prefix marks passes on several ranks. These also exchange weights, so they are timed separately.
         """
         if self._ranks.world_size > 1:
             return f"sharded_{name}"
@@ -246,8 +246,8 @@ class LmLearner:
         """Make the optimizer steps of `plan`, and return their result. A collective.
 
         `lengths`: of all samples. `differentiate`: runs the model on a micro-batch, and returns loss and metrics.
-        `counted`: number of response tokens of each sample that are learned; None: all response tokens. A replica runs
-        a micro-batch without samples too, because the other ranks wait for this replica in the collectives.
+        `counted`: number of response tokens of each sample that are learned; None: all response tokens. A replica also
+        runs a micro-batch that has no samples, because the other ranks wait for this replica in the collectives.
         """
         steps: list[Numbers] = []
         lr = 0.0
@@ -472,7 +472,7 @@ class ActorLearner(LmLearner):
     ) -> Corrected | tuple[None, Tensor]:
         """Return the importance weights [N], trainer over engine, and bool [N]: which weights were cut.
 
-        The weights are None, and none is cut, if the config does not correct for the engine's rounding.
+        If the config does not correct for the engine's rounding, the weights are None, and the bools are all False.
 
         `behaviour`, `engine`: log-probabilities by trainer and engine, [N]. `lengths`: response tokens of each sample.
         """

@@ -108,8 +108,8 @@ class Adam:
         """Return the tensors that the optimizer holds beside the shards: the moments, and the float32 copies if there
         are any.
 
-        `on_host`: whether to return these tensors if they are on the host, or else if they are on the accelerator; the
-        list is empty if they are in the other place.
+        `on_host`: the place to list: True, the host; False, the accelerator. The list is empty if these tensors are in
+        the other place.
         """
         if on_host != self._on_host:
             return []

@@ -158,7 +158,10 @@ class PolicyLearner:
         }
 
     def take_over(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state` as the method `state` returns it; the ranks that wrote it may have had other rows."""
+        """Continue from `state` as the method `state` returns it.
+
+        The ranks that saved `state` may have had other rows.
+        """
         count, mean, var = state["return_scale.moments"].unbind()
         self._return_scale.moments = Moments(count=count, mean=mean, var=var)
         first = self._rows.first
@@ -168,8 +171,9 @@ class PolicyLearner:
         ].clone()
 
     def _samples(self, trajectory: Trajectory) -> StepSamples:
-        """Return this rank's samples, with scaled rewards, bootstrapped truncations, and advantages that are not
-        normalised.
+        """Return this rank's samples with advantages, which are not normalised, and returns.
+
+        If the config asks for it, rewards are scaled before advantages and returns are computed from the rewards.
         """
         terminated = self._tensor(trajectory.terminated)
         truncated = self._tensor(trajectory.truncated)
@@ -269,7 +273,7 @@ class PolicyLearner:
         trajectory: Trajectory,
         sound: Tensor | None,
     ) -> SequenceSamples | None:
-        """Return the samples as an object that cuts the samples into sequences; None for a policy without memory.
+        """Return an object that cuts the samples into sequences; None for a policy without memory.
 
         `sound`: which of this rank's samples count, [N] bool; None: all.
         """

@@ -155,7 +155,7 @@ class Ranks:
             self._shared = self._share_memory(meet.timeout_s)
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until every rank of the group has reached the store.
+        """Wait until every rank of the group has written its number to the store, the key-value store of the group.
 
         NCCL would wait without a deadline for a rank that never comes. Raises ClusterError, which names the absent
         ranks, and ChannelBroken if the run is cancelled meanwhile.
@@ -177,7 +177,7 @@ class Ranks:
             here = self.store.add("here", 0)
 
     def _absent(self, timeout_s: float) -> ClusterError:
-        """Return the error that names the ranks which have not reached the store within `timeout_s`."""
+        """Return the error that names the ranks that have not written their numbers to the store within `timeout_s`."""
         component = self._context.slot.component
         absent = [
             rank
@@ -431,7 +431,7 @@ def _exchange(
 ) -> Tensor:
     """Send piece i of `outgoing` to rank i, and return the received pieces, in rank order. A collective.
 
-    `incoming`: tensor for the result; None: a new one. `group`: None: all ranks.
+    `incoming`: tensor for the result; None: a new one. `group`: the ranks that exchange; None: all ranks.
     """
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)

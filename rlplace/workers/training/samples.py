@@ -186,8 +186,8 @@ def streamed_batches(
 ) -> Generator[Groups, None, Groups]:
     """Yield batches of the arriving groups, and return the last batch, which is incomplete.
 
-    A batch has at least one group, and at most `tokens` in size if it has several. It is yielded when a group has
-    arrived that does not fit into it.
+    A batch has one group of any size, or several groups of at most `tokens` tokens together. A batch is yielded when
+    the next group has arrived and does not fit into the batch.
 
     `shared_prefix_cost`: as in `sizes_of`.
     """
@@ -298,11 +298,11 @@ def _arriving(
     owner: str,
     timeout_s: float | None = None,
 ) -> Iterator[Scores]:
-    """Yield the scores of each of `samples`, in the order of arrival.
+    """Yield the scores of each of `samples`, in the order in which the scores arrive.
 
     `giver`: component that puts the scores. `owner`: this rank, for errors. `timeout_s`: longest wait for one item;
-    None: the channel's. Raises ChannelMisuse for scores of another sample, for a sample that is scored twice, and for a
-    wrong number of scores.
+    None: the limit of the channel. Raises ChannelMisuse for scores of another sample, for a sample that is scored
+    twice, and for a wrong number of scores.
     """
     # Samples without scores, by group and number
     due = {(sample.group, sample.sample): sample for sample in samples}

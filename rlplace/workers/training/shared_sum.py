@@ -74,9 +74,9 @@ class SharedSum:
 
     @staticmethod
     def possible() -> bool:
-        """Return whether other cores of this processor see writes in the order in which they were made; not so on Arm.
+        """Return whether other cores of this processor see writes in the order in which they were made.
 
-        The class relies on this order.
+        The class relies on this order, which Arm processors do not keep.
         """
         return platform.machine() in ("x86_64", "AMD64")
 

@@ -87,7 +87,7 @@ class TrainedModel(abc.ABC):
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         """Return each of `tensors` with the name of its parameter, sharded like the parameter.
 
-        `tensors`: one for each trained shard, in their order and shapes.
+        `tensors`: one for each tensor of `trained_shards`, in the order and with the shapes of `trained_shards`.
         """
 
     @abc.abstractmethod

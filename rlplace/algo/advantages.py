@@ -109,8 +109,8 @@ def token_rewards(
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """Return 1 - Var(returns - values) / Var(returns).
 
-    It is 1 for a perfect critic, 0 for a constant value, less for worse, and 0 where all returns are equal or there are
-    none.
+    It is 1 for a perfect critic, 0 for a constant value, and negative for a worse critic. It is also 0 if all returns
+    are equal, or without returns.
     """
     if not len(returns):
         return 0.0

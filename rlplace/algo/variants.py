@@ -215,7 +215,7 @@ def ppo_slopes_by_variant(
 ) -> PPOSlopes:
     """Return the gradients and partial sums of `losses.ppo_slopes`, found by autograd with the losses of a variant.
 
-    A loss that the variant lacks is the shipped one. The partial sums are those of PPO_MEANS, then those of the
+    If the variant lacks a loss, the shipped loss is used. The partial sums are those of PPO_MEANS, then those of the
     variant's metrics by name. The arguments are those of `losses.ppo_slopes`.
     """
     # The loss and its gradients, also where the caller is in inference mode.

@@ -187,7 +187,7 @@ class TextEngine(Engine, Protocol):
 
     @property
     def room(self) -> int:
-        """Number of answers that can begin at once. More may be submitted, but wait."""
+        """Number of answers that can begin at once. Further answers may be submitted, and wait."""
 
     def submit(self, request: Request) -> None:
         """Begin all answers to a request. Raises ConfigError if the prompt leaves no room for an

@@ -363,7 +363,7 @@ class VllmEngine:
         self._unread = 0
 
     def close(self) -> None:
-        """Shut down vLLM's workers, and torch's process group of this process with them."""
+        """Shut down vLLM's workers and the process group of torch in this process."""
         self._running.clear()
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()

@@ -380,9 +380,9 @@ class VllmServer:
     def _post(
         self, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """Return the server's response to a POST of `body`, as `_answer` does.
+        """Return the server's response to a POST of `body`; raise the errors of `_answer`.
 
-        `path`: path and query of the endpoint.
+        `path`: path and query of the endpoint. `body`: sent as JSON; None: no body.
         """
         return self._answer("POST", path, body)
 

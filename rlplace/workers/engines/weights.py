@@ -152,7 +152,7 @@ class ExpectedWeights:
         )
 
     def complete(self, weights: Mapping[str, Each]) -> Mapping[str, Each]:
-        """Return the weights, with the embedding under the name of the output head too, if the two are tied.
+        """Return the weights; if the output head is tied to the embedding, the embedding also has the name of the head.
 
         An engine that packs its head needs the head by name.
         """

@@ -83,7 +83,7 @@ class Actor(TrainedWorker):
         self._opened.callback(self._sender.close)
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Send this rank's shard of the weights as `version`, block until it is written, and return metrics.
+        """Send this rank's shard of the weights as `version`, block until the shard is written, and return metrics.
 
         The first push sends all weights; later pushes may send only the weights that have changed (`actor.sync.mode`).
 

@@ -116,7 +116,7 @@ def _both(
 ) -> list[Sample]:
     """Return the answered samples: run `env` in this thread and `rollout` in another, connected by `channels`.
 
-    If one of them fails, the channels break, so that the other ends too.
+    If one worker fails, the channels break, so that the other worker ends.
 
     `greedy`: answer with the most probable tokens.
     """

@@ -300,7 +300,7 @@ class RowNoise:
     """Noise for the sampling of actions in all environments of a job, drawn for whole steps and sliced by global row.
 
     A row has the same noise in a step of an iteration on any rank. Philox (Salmon et al. 2011, "Parallel random
-    numbers: as easy as 1, 2, 3") has a 256-bit counter. Each step of each iteration starts at its own 2^64 blocks, so
+    numbers: as easy as 1, 2, 3") has a 256-bit counter. Each step of each iteration has its own 2^64 blocks, so
     no number is drawn twice, and a step can be drawn without the earlier steps. To draw all rows costs microseconds and
     needs no communication between ranks.
     """
@@ -477,7 +477,7 @@ class TextRolloutWorker(RolloutWorker):
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
     def _take(self, iteration: int, counts: _Counts) -> bool:
-        """Take requests from the channel and start them, as long as the engine has room.
+        """Take requests from the channel and start their answers, as long as the engine has room.
 
         If no answer is in flight, wait for a request. Return False after EndOfIteration, else True. `counts` is
         updated.

@@ -124,8 +124,8 @@ class Scoring:
         """Put the scores of `samples` into the channel to the actor.
 
         `values`: scores of each sample. `size`: tokens of the forward pass, for the measured speed; None: the sum of
-        the samples' tokens. Samples that share a prefix need fewer. Raises RewardError for a non-finite value, unless
-        such values are skipped.
+        the samples' tokens. Samples that share a prefix need fewer tokens. Raises RewardError for a non-finite
+        value, unless non-finite values are skipped.
         """
         tokens = sum(len(sample.tokens) for sample in samples)
         self.watch.lap("infer", tokens if size is None else size)

@@ -569,7 +569,7 @@ class Pass:
         self.watch.lap("put")
 
     def _ask(self) -> bool:
-        """Put the next request into the channel, and return whether it had room.
+        """Put the next request into the channel, and return whether the channel had room.
 
         If no answer is due, block until there is room.
         """

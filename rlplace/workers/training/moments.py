@@ -45,7 +45,7 @@ class Moments(Protocol):
     def read(self, where: Where) -> Values:
         """Return the moments by name, in the shapes of the stepped tensors.
 
-        They can be saved, or filled from a checkpoint and passed to `take_over`.
+        The tensors can be saved, or filled from a checkpoint and passed to `take_over`.
 
         `where`: function from a tensor to where its bytes are now, on accelerator or host.
         """

@@ -127,8 +127,8 @@ class MovingAverage:
     """
 
     def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
-        """`shards`: the trained parameters, which must be on the accelerator now; the model keeps and never replaces
-        them.
+        """`shards`: the trained parameters, which must be on the accelerator now. The model never replaces these
+        tensors.
         """
         self._shards = tuple(shards)
         self._decay = decay
@@ -254,8 +254,9 @@ class Trainer:
         """Return the sums of `shares` over ranks, by name, and the norm of the whole gradient before clipping. A
         collective.
 
-        If one of these numbers is NaN or infinite, all ranks act alike. If the config skips such steps, they drop the
-        gradients and return None. If it does not, or too many steps in a row were skipped, they raise DivergedError.
+        If one of these numbers is NaN or infinite, and the config skips non-finite steps, all ranks drop the gradients
+        and return None. If the config does not skip, or too many steps in a row were skipped, all ranks raise
+        DivergedError.
 
         `names`: names of the shares. `shares`: this rank's partial sums of means, one for each name.
         """

@@ -115,10 +115,10 @@ def optimizer_steps(
 ) -> list[list[int]]:
     """Return the sample numbers of each optimizer step in one epoch.
 
-    `sizes`: of the samples. `train_batch`: the approximate number of samples in a step; None: all are in
-    one step. Groups come in random order. A group stays whole where there are at least as many groups as steps; the steps differ by at most
-    one group. Otherwise samples are divided one by one. The order follows from `seed` alone: put the run's seed,
-    iteration and epoch into it.
+    `sizes`: of the samples. `train_batch`: the approximate number of samples in a step; None: all are in one step.
+    Groups come in random order. A group stays whole where there are at least as many groups as steps; the steps differ
+    by at most one group. Otherwise samples are divided one by one. The order follows from `seed` alone: put the run's
+    seed, iteration and epoch into it.
     """
     samples = range(len(sizes.tokens))
     if train_batch is None or train_batch >= len(samples):

@@ -319,7 +319,7 @@ def _attend(
     mask: None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return attended values of the right shape, and no weights; nothing is computed.
+    """Return attended values of the right shape, without content, and None for attention weights.
 
     This is the attention function that `_saved` gives to transformers.
     """

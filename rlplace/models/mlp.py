@@ -236,9 +236,9 @@ def output_of(
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return actions ([N] or [N, *A] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
 
-    `noise` for choices is [N, n], uniform in [0, 1): the Gumbel-max trick, where the argmax of logits plus Gumbel
-    noise is a draw from the softmax (Maddison et al. 2014, arXiv:1411.0030). For continuous actions it is [N, *A],
-    standard normal.
+    `output`: the distributions to draw from. `noise`: for choices [N, n], uniform in [0, 1); for continuous actions
+    [N, *A], standard normal. Choices are drawn by the Gumbel-max trick: the argmax of logits plus Gumbel noise is a
+    draw from the softmax (Maddison et al. 2014, arXiv:1411.0030).
     """
     if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
         # Away from 0 and 1, where the logarithms are infinite
@@ -255,7 +255,7 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mode(output: PolicyOutput) -> Tensor:
-    """Return the most probable actions: [N] or [N, *A] int64, or [N, *A] float32."""
+    """Return the most probable actions of the distributions in `output`: [N] or [N, *A] int64, or [N, *A] float32."""
     if isinstance(output, MultiDiscreteOutput):
         chosen = []
         for part in output.logits.split(output.actions.n, dim=-1):
@@ -267,7 +267,10 @@ def mode(output: PolicyOutput) -> Tensor:
 
 
 def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
-    """Return log-probabilities of choices or log-densities of continuous actions, summed over elements: [N]."""
+    """Return [N]: the log-probability of each of `actions`, or its log-density if actions are continuous.
+
+    `output`: the distributions. Log-probabilities are summed over the elements of an action.
+    """
     if isinstance(output, DiscreteOutput):
         index = actions.unsqueeze(-1)
         logprobs = output.logits.log_softmax(dim=-1)

@@ -93,7 +93,11 @@ class Packed:
             follows: int | None,
             files: Files = (),
         ) -> int:
-            """Append a segment; return the place of its first token in the packed tensor."""
+            """Append a segment; return the place of its first token in the packed tensor.
+
+            `piece`: its tokens. `start`: position of its first token in the sequence. `follows`: index of the segment
+            that it continues; None: no segment. `files`: its image files.
+            """
             nonlocal total
             pieces.append(piece)
             starts.append(start)
@@ -335,7 +339,7 @@ def _whole_kernel(
 
     `scale`: of scores; None: 1 / sqrt(D). `own`: the edges of segments in `q`. `seen`: the edges of segments in `k` and
     `v`. The last token of a segment sees all of the segment's keys, the token before it all but the last key, and so
-    on.
+    on, within `limits`.
     """
     from torch.nn.attention.varlen import varlen_attn
 

@@ -122,10 +122,11 @@ class CommandLine:
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> CommandLine:
-        """Parse the words of a command line.
+        """Return the command line whose words are `argv`, without the program.
 
-        The first word that is no override names the config, as `--config-name` does. A name that ends in .yaml is a
-        file, whose folder comes first. Raises ConfigError for an unknown flag.
+        Without `--config-name`, the first word that is not an override names the config. A name that ends in .yaml is
+        the path of a file; configs are searched in the folder of this file first. Raises ConfigError for an unknown
+        flag.
         """
         flags = _parser().parse_intermixed_args([readable(word) for word in argv])
         given = [
@@ -154,7 +155,7 @@ class CommandLine:
 
     @property
     def swept(self) -> bool:
-        """Whether a comma in an override means several runs."""
+        """Whether the command line asks for several runs, so that a comma in an override separates their values."""
         return bool(self.flags.multirun) or "hydra.mode=MULTIRUN" in self.overrides
 
     @property
@@ -173,7 +174,7 @@ class CommandLine:
 
 
 def _parser() -> OptionParser:
-    """Return a parser of Hydra's flags, which says what is meant by an unknown flag."""
+    """Return a parser of Hydra's flags. Its error for an unknown flag proposes the flag or key that is meant."""
     parser = OptionParser("command line", word_of=word_meant, add_help=False)
     for name, short in (("config-name", "cn"), ("config-path", "cp"), ("package", "p")):
         parser.add_argument(f"--{name}", f"-{short}")
@@ -193,9 +194,9 @@ FLAGS = frozenset(
 
 
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
-    """Compose the configs that `argv` (without the program) names: several under `--multirun`, none for `--cfg`.
+    """Return the composed configs of a command line: several under `--multirun`, none for `--cfg`, else one.
 
-    Raises ConfigError for a config, a flag or an override that does not exist or does not parse.
+    `argv`: words of the command line, without the program. With `--cfg`, the config is printed instead. Raises ConfigError for a config, a flag or an override that does not exist or does not parse.
     """
     argv = [readable(word) for word in argv]
     line = CommandLine.of(argv)
@@ -250,7 +251,11 @@ def _composed_jobs(
     line: CommandLine,
     overrides: list[str],
 ) -> list[Composed]:
-    """Compose one config, or under `--multirun` one for each combination of values, inside of an initialised Hydra."""
+    """Return one composed config, or under `--multirun` one for each combination of values of the overrides.
+
+    `argv`: words of the command line, parsed into `line`. `overrides`: overrides as Hydra takes them. Hydra must be
+    initialised.
+    """
     jobs = [overrides]
     if line.swept:
         parsed = OverridesParser.create().parse_overrides(overrides)
@@ -350,9 +355,9 @@ def _print_config(line: CommandLine, overrides: list[str]) -> None:
 
 
 def with_defaults(file: Path) -> Composed | None:
-    """Compose the config of another program with its `defaults`, without resolving `${...}`.
+    """Return the config of another program, composed with its `defaults`; `${...}` is not replaced.
 
-    None if a part of it is missing.
+    Return None if Hydra cannot compose the config, for example because a file in `defaults` is missing.
     """
     folder = file.parent.resolve()
     try:
@@ -372,9 +377,10 @@ def with_defaults(file: Path) -> Composed | None:
 
 
 def _composed_despite_lists(name: str | None, overrides: list[str]) -> Composed:
-    """Compose a config, also where an override puts a block in place of a list.
+    """Return the composed config `name`, even if an override puts a block in place of a list.
 
-    Hydra refuses such an override; here it replaces the list, and the reader of configs explains what is wrong.
+    Hydra refuses to merge a block into a list. This function lets the block replace the list, and `read_config` then
+    explains what is wrong.
     """
     try:
         return _composed(name, overrides)
@@ -398,7 +404,10 @@ def _composed(
     *,
     resolve: bool = True,
 ) -> Composed:
-    """Compose one config inside of an initialised Hydra. `resolve`: replace `${...}` by values."""
+    """Return the composed config `name` with these overrides. Hydra must be initialised.
+
+    `resolve`: whether to replace `${...}` by values.
+    """
     assert name is not None, "checked above"
     job, places, task = _job_of(name, overrides)
     # Where each value was written: files of groups, then the config's files, then overrides
@@ -493,9 +502,10 @@ def _job_of(
 
 
 def _join_names(mapping: dict[Any, Any]) -> None:
-    """Move overrides of `reward.<name>` in the placement to the component of that name.
+    """Give overrides of `reward.<name>` in the placement the key `reward.<name>` again.
 
-    Hydra takes the dot of such a name for a block: `reward: {<name>: ...}`.
+    Hydra reads the dot in this key as a block: `reward: {<name>: ...}`. `mapping`: the composed config, which is
+    changed.
     """
     placement = value_at(mapping, "cluster.component_placement")
     if not isinstance(placement, dict):
@@ -516,7 +526,8 @@ def _file_sources(
 ) -> dict[str, Source]:
     """Return the source lines of all keys of config `name` and of the configs that it extends.
 
-    Each config is read from the first folder that has it. `prefix`: the block that the config fills.
+    `places`: folders of configs; each config is read from the first folder that has it. `prefix`: path of the block
+    that the config fills; "" for a whole config.
     """
     found: dict[str, Source] = {}
     for file in _with_parents(places, name):
@@ -606,7 +617,7 @@ def _of_another_choice(files: Sequence[Path], overrides: Sequence[str]) -> set[s
 
 
 def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
-    """Return the configs of a folder, each with its first comment line."""
+    """Return name -> first line, which is a comment, for each config file in a folder."""
     names: dict[str, str] = {}
     for file in sorted(directory.glob("*.yaml")):
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -615,8 +626,10 @@ def config_names(directory: Path = CONFIG_DIR) -> dict[str, str]:
 
 
 def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str, str]:
-    """Return the choices of `cluster=<name>` or `model@<block>.model=<name>` in these folders, each with its first
-    comment.
+    """Return name -> first comment line, for each choice of `cluster=<name>` or `model@<block>.model=<name>`.
+
+    `group`: subfolder with the choices, "cluster" or "model". `folders`: searched for the subfolder; of two equal
+    names, the first folder's choice counts.
     """
     names: dict[str, str] = {}
     # Earlier folders win
@@ -626,12 +639,15 @@ def group_names(group: str, folders: Sequence[Path] = (CONFIG_DIR,)) -> dict[str
 
 
 def listed(names: Mapping[str, str], indent: str = "") -> str:
-    """Return a table of names and what they are about, a line each."""
+    """Return a table with one line for each name and its description.
+
+    `names`: name -> description. `indent`: text in front of each line.
+    """
     return "\n".join(indent + line for line in table(names.items(), gap=2))
 
 
 def _short(file: Path) -> str:
-    """Return the path as the user would type it from the current folder."""
+    """Return the path of a file, relative to the current folder if the file is below it."""
     here = Path.cwd()
     if file.is_relative_to(here):
         return str(file.relative_to(here))
@@ -644,7 +660,7 @@ def override(key: str, value: object) -> str:
 
 
 def _written(value: object) -> str:
-    """Return a value in the grammar of overrides."""
+    """Return a value as text in the grammar of Hydra's overrides."""
     if isinstance(value, str):
         is_word = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value) is not None
         # Without quotes it must stay text: `true` and `nan` would not
@@ -828,7 +844,7 @@ def _config_error(error: Exception, line: CommandLine) -> ConfigError:
 
 
 def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigError:
-    """Explain a name in `defaults` that no config, cluster or model has."""
+    """Return the error about a name in `defaults` that no config, cluster or model has."""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     known = group_names(group, line.folders)
     near = did_you_mean(name, known)
@@ -863,14 +879,17 @@ def _no_such_part(error: MissingConfigException, line: CommandLine) -> ConfigErr
 
 
 def _check_is_block(line: CommandLine) -> None:
-    """Raise ConfigError for a config that is a list. A text that is not YAML gets its error elsewhere."""
+    """Raise ConfigError if the config's file is a YAML list. A file that is not YAML is ignored."""
     with contextlib.suppress(yaml.YAMLError):
         if isinstance(yaml.compose(line.text), yaml.SequenceNode):
             raise config_error("bad-config", line.file.name, error="list")
 
 
 def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
-    """Explain an override that Hydra's grammar does not read, with the override that was probably meant."""
+    """Return the error about a word that Hydra cannot read as an override, with the word that was probably meant.
+
+    `word`: the wrong word. `words`: all words of the command line.
+    """
     key = word.partition("=")[0]
     # A dash of a word processor
     plain = _DASHES.sub("-", word)
@@ -930,8 +949,9 @@ def _not_an_override(word: str, words: Sequence[str]) -> ConfigError:
 
 
 def _as_text(word: str) -> str | None:
-    """Return an override with its text, or the texts of its list, in quotes; None if Hydra cannot read that
-    either.
+    """Return an override `word` with quotes around its value, or around each item if the value is a list.
+
+    Return None if Hydra cannot read the override with quotes either.
     """
     key, _, value = word.partition("=")
     listed = re.fullmatch(r"\[(.+)\]", value)
@@ -955,9 +975,9 @@ def _not_resolved(
     written: object,
     sources: Mapping[str, Source],
 ) -> ConfigError:
-    """Explain a value that refers to nothing, cannot be read, or has not been given yet (???).
+    """Return the error about a value that refers to a missing key, cannot be read, or is still `???`.
 
-    `written`: the config before `${...}` was replaced.
+    `written`: the config before `${...}` was replaced. `sources`: key -> place where its value was written.
     """
     key = str(error.full_key)
     leaf = key.rpartition(".")[2]
@@ -1021,7 +1041,7 @@ def _referred_key(
     value: object,
     sources: Mapping[str, Source],
 ) -> str | None:
-    """Return the key that `${name}` in the value of `key` probably means; None if no key resembles it."""
+    """Return the key that `${name}` in the value of `key` probably means; None if no key resembles `name`."""
     block, _, word = name.rpartition(".")
     # ${.word} refers to a key of the same block
     same_block = f"${{.{word}" in str(value)

@@ -105,7 +105,7 @@ class TextRolloutConfig:
 
     @property
     def penalties(self) -> Mapping[str, float]:
-        """The penalties that change the sampling distribution, by key; without those whose values have no effect."""
+        """Config key -> value of the penalties that change the sampling distribution; without those whose values have no effect."""
         none = {
             "min_tokens": 0,
             "repetition_penalty": 1.0,

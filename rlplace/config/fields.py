@@ -20,8 +20,8 @@ def knob(doc: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     without it, the field is required. `rules`: `minimum`, `above`, `maximum` and `below` bound a number. `unit="bytes"`
     reads `16GiB`; `unit="share or bytes"` also reads `5 %`; with `unit="share"`, the error about a number above 1
     proposes to divide it by 100. `only`: the one job that has this key. `simulator`: the default in a job on
-    simulators, if it differs. `by_job`: job -> type, if the type differs. `zero`: (why, fix) of the error about a 0
-    below the minimum.
+    simulators, if it differs. `by_job`: job -> type, if the type differs. `zero`: (why, fix) of the error about the
+    value 0, where the minimum is above 0.
     """
     metadata = {"doc": doc, **rules}
     if isinstance(default, type):

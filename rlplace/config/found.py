@@ -15,7 +15,10 @@ _NOTHING: Any = object()  # marks a missing value
 
 @dataclasses.dataclass(slots=True)
 class Found:
-    """Collects problems; each gets the source place of its key, or of the nearest key above it."""
+    """Collects problems of a config. Each problem gets the file and line of its key, or of the nearest key above it.
+
+    `sources`: key -> file and line where it was written.
+    """
 
     sources: Mapping[str, Source]
     problems: list[Problem] = dataclasses.field(default_factory=list)
@@ -31,23 +34,24 @@ class Found:
         span: tuple[int, int] | None = None,
         **facts: Any,
     ) -> None:
-        """Add a problem with the texts of its code; `error`, `span` and `facts` are those of `codes.problem`.
+        """Add a problem with the texts of its code. `error`, `span` and `facts` are passed to `codes.problem`.
 
-        `value`: what is written at the key. `got`: the text of it, where that is more than the value.
+        `code`: name of the kind of problem. `key`: path of the wrong key. `value`: the wrong value, which the problem
+        shows. `got`: the text that the problem shows instead, if no `value` is given.
         """
         if value is not _NOTHING:
             got = show(value)
         self.add(problem(code, key, got, error=error, span=span, **facts))
 
     def add(self, told: Problem) -> None:
-        """Add a problem, if it is new."""
+        """Add a problem, unless an equal problem was added before."""
         located = dataclasses.replace(told, source=source_of(told.key, self.sources))
         if located not in self.problems:
             self.problems.append(located)
 
 
 def value_at(mapping: Mapping[str, object], path: str) -> object:
-    """Return the value at a path of keys; None if there is none."""
+    """Return the value at a path of keys with dots between them; None if the path has no value."""
     value: object = mapping
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -55,7 +59,7 @@ def value_at(mapping: Mapping[str, object], path: str) -> object:
 
 
 def drop(mapping: Mapping[str, object], path: str) -> None:
-    """Remove the key at a path, if it is there."""
+    """Remove the key at a path from a config, if the config has it."""
     block = value_at(mapping, path.rpartition(".")[0])
     if isinstance(block, dict):
         block.pop(path.rpartition(".")[2], None)

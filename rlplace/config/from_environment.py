@@ -14,10 +14,10 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,{}\s]+)\s*(?:,[^{}]*)?\}")
 def of_environment(
     written: object, sources: Mapping[str, Source], key: str = ""
 ) -> dict[str, Source]:
-    """Return the place of each value that comes from an environment variable, by the key of the value.
+    """Return key -> file and line, for each value that comes from an environment variable.
 
-    `written`: config, or a value in it, before `${...}` is replaced. `sources`: place of each key that was written.
-    `key`: key of `written`. Each place also has the text of its value, such as `${oc.env:NAME}`.
+    `written`: config, or a value in the config, before `${...}` is replaced. `sources`: key -> file and line where it
+    was written. `key`: path of `written`. Each returned Source has the text `${oc.env:NAME}` in its field `written`.
     """
     if isinstance(written, Mapping):
         below = [
@@ -53,5 +53,5 @@ def decoded(leaf: str, variable: str, fits: bool) -> str:
 
 
 def with_default(written: str, name: str) -> str:
-    """Return a text `${oc.env:N}` with a place for the default of the variable."""
+    """Return the text `written`, in which `${oc.env:<name>}` has become `${oc.env:<name>,<a default>}`."""
     return written.replace(f"${{oc.env:{name}}}", f"${{oc.env:{name},<a default>}}")

@@ -48,7 +48,7 @@ class DeclaredMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentConfig:
-    """The engine's keys in a component's block; all other keys belong to the worker."""
+    """The keys of a component's block that rlplace itself reads; all other keys go to the component's workers."""
 
     enable_offload: bool = knob("leave accelerators that other components need", False)
     memory: DeclaredMemory = block(DeclaredMemory)
@@ -56,7 +56,7 @@ class ComponentConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The engine's blocks in the config of a custom job."""
+    """The blocks of a custom job's config that rlplace itself reads."""
 
     cluster: ClusterConfig
     memory: MemoryConfig = block(MemoryConfig)
@@ -191,7 +191,10 @@ def read_open_config(
 def _read_component(
     name: str, block: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[ComponentConfig, dict[str, Any], list[Problem]]:
-    """Return the engine's keys in a component's block, the remaining keys for its worker, and every problem."""
+    """Return the keys of a component's block that rlplace reads, the other keys for the workers, and every problem.
+
+    `name`: the component. `block`: its block of the config. `sources`: key -> file and line where it was written.
+    """
     known = [field.name for field in dataclasses.fields(ComponentConfig)]
     ours = {key: value for key, value in block.items() if key in known}
     of_worker = {key: value for key, value in block.items() if key not in known}

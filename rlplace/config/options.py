@@ -36,8 +36,11 @@ class OptionParser(argparse.ArgumentParser):
         word_of: Callable[[str, str], str | None] = lambda name, value: None,
         **options: Any,
     ) -> None:
-        """`command`: name of the command as the user typed it. `word_of`: takes name and value of an unknown option,
-        and returns the `key=value` that it probably means, or None.
+        """Make a parser without options.
+
+        `command`: name of the command as the user typed it. `word_of`: takes name and value of an unknown option, and
+        returns the override `key=value` that the option probably means, or None. `options`: arguments of
+        ArgumentParser.
         """
         super().__init__(prog=command, allow_abbrev=False, **options)
         self._word_of = word_of
@@ -51,8 +54,9 @@ class OptionParser(argparse.ArgumentParser):
         return super().parse_known_args([_at_home(word) for word in words], namespace)
 
     def refuse_unknown(self, rest: Sequence[str], others: Collection[str]) -> None:
-        """Raise ConfigError for the first option in `rest` that is not among `others`, the options
-        of another parser.
+        """Raise ConfigError if `rest` has an option that no parser knows.
+
+        `rest`: words that this parser did not take. `others`: names of the options that another parser takes.
         """
         for word in rest:
             if word.startswith("-") and word.partition("=")[0] not in others:

@@ -153,9 +153,10 @@ def off_policy(name: object) -> bool:
 
 
 def as_ppo(name: object, *, typed: bool) -> str | None:
-    """Return the settings of ppo that are the algorithm of this name, as lines of a config; None if there are none.
+    """Return the settings with which ppo is the algorithm `name`, such as a2c; None if there are no such settings.
 
-    `typed`: whether the name came from the command line; the settings are words of one then.
+    `typed`: whether the name was typed on the command line. True: return words of a command line. False: return lines
+    of a config file.
     """
     if str(name).lower() != "a2c":
         return None
@@ -167,8 +168,9 @@ def as_ppo(name: object, *, typed: bool) -> str | None:
 
 
 def meant_word(value: object, words: Iterable[str]) -> str | None:
-    """Return the word of `words` that `value` means, by the name in another library or a
-    misspelling; None if unknown.
+    """Return the word of `words` that `value` means; None if unknown.
+
+    `value` may be the word itself, its name in another library, or a misspelling.
     """
     known = list(words)
     if str(value).strip() in known:

@@ -17,9 +17,10 @@ class OwnName(str):
 
 
 def block_of_name(block: type, value: object) -> str:
-    """Return the text of a block whose first key has `value`, or `...` if `value` cannot be a custom name.
+    """Return a block as text, such as `{name: "package.module:Name"}`: its first key with `value`.
 
-    `block`: dataclass of the block.
+    If `value` cannot be the name of a custom class or function, the text has `...` in place of `value`. `block`:
+    dataclass of the block.
     """
     first = dataclasses.fields(block)[0].name
     named = first == "name" and isinstance(value, str) and re.fullmatch(OWN_NAME, value)

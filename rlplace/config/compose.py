@@ -196,7 +196,8 @@ FLAGS = frozenset(
 def with_hydra(argv: Sequence[str]) -> list[Composed]:
     """Return the composed configs of a command line: several under `--multirun`, none for `--cfg`, else one.
 
-    `argv`: words of the command line, without the program. With `--cfg`, the config is printed instead. Raises ConfigError for a config, a flag or an override that does not exist or does not parse.
+    `argv`: words of the command line, without the program. With `--cfg`, the config is printed instead. Raises
+    ConfigError for a config, a flag or an override that does not exist or does not parse.
     """
     argv = [readable(word) for word in argv]
     line = CommandLine.of(argv)
@@ -313,7 +314,7 @@ def _unknown_config(line: CommandLine) -> ConfigError:
 
 
 def _print_config(line: CommandLine, overrides: list[str]) -> None:
-    """Print a composed config, as `--cfg`, `--package` and `--resolve` ask."""
+    """Print the composed config in the form that the flags `--cfg`, `--package` and `--resolve` ask for."""
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
     if line.flags.cfg != "job" or line.name is None:

@@ -105,7 +105,10 @@ class TextRolloutConfig:
 
     @property
     def penalties(self) -> Mapping[str, float]:
-        """Config key -> value of the penalties that change the sampling distribution; without those whose values have no effect."""
+        """Config key -> value of the penalties that change the sampling distribution.
+
+        Penalties whose values have no effect are left out.
+        """
         none = {
             "min_tokens": 0,
             "repetition_penalty": 1.0,

@@ -53,7 +53,7 @@ class MlpConfig(_WithMemory):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CnnConfig(_WithMemory):
-    """A CNN for image observations; other numbers of the observation go through a layer of their own."""
+    """A CNN for image observations; numbers of the observation that are not images go through a separate layer."""
 
     kind: Literal["cnn"] = knob("convolutions for images", "cnn")
     network: Literal["nature", "impala"] = knob(

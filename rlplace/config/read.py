@@ -106,9 +106,9 @@ def moved() -> Mapping[str, tuple[str, str]]:
 def read_config(
     mapping: Mapping[str, object], sources: Mapping[str, Source] | None = None
 ) -> Config:
-    """Read the config from plain values. Raises ConfigError with all problems.
+    """Return the Config of a mapping with plain values. Raises ConfigError with all problems.
 
-    `sources`: key -> place where it was written.
+    `sources`: key -> file and line where it was written.
     """
     config, problems = try_config(mapping, sources)
     if config is None or problems:
@@ -162,7 +162,10 @@ def try_config(
 
 
 def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig:
-    """Read only the `cluster` block; a mapping may be a DictConfig. Raises ConfigError with every problem."""
+    """Return the `cluster` block as a ClusterConfig. Raises ConfigError with every problem.
+
+    `cluster`: the block alone, as a ClusterConfig, a dict or a DictConfig.
+    """
     if isinstance(cluster, ClusterConfig):
         return cluster
     config, problems = read_block(
@@ -179,7 +182,7 @@ def read_cluster(cluster: ClusterConfig | Mapping[str, object]) -> ClusterConfig
 
 
 def plain_values(value: Any) -> Any:
-    """Copy a mapping or a list of any class, such as a DictConfig, as dicts and lists. Other values stay."""
+    """Return a mapping or list, such as a DictConfig, copied as dicts and lists; return any other value unchanged."""
     if isinstance(value, Mapping):
         return {key: plain_values(value[key]) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -219,9 +222,10 @@ def _of_job(
     above: str,
     found: Found,
 ) -> object:
-    """Drop keys that only the other job has; each is a problem unless its value changes nothing.
+    """Return a config block without the keys that only the other job has.
 
-    `ours` and `theirs`: the block in this job and in the other job.
+    Each removed key is reported to `found`, unless it has its default value. `ours`, `theirs`: dataclass of the block
+    in this job and in the other job. `mapping`: the block. `above`: path of the block with a dot at its end.
     """
     if not isinstance(mapping, Mapping) or ours is None:
         return mapping
@@ -267,7 +271,11 @@ def _of_alternative(
     above: str,
     found: Found,
 ) -> Mapping[Any, object]:
-    """Drop keys that only other alternatives of a block have; each is a problem unless its value changes nothing."""
+    """Return a config block without the keys that only other alternatives of the block have.
+
+    Each removed key is reported to `found`, unless its value changes nothing. `options`: dataclasses of the
+    alternatives. `mapping`: the block. `above`: path of the block.
+    """
     block = next(
         (option for option in options if tag_of(option) == mapping.get("kind")),
         options[0],
@@ -384,7 +392,10 @@ def _report(
 def _such_as(
     block: type, job: JobName, path: Sequence[int | str], wrong: Mapping[str, Any]
 ) -> str | None:
-    """Return the kind of value that a key takes, as <...>, with its usual value if it has one."""
+    """Return a text such as `<a whole number, such as 8>`, which says what value a key takes; None for an unknown key.
+
+    `block`: dataclass of the block. `path`: path of the key. `wrong`: context of the pydantic error about the value.
+    """
     name = str(
         next(
             step
@@ -419,7 +430,10 @@ def _such_as(
 
 
 def _whole_list(path: Sequence[int | str], text: str, written: Any) -> str:
-    """Return the line of a list, with `text` in place of the item at the path."""
+    """Return a config line with a whole list, in which `text` replaces the item at `path`.
+
+    `written`: the config.
+    """
     items = functools.reduce(lambda of, step: of[step], path[:-1], written)
     return f"{path[-2]}: [{', '.join(text if i == path[-1] else quote(item) for i, item in enumerate(items))}]"
 
@@ -433,7 +447,11 @@ def _unknown(
     written: Any,
     found: Found,
 ) -> None:
-    """Report an unknown key. `place`: path of the key that is probably meant; None if unknown."""
+    """Report an unknown key to `found`.
+
+    `name`: last part of the key. `key`: path of the key. `fields`: fields of its block. `place`: path of the key that
+    is probably meant; None if unknown. `written`: the whole config.
+    """
     above = key.rpartition(".")[0]
     meant = None
     which = "unknown"
@@ -493,7 +511,11 @@ def _unknown(
 
 
 def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None:
-    """Return the path of the key that an unknown key means: by another name, a misspelling, or its name elsewhere."""
+    """Return the path of the key that an unknown key probably means; None if no key or several keys are possible.
+
+    The unknown key may be another library's name, a misspelling, or the name of a key in another block. `key`: path of
+    the unknown key. `fields`: fields of its block.
+    """
     above, _, name = key.rpartition(".")
     role = key.partition(".")[0]
     ours = BELOW.get(above, {}).get(name) or KEYS.get(name)
@@ -538,7 +560,11 @@ def _place_of(key: str, fields: Mapping[str, Field], job: JobName) -> str | None
 
 @functools.cache
 def word_meant(name: str, value: str) -> str | None:
-    """Return key=value for a word that may be a key's path, its last part, or another name of it; None if unknown."""
+    """Return the override `key=value` that the option `--name=value` means; None if unknown.
+
+    `name`: path of the key, its last part, or another name of the key. `value`: value of the option; "" if there is
+    none.
+    """
     for job in jobs():
         places = all_places(job)
         found = name if name in places else _place_of(name, fields_of(Config, job), job)
@@ -553,7 +579,11 @@ def word_meant(name: str, value: str) -> str | None:
 
 
 def _placed_with(component: str, key: str, size: object, written: Any) -> str | None:
-    """Return the placement line of a component, with this parallel size."""
+    """Return the config line that places a component with a parallel size; None if the component is not placed.
+
+    `key`: name of the parallel size. `size`: its value; None is returned if it is not a whole number. `written`: the
+    config.
+    """
     placed = value_at(written, f"{PLACEMENT}.{component}")
     if placed is None or not isinstance(size, int):
         return None
@@ -565,7 +595,10 @@ def _placed_with(component: str, key: str, size: object, written: Any) -> str | 
 
 
 def _spread(mapping: dict[str, Any]) -> None:
-    """Move top-level keys with dots, such as `actor.micro_batch: 4`, into their blocks. They count as overrides."""
+    """Move top-level keys with dots, such as `actor.micro_batch: 4`, into their blocks.
+
+    A moved value replaces the value that the block has.
+    """
     for path in [
         path
         for path in mapping
@@ -590,7 +623,7 @@ def _spread(mapping: dict[str, Any]) -> None:
 
 
 def _of_library(library: str, written: Mapping[str, object], found: Found) -> None:
-    """Report a config file of another library as one problem."""
+    """Report to `found`, as one problem, that `written` is a config of another library."""
     theirs = [key for key in written if key in LIBRARIES]
     found.reject(
         "unknown-key",
@@ -602,7 +635,7 @@ def _of_library(library: str, written: Mapping[str, object], found: Found) -> No
 
 
 def _stands(mapping: Mapping[str, object], path: str) -> bool:
-    """Return whether a key is written, even with the value null."""
+    """Return whether a config has the key at a path, even with the value null."""
     above, _, name = path.rpartition(".")
     block = value_at(mapping, above) if above else mapping
     return isinstance(block, Mapping) and name in block
@@ -612,7 +645,10 @@ def _stands(mapping: Mapping[str, object], path: str) -> bool:
 
 
 def _replace_renamed(new: dict[str, Any], found: Found) -> None:
-    """Replace renamed keys by their new names; each is a problem."""
+    """Replace the old names of renamed keys in a config by the new names, and report each old name to `found`.
+
+    `new`: the config, which is changed.
+    """
     written: dict[str, object] = {}
     meant: dict[str, object] = {}
     doubled: dict[str, str] = {}
@@ -698,7 +734,10 @@ def _replace_renamed(new: dict[str, Any], found: Found) -> None:
 
 
 def _switched(old: str, fix: str | None) -> str:
-    """Return the line of the new key for a value that is not a switch; both lines if the meaning is unknown."""
+    """Return the fix for the renamed key `old`, whose value is neither true nor false.
+
+    `fix`: line with the value that is meant; None if unknown, then the lines for true and for false are returned.
+    """
     lines = [
         f"{moved()[old][0]}: {meant}"
         for meant in (fix.partition(": ")[2:] if fix else ("true", "false"))
@@ -709,7 +748,7 @@ def _switched(old: str, fix: str | None) -> str:
 
 
 def _put(keys: Any, path: str, value: object) -> None:
-    """Write the value of a new key unless it is there; merge blocks."""
+    """Set the key at `path` in the config `keys` to `value`, unless the key has a value; merge two blocks."""
     name, _, below = path.partition(".")
     if not isinstance(keys, dict):
         return
@@ -724,7 +763,10 @@ def _put(keys: Any, path: str, value: object) -> None:
 
 
 def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
-    """Convert the length of a run from environment steps to iterations."""
+    """Return the length of a run in iterations, at least enough for `written` environment steps.
+
+    `mapping`: the config. Return 100 if the lengths in the config are not numbers above 0.
+    """
     keys = (("env", "total_num_envs"), ("algorithm", "rollout_steps"))
     numbers = [
         (block if isinstance(block := mapping.get(role), dict) else {}).get(key, 64)
@@ -742,10 +784,10 @@ def _iterations(written: object, mapping: Mapping[str, Any]) -> object:
 
 
 def with_folder(config: Config, sources: Mapping[str, Source]) -> Config:
-    """Give every model of the config an absolute path and the keys of its folder's config.json.
+    """Return the config in which every language model has an absolute path and the keys of its folder's config.json.
 
-    Keys of the folder override keys of the config. No folder is needed if the config has the keys of a config.json
-    itself. Raises ConfigError.
+    Keys of config.json override keys of the config. A model whose keys are all in the config needs no folder. Raises
+    ConfigError. `sources`: key -> file and line where it was written.
     """
     reward = config.reward
     if isinstance(reward, RewardConfig):

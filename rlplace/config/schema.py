@@ -57,7 +57,7 @@ _ACTOR_MODEL = "of simulators kind: mlp | cnn | module; else path: a Hugging Fac
 
 
 def _paired(block: object, kind: type[_Block]) -> _Block:
-    """Return `block`, which must be of type `kind`: the reader gives a config the blocks of its job."""
+    """Return `block`. Assert that it has the type `kind`, which `read_config` ensures."""
     assert isinstance(block, kind), block
     return block
 
@@ -884,15 +884,15 @@ class Config:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether samples of a group may be left out, after failures or for numbers that are not finite."""
+        """Whether a group may lack samples: those that failed, or that have numbers that are not finite."""
         return self.skips_poison or self.faults.on_error != "stop"
 
     @property
     def runs(self) -> bool:
-        """Whether this config can run; otherwise it can only be planned, since it lacks keys that a run needs.
+        """Whether this config is meant to be run; otherwise it can only be planned.
 
-        A config that trains a language model on prompts, and that lacks more than the model, counts as one that can
-        run, so that its missing keys are reported.
+        A config that lacks no key can run. A config that trains a language model on prompts counts too, unless it lacks
+        the model alone, so that its missing keys are reported.
         """
         asks = self.algorithm.name != "ppo" and (
             "env" in self.placed or self.text_env.task is not None
@@ -901,13 +901,17 @@ class Config:
 
     @property
     def model_path(self) -> str:
-        """The path of the folder of the actor's language model, which every run has."""
+        """The path of the folder of the actor's language model. Only for configs that can run."""
         path = (self.model or {}).get("path")
         assert isinstance(path, str), "checked before a run"
         return path
 
     def block_of(self, component: str) -> BlockConfig:
-        """Return the config block of a component: that of its role, or of its own name if each reward has a block."""
+        """Return the config block of a component, such as `actor` or `reward.math`.
+
+        If the block `reward` has a block for each reward, return that of the component's name; else return the block
+        of its role.
+        """
         role, _, name = component.partition(".")
         found: BlockConfig | Mapping[str, RewardConfig] = getattr(self, role)
         if isinstance(found, Mapping):
@@ -919,7 +923,7 @@ class Config:
         return _paired(self.block_of(component), RewardConfig)
 
     def key_of(self, component: str) -> str:
-        """Return the key of a component's config block."""
+        """Return the key of the block that `block_of` returns for the component."""
         role = component.partition(".")[0]
         if isinstance(getattr(self, role), Mapping):
             return component

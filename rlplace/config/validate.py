@@ -59,7 +59,7 @@ _BOUNDS = {
 
 
 class Block(pydantic.BaseModel):
-    """A block of the config, in strict mode: no value is converted to another type."""
+    """Base of the pydantic models of config blocks, in strict mode: no value is converted to another type."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
     of: ClassVar[type]  # the config dataclass
@@ -261,7 +261,7 @@ def _bounded(hint: Any, rules: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _listed(item: Any, value: object) -> object:
-    """Return `value` if it is a list. Raises the error that explains any other value.
+    """Return `value` if it is a list; for any other value, raise the pydantic error that explains it.
 
     `item`: type of the items.
     """
@@ -312,9 +312,9 @@ def _words_of(options: Sequence[Any]) -> list[Any]:
 
 
 def _items_of(item: Any, value: Mapping[Any, object]) -> list[object] | None:
-    """Return the list items that a block written in place of a list probably means; None if it means no such list.
+    """Return the list items that are probably meant by a block where a list is expected; None if that is unknown.
 
-    `item`: type of the items. `value`: the block, whose keys are names and whose values are the settings of each.
+    `item`: type of the items. `value`: the block, name of an item -> its settings.
     """
     if not dataclasses.is_dataclass(item):
         if item is str and value:
@@ -365,7 +365,10 @@ def _bytes(value: object) -> object:
 
 
 def _share_or_bytes(value: object) -> object:
-    """Return a share below 1 as a float, a size as a whole number of bytes, and "auto" unchanged."""
+    """Return a share below 1 as a float, a size as a whole number of bytes, and "auto" unchanged.
+
+    `value`: a number, or a text such as `5 %` or `16GiB`. Raises ValueError for any other value.
+    """
     if value == "auto":
         return value
     percent = re.fullmatch(_PERCENT_TEXT, value) if isinstance(value, str) else None
@@ -383,9 +386,10 @@ def _share_or_bytes(value: object) -> object:
 def _error(
     code: str, error: str, fits: str | None = None, **facts: Any
 ) -> PydanticCustomError:
-    """Return the pydantic error with a text of a code.
+    """Return the pydantic error with the text that the tables of rlplace/codes have for `code`.
 
-    `error`: which of the code's texts. `fits`: a valid value of the key, for the fix. `facts`: values for the text.
+    `error`: name of one of the code's texts. `fits`: a valid value of the key, for the fix. `facts`: values that the
+    text is completed with.
     """
     told = problem(code, "", error=error, **facts)
     context = {"told": told, "what": told.what, "fix": fits, "why": told.why}
@@ -455,7 +459,7 @@ def _not_a_word(
 ) -> PydanticCustomError:
     """Return the error about a value that is not one of `words`.
 
-    `number`: the type of numbers that are valid too; None if there is none.
+    `number`: type of the numbers that are valid besides the words; None if no number is valid.
     """
     near = meant_word(value, [str(word) for word in words])
     if near is None and number is not None and isinstance(value, str):

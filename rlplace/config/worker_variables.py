@@ -43,7 +43,10 @@ _OF_WORKERS = re.compile(
 
 
 def wrong_variables(config: Any) -> list[Problem]:
-    """Return the problems of `cluster.env_vars`: invalid names, invalid values, and secrets, which are not shown."""
+    """Return the problems of `cluster.env_vars`: invalid names, invalid values, and written secrets.
+
+    The problems do not show the secrets. `config`: config of any job.
+    """
     problems = list(_invalid(config))
     # As the source of the problem, the word of the command line would show the secret
     if any(found.code == _WRITTEN for found in problems):
@@ -67,7 +70,7 @@ def _invalid(config: Config) -> Iterator[Problem]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether the value of a variable is a secret, by its name or by a login in the value.
+    """Return whether the value of a variable is a secret, as its name or a login in the value shows.
 
     A path in a variable whose name ends with CREDENTIALS is not a secret.
     """
@@ -78,7 +81,10 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def missing_variables(config: Any) -> Iterator[Problem]:
-    """Yield a problem for each variable whose value should come from this process and that is not set here."""
+    """Yield a problem for each variable with the value null in `cluster.env_vars` that is not set in this process.
+
+    The workers should get the values of these variables from this process.
+    """
     for name, value in config.cluster.env_vars.items():
         if value is None and name not in os.environ:
             error = "plain"
@@ -95,14 +101,17 @@ def missing_variables(config: Any) -> Iterator[Problem]:
 
 
 def variables_of(config: Any, names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the workers' variables by name: those of `cluster.env_vars`, and the variables `names` of this process."""
+    """Return name -> value of the environment variables that the workers get.
+
+    These are the variables of `cluster.env_vars`, and the variables `names` with their values in this process.
+    """
     return named_variables(config.cluster, names)
 
 
 def named_variables(
     cluster: ClusterConfig, names: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Return the workers' variables by name, as `variables_of` does, from the block `cluster` of a config."""
+    """Return the result of `variables_of` for a config with this `cluster` block."""
     given = dict.fromkeys(names) | dict(cluster.env_vars)
     taken: dict[str, str] = {}
     for name, value in given.items():
@@ -113,8 +122,9 @@ def named_variables(
 
 
 def not_given(config: Any) -> str | None:
-    """Return a text that names variables of this process that workers may need and do not get; None
-    if there are none.
+    """Return a text that names the variables of this process that workers may need but do not get.
+
+    Return None if no variable is lacking. `config`: config of any job.
     """
     given = config.cluster.env_vars
     joined = config.cluster.ray.address is not None
@@ -130,8 +140,9 @@ def not_given(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def exported(values: Mapping[str, str]) -> Iterator[None]:
-    """Within the context, set variables in this process; its worker threads share them. The old values come back
-    afterwards.
+    """Within the context, set environment variables in this process; at its end, restore the old values.
+
+    `values`: name -> value. Worker threads of this process see the variables too.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

@@ -97,9 +97,9 @@ def to_yaml(mapping: Mapping[str, object], indent: str = "") -> str:
 
 
 def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
-    """Return the source line of every key and list item of a YAML text, by its path.
+    """Return path -> file and line, for every key and every list item of a YAML text.
 
-    `file`: the name in the sources. `prefix`: path of the block that the text fills.
+    `file`: file name for the results. `prefix`: path of the config block that the text fills; "" for a whole config.
     """
     found: dict[str, Source] = {}
 
@@ -121,7 +121,7 @@ def line_sources(text: str, file: str, prefix: str = "") -> dict[str, Source]:
 
 
 def scalars(text: str) -> dict[str, yaml.ScalarNode]:
-    """Return the node of every value of a YAML text that is neither a block nor a list, by its path."""
+    """Return path -> YAML node, for every value of a YAML text that is neither a block nor a list."""
     found: dict[str, yaml.ScalarNode] = {}
 
     def visit(node: yaml.Node | None, path: str) -> None:
@@ -139,11 +139,11 @@ def scalars(text: str) -> dict[str, yaml.ScalarNode]:
 
 
 def torn_number(key: str, sources: Mapping[str, Source]) -> tuple[str, str] | None:
-    """Return path and digits of a number with a decimal comma in braces, such as `{path: 0,05}`; None if `key` is
-    none.
+    """Return path and digits of a number with a decimal comma that YAML has split; None if `key` is no such digits.
 
-    YAML reads the part behind the comma as a further key: of 05 it makes the key 5, of 075 the key 61. `key`: such a
-    key.
+    In `{lr: 0,05}`, YAML takes the digits behind the comma for a key without a value: 05 becomes the key 5, 075 the
+    key 61. `key`: path of a key that may be such digits. Return the path before the comma (`lr`) and the digits (`05`).
+    `sources`: key -> file and line where it was written.
     """
     above, _, name = key.rpartition(".")
     # The last key so far of each line
@@ -252,7 +252,7 @@ def not_yaml(
 
 
 def repeated_key(text: str, file: str) -> ConfigError | None:
-    """Explain the first key that occurs twice in one block of a YAML text; None if all keys are different."""
+    """Return the error about the first key that occurs twice in one block of a YAML text; None if all keys differ."""
 
     def visit(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int, int]]:
         """Yield path, first line and second line of each repeated key."""
@@ -286,10 +286,10 @@ def repeated_key(text: str, file: str) -> ConfigError | None:
 
 
 def with_values(text: str, values: Mapping[str, object]) -> str:
-    """Return a YAML text with new values at these key paths and with all of its comments; None removes a key.
+    """Return a YAML text with new values at some key paths. All comments stay.
 
-    A key that the text lacks is added at the end of the nearest block above it. Raises ValueError if that block is
-    empty or in braces.
+    `values`: key path -> new value; None removes the key. A key that the text lacks is added
+    at the end of the nearest block above it. Raises ValueError if that block is empty or in braces.
     """
     for path, value in values.items():
         text = _with_value(text, path, value)
@@ -297,7 +297,7 @@ def with_values(text: str, values: Mapping[str, object]) -> str:
 
 
 def _with_value(text: str, path: str, value: object) -> str:
-    """Return the text with one value replaced, added, or, for None, removed."""
+    """Return a YAML text in which the key at `path` has the new value; None removes the key."""
     spans = dict(_spans(_composed(text), ""))
     if path in spans:
         start, first, last = spans[path]
@@ -346,7 +346,7 @@ def _with_value(text: str, path: str, value: object) -> str:
 
 
 def _in_flow(text: str, start: int) -> bool:
-    """Whether a position is within braces of its line."""
+    """Return whether a position in a text is within braces that begin in the same line."""
     line = text[text.rfind("\n", 0, start) + 1 : start]
     return line.count("{") > line.count("}")
 
@@ -355,8 +355,9 @@ def _spans(
     node: yaml.Node | None,
     path: str,
 ) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield for every key its path, where the key begins, and where its value begins and ends: positions in the
-    text.
+    """Yield path -> (start of the key, start of its value, end of its value), for every key below a YAML node.
+
+    All three are positions in the text. `path`: path of `node`.
     """
     if not isinstance(node, yaml.MappingNode):
         return
@@ -367,7 +368,7 @@ def _spans(
 
 
 def _end(node: yaml.Node) -> int:
-    """Return the position where a value ends, without comments behind it."""
+    """Return the position in the text where the value of a YAML node ends; comments behind the value do not count."""
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         for pair in node.value:
@@ -385,7 +386,10 @@ def misread_numbers(
     file: str,
     sources: Mapping[str, Source],
 ) -> Iterator[Problem]:
-    """Yield problems of numbers that YAML reads to another base, unless a later file or override replaces them."""
+    """Yield a problem for each number that YAML reads in another base than ten, such as 010 as 8.
+
+    Numbers that a later file or an override replaces are left out. `file`: name of the text's file.
+    """
     for key, node in scalars(text).items():
         place = Source(file=file, line=node.start_mark.line + 1)
         value = misread_number(node)
@@ -419,7 +423,7 @@ def not_blocks(
     file: str,
     places: Callable[[], Sequence[str]],
 ) -> ConfigError | None:
-    """Explain a list in place of a block of keys, or `defaults` that are not a list; None if the text has neither.
+    """Return the error about a list in place of a block, or about `defaults` that are not a list; None without error.
 
     `places`: returns all key paths of configs, of any job.
     """

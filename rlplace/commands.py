@@ -20,8 +20,7 @@ WRONG = 2
 
 
 def typed(command: str) -> str:
-    """Return the words with which the user started a command: `rlplace plan`, `scripts/plan`, else
-    `python -m rlplace.plan`.
+    """Return the words with which the user started a command, such as `rlplace plan` or `python -m rlplace.plan`.
 
     `command`: name of the command, such as `plan`.
     """
@@ -82,9 +81,10 @@ def code_with_output(code: int, streams: Streams) -> int:
 
 
 def begin() -> Streams:
-    """Make the standard streams of this process safe, and return them.
+    """Prepare this process for a command, and return its standard streams, to which writes no longer raise.
 
-    Calls to this machine will not go through proxies. Exits with WRONG if the working folder no longer exists.
+    Network calls to this machine bypass the proxies from now on. If the working folder no longer exists, end the
+    process with the exit code WRONG.
     """
     streams = Streams()
     keep_local()

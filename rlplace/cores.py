@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def usable_cores(system: Path = Path("/")) -> int:
-    """Return the number of cores that this process may keep busy, at least 1. A quota of 2.5 cores counts as 2.
+    """Return the number of cores that this process may keep busy, rounded down, and at least 1.
 
     The CPU affinity is read at each call. The quotas of cgroups are read once, since workers ask with every call.
     `system`: folder that has /proc and /sys.
@@ -26,7 +26,7 @@ def _least_quota(system: Path) -> float:
 
 
 def _quotas(system: Path) -> Iterator[float]:
-    """Yield the quotas of all cgroups of this process, of version 1 and of version 2, in processor seconds per second.
+    """Yield the processor quotas of this process's cgroups (version 1 or 2) and of the cgroups above them, in cores.
 
     `system`: folder that has /proc and /sys.
     """

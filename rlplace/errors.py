@@ -40,10 +40,9 @@ class Source:
 
 
 def source_of(key: str, sources: Mapping[str, Source]) -> Source | None:
-    """Return where `key` was written; if it was not, where the nearest key above it was; None if none of them was
-    written.
+    """Return the file and line of `key`, or of the nearest key above it that was written; None if there is neither.
 
-    `sources`: place of each key that was written.
+    `sources`: key -> file and line, for each key that was written.
     """
     while key:
         if key in sources:
@@ -114,8 +113,8 @@ class Problem:
 def _as_word(key: str, line: str) -> str:
     """Return a line of a fix as a word of a command line, such as `path=value`.
 
-    `key`: path of the config key. `line`: `last part of the key: value` or `path: value`. A line of another form is
-    returned unchanged, and so is a line whose value is not YAML for one key.
+    `key`: path of the config key. `line`: `last part of the key: value` or `path: value`. A line that cannot be written
+    as one override is returned unchanged.
     """
     match = _FIX.fullmatch(line)
     if match is None:
@@ -187,7 +186,7 @@ def _likeness(a: str, b: str) -> float:
 
 
 def one_of(lines: Iterable[str]) -> str:
-    """Return the text of a fix that offers these lines, where only the user knows which line is right."""
+    """Return the text of a fix that offers several lines, of which the user has to choose one."""
     return "one of\n" + "\n".join(lines)
 
 
@@ -203,7 +202,7 @@ class RlplaceError(Exception):
 
 
 class ProblemsError(RlplaceError, ValueError):
-    """An error with all problems that were found together."""
+    """An error about one or more problems, all of which were found in one check."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "a ProblemsError needs at least one problem"
@@ -301,7 +300,7 @@ class OutputError(_OneProblem):
         """Return the error for a file that cannot be written, with the reason and the free space of the disk.
 
         `path`: the file. `error`: what the operating system reported. `key`: the config key or option that names the
-        path. `place`: noun for the path in the fix.
+        path. `place`: what the fix calls the path, such as "a folder".
         """
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         code = "cannot-write"
@@ -321,7 +320,7 @@ class OutputError(_OneProblem):
 
 
 def _free_space(path: Path) -> str | None:
-    """Return a text with the free bytes of the disk that has `path`; None if they cannot be found out.
+    """Return a text with the free bytes of the disk that has `path`; None if the operating system does not tell.
 
     If `path` does not exist, the nearest existing folder above it is asked.
     """
@@ -336,7 +335,7 @@ def _free_space(path: Path) -> str | None:
 
 
 class CallbackError(_OneProblem):
-    """A callback of the user raised an error. The state before the callback is saved."""
+    """A callback of the user raised an error. The state of the run before the callback is saved."""
 
 
 class ChannelError(_OneProblem):
@@ -499,7 +498,7 @@ class WorkerError(RlplaceError):
         return dataclasses.replace(self, stage=stage, version=version)
 
     def explained_by(self, cause: RlplaceError) -> WorkerError:
-        """Return a copy of the error whose text is that of `cause`, for a cause that only the driver knows."""
+        """Return a copy of the error with the text of `cause`, which the driver knows and the worker does not know."""
         error = dataclasses.replace(self, what=str(cause), cause=cause)
         error.__cause__ = cause
         return error

@@ -18,9 +18,9 @@ _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
 class Metric:
     """A number from one rank, and how the numbers of all ranks are reduced to one.
 
-    `reduce`: mean, sum, max or min. `weight`: in a mean, how much the number counts, such as the number of samples or
-    episodes; with every reduction, 0 means that the rank has no data. `notes`: lines of text about what the number
-    counts, one for each thing, or for the first few; ranks that count the same things have equal notes.
+    `reduce`: mean, sum, max or min. `weight`: weight of the number in a mean, such as the number of samples or
+    episodes; 0 means for every reduction that the rank has no data. `notes`: lines of text about the things that the
+    number counts, at least about the first few; ranks that count the same things must have equal notes.
     """
 
     value: float
@@ -63,7 +63,10 @@ def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
 
 
 def notes_of(ranks: Iterable[Metrics]) -> dict[str, list[str]]:
-    """Return the notes of all ranks by the name of their metric; equal notes once."""
+    """Return metric -> the notes that the ranks have for the metric; equal notes are returned once.
+
+    `ranks`: the metrics of each rank.
+    """
     found: dict[str, dict[str, None]] = {}
     for metrics in ranks:
         for name, metric in metrics.items():

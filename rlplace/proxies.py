@@ -17,7 +17,8 @@ DIRECT = (
 def keep_local(nodes: Iterable[str] = ()) -> None:
     """Let calls to this machine and to `nodes` bypass the proxies, in this process and in processes that it starts.
 
-    `nodes`: addresses of machines. Exceptions that the user has set are kept. Does nothing if no proxy is set.
+    `nodes`: addresses of machines. Addresses that the user has exempted from the proxies stay exempted. Do nothing if
+    no proxy is set.
     """
     if not any(
         os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES

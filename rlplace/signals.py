@@ -48,8 +48,8 @@ class Stopped(BaseException):
 class Signals:
     """Turns signals that end a program into the exception Stopped.
 
-    After a Stopped that ends the run without saving, further signals have no effect: every wait of an ending run has a
-    deadline.
+    After Stopped was raised to end the run without saving, further signals have no effect. The run still ends, since
+    all its waits then have deadlines.
     """
 
     def __init__(self) -> None:
@@ -74,10 +74,10 @@ class Signals:
 
     @contextlib.contextmanager
     def patient(self, grace_s: float) -> Iterator[None]:
-        """Within the context, a first signal only asks the run to end; the run then saves and ends by itself.
+        """Within the context, let the first signal only ask the run to end after its iteration and to save.
 
-        `grace_s`: seconds in which the run has to end. After half of them, Stopped is raised; with 0 it is raised at
-        once.
+        `grace_s`: seconds from the signal in which the run has to end. After half of these seconds, Stopped is raised
+        to end the iteration; after all of them, to end the saving. 0: the first signal raises Stopped at once.
         """
         self._grace_s = grace_s
         try:
@@ -93,8 +93,9 @@ class Signals:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Within the context, raise Stopped in place of errors that a Stopped has caused, such as an interrupted
-        import.
+        """Within the context, if a signal has ended the run without saving, raise Stopped in place of any other error.
+
+        The exception Stopped can cause such errors, for example when it interrupts an import.
         """
         try:
             yield
@@ -104,7 +105,7 @@ class Signals:
             raise error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal `number`, as in the drawing of the module."""
+        """Handle the signal `number`, as the drawing in the module's docstring shows."""
         if number == signal.SIGHUP:
             _leave_closed_outputs()
         first = self.asked is None
@@ -153,7 +154,7 @@ class _Deferral:
         )
 
     def deliver(self) -> None:
-        """Call the program's own handlers for the collected signals. A handler that raises ends the deferral."""
+        """Call the program's own handlers for the collected signals. If a handler raises, stop collecting signals."""
         if self._came:
             self.end()
             # No handler raised, so the deferral goes on
@@ -231,9 +232,7 @@ def unblock_sigterm() -> None:
 
 
 def _would_end(number: int) -> bool:
-    """Return whether the signal `number` would end this process. A handler of Signals from an earlier run counts as
-    this.
-    """
+    """Return whether the signal `number` would end this process, by default or by a `Signals` of an earlier run."""
     handler = signal.getsignal(number)
     owner = getattr(handler, "__self__", None)
     return handler == signal.SIG_DFL or isinstance(owner, Signals)
@@ -247,7 +246,7 @@ def _is_deferrable(number: int) -> bool:
 def _leave_closed_outputs() -> None:
     """Redirect standard output and standard error to the null device if their terminal is gone.
 
-    Otherwise every write would fail, and the messages about saving too.
+    Without this, every write would fail, including the messages about saving.
     """
     watched = select.poll()
     for descriptor in _OUTPUTS:

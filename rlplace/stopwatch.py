@@ -38,8 +38,9 @@ _CALL: ContextVar[list[Stopwatch] | None] = ContextVar(
 
 
 class Part(NamedTuple):
-    """The laps of one part in one call that had about equal sizes (to two digits), and that were all cold or all not
-    cold.
+    """Sums over laps of one call: the laps with one part, one size (to two digits) and one value of `cold`.
+
+    `cold`: whether the thread had lost its processor just before these laps (for the part "wait": in these laps).
     """
 
     name: str
@@ -93,13 +94,18 @@ def _read() -> tuple[float, float]:
 
 
 class Stopwatch:
-    """The seconds of one call, by part. It runs from its construction; a lap begins where the lap before ended."""
+    """Measures how many seconds of one call each part of the call takes.
+
+    The first lap begins when the stopwatch is made. Every other lap begins when the lap before it ends.
+    """
 
     def __init__(
         self, *parts: str, read: Callable[[], tuple[float, float]] = _read
     ) -> None:
-        """`parts`: parts that are reported even without laps. `read`: returns the clock and the thread's processor
-        time, in seconds.
+        """Start the stopwatch.
+
+        `parts`: names of parts that are reported even without laps. `read`: returns the time of a clock and the
+        processor time of the thread, both in seconds.
         """
         self._read = read
         self.seconds = dict.fromkeys(parts, 0.0)
@@ -163,13 +169,11 @@ class Stopwatch:
         self._ends = ends
 
     def draw(self, name: str, value: float) -> None:
-        """Keep one value of the distribution `name`, such as the length of an answer."""
+        """Add a value to the distribution `name`, such as the length of an answer."""
         self.draws.setdefault(name, array("f")).append(value)
 
     def metrics(self, component: str) -> Metrics:
-        """Return a metric `<component>/<part>_s` for each part: its seconds, of which the maximum over all ranks
-        counts.
-        """
+        """Return the metrics `<component>/<part>_s`: the seconds of each part, reduced by the maximum over ranks."""
         return {
             f"{component}/{part}_s": Metric(seconds, "max")
             for part, seconds in self.seconds.items()
@@ -212,7 +216,10 @@ def _rounded(size: float) -> float:
 
 
 class Recorder:
-    """A context manager for one call, in its thread: makes the record of the call from all stopwatches of the call."""
+    """A context manager around one call of a worker's method, used in the thread of the call.
+
+    It collects the stopwatches that are made during the call. Afterwards, `record` returns the times of the call.
+    """
 
     def __init__(self, method: str) -> None:
         self._method = method

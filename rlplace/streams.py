@@ -31,7 +31,7 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        """Replace `sys.stdin`, `sys.stdout` and `sys.stderr` if they are unsafe."""
+        """Replace those of `sys.stdin`, `sys.stdout` and `sys.stderr` that are missing or can raise in a write."""
         codecs.register_error(FALLBACK, _fallback)
         if sys.stdin is None:
             sys.stdin = _null(0, "r")
@@ -41,8 +41,9 @@ class Streams:
 
     @property
     def error(self) -> OSError | None:
-        """The first error of a write to standard output; None if all writes succeeded, or if the reader closed the pipe
-        early.
+        """The first error of a write to standard output; None without an error.
+
+        A pipe that its reader has closed early does not count as an error.
         """
         error = next((raw.error for raw in self._raw if raw.fileno() == 1), None)
         if isinstance(error, BrokenPipeError):
@@ -52,8 +53,8 @@ class Streams:
     def _safe(self, stream: TextIO | None, descriptor: int) -> TextIO:
         """Return a stream for `descriptor` whose writes never raise.
 
-        `stream`: the present standard stream; None if there is none. It is returned unchanged if it does not belong to
-        `descriptor`, as in a notebook.
+        `stream`: the present standard stream; None if there is none. A stream that does not write to `descriptor`, as
+        in a notebook, is returned unchanged.
         """
         if stream is None:
             return _null(descriptor, "w")
@@ -75,9 +76,9 @@ class Streams:
 
 
 class _Output(io.FileIO):
-    """A file descriptor that accepts every write. Data that cannot be written is dropped, and `error` keeps the reason.
+    """A file descriptor to which every write succeeds. Data that cannot be written is dropped.
 
-    So a run goes on when its terminal or its reader is gone, or the disk is full.
+    So a run goes on when its terminal or its reader is gone, or the disk is full. `error` is the first error.
     """
 
     error: OSError | None = None
@@ -116,9 +117,10 @@ def _is_of(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
 
 
 def _null(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
-    """Return a stream of the null device, and connect `descriptor` to the null device if it is closed.
+    """Return a stream of the null device. If `descriptor` is closed, connect it to the null device too.
 
-    Otherwise the next file or socket would get the number of the descriptor, and prints would go to that file.
+    If the descriptor stayed closed, the next file or socket would get its number, and prints would go to that file.
+    `mode`: "r" to read, "w" to write.
     """
     null = os.open(os.devnull, os.O_RDWR)
     try:

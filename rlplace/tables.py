@@ -17,8 +17,9 @@ def table(
     """Return one line of text for each row; each column is as wide as its widest cell.
 
     `rows`: all have the same number of cells. `gap`: number of spaces between columns. `right`: numbers of the columns,
-    from 0, that are aligned to the right; the others are aligned to the left. `most`: greatest width of a column; a
-    longer cell moves the rest of its line; None for no limit. Lines have no spaces at their ends.
+    from 0, that are aligned to the right; the others are aligned to the left. `most`: greatest width of a column, in
+    characters; a longer cell pushes the rest of its line to the right; None for no limit. Lines have no spaces at
+    their ends.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -51,9 +51,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A rollout rank's result: one finished answer. Its tokens and log-probabilities come from the
-    same forward pass.
-    """
+    """A rollout rank's result: one finished answer, with tokens and log-probabilities of one forward pass."""
 
     env_rank: int  # rank that asked for the answer
     iteration: int
@@ -71,7 +69,7 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """An env rank's result: one whole episode. Where `mask` is false, `logprobs` is 0 and `versions` is -1."""
+    """An env rank's result: one whole episode. At tokens with a false `mask`, `logprobs` is 0 and `versions` is -1."""
 
     group: int
     sample: int
@@ -134,9 +132,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """The scores of one sample, from a critic, a reference or a reward; or its returns, from actor rank 0 to the
-    critic.
-    """
+    """Numbers about one sample: the scores from a critic, a reference or a reward, or the returns for the critic."""
 
     group: int
     sample: int
@@ -173,8 +169,8 @@ class Episode:
     ) -> Sample:
         """Return the episode as a Sample.
 
-        `rewards`: value of each reward function. `weights`: factor of each reward function in the sum. The reward is
-        nan if a log-probability is not finite.
+        `rewards`: reward function -> its value. `weights`: reward function -> its factor in the sum. The sum is the
+        reward of the sample; the reward is nan if a log-probability is not finite.
         """
         answers = [p for p in self.pieces if isinstance(p, Completion)]
         logprobs = self._along(lambda c: c.logprobs, 0.0, np.float32)
@@ -196,8 +192,10 @@ class Episode:
         )
 
     def _along(self, of: Any, otherwise: Any, dtype: Any) -> Array:
-        """Return an array over all tokens [L]: `of(completion)` at the tokens of answers, `otherwise` at all other
-        tokens.
+        """Return an array [L] with a value for each token of the episode.
+
+        `of`: returns the values at the tokens of an answer, from its Completion. `otherwise`: value at every other
+        token. `dtype`: dtype of the array.
         """
         parts = [np.full(len(self.prompt), otherwise, dtype)]
         parts += [
@@ -208,9 +206,7 @@ class Episode:
 
 
 def by_group(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Return the samples by the number of their group, groups ascending; within a group, in the
-    order of their numbers.
-    """
+    """Return group -> its samples. Groups, and the samples within a group, are in the order of their numbers."""
     groups: dict[int, list[Sample]] = {}
     for sample in sorted(samples, key=lambda s: (s.group, s.sample)):
         groups.setdefault(sample.group, []).append(sample)

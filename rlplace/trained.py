@@ -19,7 +19,7 @@ class Trained:
     """A trained policy on the disk.
 
     `weights`: the file POLICY, or the folder of the actor's state in a checkpoint. `config`: config of the job that
-    trained the policy. `checkpoint`: the checkpoint that has the policy; None if there are weights alone.
+    trained the policy. `checkpoint`: the checkpoint that has the policy; None if the weights belong to no checkpoint.
     """
 
     weights: Path
@@ -42,7 +42,7 @@ class Trained:
 
 
 def where(run: Path) -> str:
-    """Return the last line that a run prints: its newest saved policy, and the command that plays the policy.
+    """Return the last line that a run prints, which names its newest saved policy and the command to play the policy.
 
     `run`: folder of the run.
     """

@@ -64,11 +64,11 @@ class Trajectory:
 
     When an episode ends at step t, the next one begins at once, and `observations[t + 1]` is its first observation. If
     the episode was cut by a time limit (`truncated`), its last observation is in `final_observations`, so that the
-    learner can bootstrap from it; these are in the order of `numpy.argwhere(truncated)`.
+    learner can bootstrap from this observation. `final_observations` has the order of `numpy.argwhere(truncated)`.
 
-    A step is poisoned if its reward or next observation was not finite: then its reward is nan, it is `terminated`, and
-    all other numbers are finite. Nothing is learned from this step; the step before it is bootstrapped from its
-    observation.
+    A step is poisoned if its reward or next observation was not finite. Its reward is then nan, `terminated` is true,
+    and all its other numbers are finite. Nothing is learned from the poisoned step; the learner bootstraps the step
+    before it from the poisoned step's observation.
     """
 
     first_row: int
@@ -118,9 +118,7 @@ class Trajectory:
         return int(self.rewards.size)
 
     def split(self, start: int, stop: int) -> Trajectory:
-        """Return the rows start..stop-1 of this trajectory, counted from its first row; arrays are views where
-        possible.
-        """
+        """Return the rows start..stop-1 of this trajectory; its first row is row 0. Arrays are views where possible."""
         if not 0 <= start < stop <= self.rows:
             raise ValueError(f"trajectory: rows {start}:{stop} of {self.rows}")
         cut = np.argwhere(self.truncated)[:, 1]
@@ -135,9 +133,9 @@ class Trajectory:
 
 
 def concat(pieces: Sequence[Trajectory]) -> Trajectory:
-    """Return one trajectory of all rows of `pieces`, which are neighbours and may come in any order.
+    """Return one trajectory with the rows of all `pieces`.
 
-    Raises ValueError if rows are missing or come twice.
+    `pieces`: trajectories of neighbouring rows, in any order. Raises ValueError if rows are missing or come twice.
     """
     pieces = sorted(pieces, key=lambda p: p.first_row)
     if not pieces:

@@ -21,8 +21,9 @@ def exact_bytes(size: int) -> str:
 
 
 def clipped(text: str, longest: int, mark: str = " ...") -> str:
-    """Return `text` if it has at most `longest` characters, else its beginning and `mark`, together `longest`
-    characters.
+    """Return `text`, shortened to `longest` characters if it has more.
+
+    A shortened text consists of the beginning of `text` and of `mark`.
     """
     if len(text) <= longest:
         return text
@@ -30,8 +31,9 @@ def clipped(text: str, longest: int, mark: str = " ...") -> str:
 
 
 def byte_unit(most: int) -> tuple[int, str]:
-    """Return the bytes and the name of the unit for a table whose largest entry is `most` bytes, such as (1 << 30,
-    "GiB").
+    """Return the bytes and the name of a unit, such as (1 << 30, "GiB"), for a table of sizes.
+
+    `most`: the largest size in the table, in bytes.
     """
     return next(
         ((scale, unit) for unit, scale in _UNITS[1:] if most >= scale), (1, "bytes")

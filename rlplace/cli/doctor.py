@@ -84,8 +84,8 @@ class Library:
 class Verdict:
     """Whether a shipped config runs on this machine.
 
-    `config`: its name. `problem`: the first reason against a run; None if there is none. `inline`: overrides with which
-    the config runs without Ray, if only Ray is missing; else None.
+    `config`: name of the config. `problem`: the first problem that prevents a run; None if the config runs. `inline`:
+    overrides with which the config runs without Ray, if only Ray is missing; else None.
     """
 
     config: str
@@ -200,7 +200,7 @@ def _driver() -> str:
 
 
 def lacks_to_compile() -> str:
-    """Return what Triton needs for compiling kernels and does not find here, as text; "" if nothing is missing."""
+    """Return as text what this machine lacks for Triton to compile kernels; "" if nothing is missing."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     lacking = (
@@ -307,7 +307,7 @@ def _lacking(words: Sequence[str]) -> tuple[list[Problem], Prepared | None]:
 
 
 def _without_simulator(job: Prepared) -> list[Problem]:
-    """Return the problem that Gymnasium is not installed, if the job needs Gymnasium; a plan does not check this."""
+    """Return one problem if the job needs Gymnasium and Gymnasium is not installed, else an empty list."""
     env = job.config.env
     if (
         not isinstance(env, SimulatorEnvConfig)
@@ -328,8 +328,8 @@ def _without_simulator(job: Prepared) -> list[Problem]:
 def _without_ray(name: str, job: Prepared) -> str | None:
     """Return the overrides with which the job runs in threads, without Ray.
 
-    Return None if no library of a run is missing, or if the job cannot run in threads either. `name`: name of the
-    config.
+    Return None if all libraries of a run are installed, or if the job cannot run in threads either. `name`: name of
+    the config.
     """
     if not missing_libraries(job.config):
         return None
@@ -419,7 +419,10 @@ def render(
 
 
 def notes() -> dict[str, str]:
-    """Return a note for each installed library of an untried version, by the library's name: what that may cause."""
+    """Return library -> note, for each installed library with a version that rlplace was not tried with.
+
+    The note says which version is installed, which versions were tried, and what the untried version may cause.
+    """
     said = {}
     for name, version in installed().items():
         if (window := untried(name, version)) is not None:
@@ -429,7 +432,7 @@ def notes() -> dict[str, str]:
 
 
 def _rows(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return the table rows of a config and its verdict; each line of a fix has a row of its own."""
+    """Return the rows (config, verdict) of the report's table; each line of a fix is a further row."""
     problem = verdict.problem
     if verdict.inline is not None:
         return [(verdict.config, f"runs without Ray: {verdict.inline}")]
@@ -447,7 +450,7 @@ def _rows(verdict: Verdict) -> list[tuple[str, str]]:
 def _as_json(
     found: Mapping[str, str], known: Sequence[Library], verdicts: Sequence[Verdict]
 ) -> str:
-    """Return the report as JSON, with what `render` shows."""
+    """Return the report as JSON text. Arguments and contents are those of `render`."""
     configs = {}
     for verdict in verdicts:
         problem = verdict.problem

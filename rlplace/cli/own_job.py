@@ -21,11 +21,11 @@ def run(
     config: str | Path | Mapping[str, Any],
     overrides: Sequence[str] | None = None,
 ) -> int:
-    """Run a job as `rlplace train` does, and return the exit code, with the meaning that `rlplace train` gives it.
+    """Run a job as `rlplace train` does, and return the exit code that `rlplace train` would have.
 
     `config`: a YAML file, in the working folder or beside the calling script; or its content as a mapping. `overrides`:
     words such as `runner.total_iterations=5` or `dry_run=true`. None: the overrides are the words behind the script's
-    name on the command line, where `--dry-run` is allowed too; then a failure ends the process with the exit code.
+    name on the command line, and may include `--dry-run`; after a failure, the process then ends with the exit code.
 
     Problems are printed with their fixes.
     """
@@ -76,7 +76,7 @@ def plan(
 
 
 def _found(file: Path, caller: str) -> Path:
-    """Return the path of a file of the working folder, or else of the folder of the script `caller`."""
+    """Return the path of a file: in the folder of the script `caller` if only this folder has the file, else `file`."""
     beside = Path(caller).parent / file
     if not file.is_file() and beside.is_file():
         return beside

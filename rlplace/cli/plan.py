@@ -68,7 +68,7 @@ class Request:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what a command line of `plan` asks for, and return the exit code.
+    """Run the command `plan`: print the plan of a config, or what a subcommand prints. Return the exit code.
 
     `argv`: words of the command line; None for those of this process.
     """
@@ -209,9 +209,9 @@ def _plan(request: Request) -> int:
 
 
 def _show(job: Prepared, form: str) -> None:
-    """Print the plan of a job, with predicted seconds if the config names a profile.
+    """Print the plan of a job, with predicted seconds if the config names a profile of measured costs.
 
-    `form`: output format; a timeline of a config without a profile uses the latest profile.
+    `form`: output format; the format "timeline" uses the latest profile if the config names no profile.
     """
     view = job.view
     seconds = job.config.profile is not None
@@ -250,7 +250,7 @@ def _show(job: Prepared, form: str) -> None:
 
 
 def _other_words(words: Sequence[str], other: str) -> list[str]:
-    """Return the words for the plan that `--diff` compares with.
+    """Return the words for Hydra of the second plan, with which `--diff` compares the first plan.
 
     `words`: words of the first plan. `other`: overrides to add to these words, or another config of the same folders.
     """

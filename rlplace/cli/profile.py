@@ -116,12 +116,12 @@ def _measure(argv: Sequence[str]) -> int:
 
 
 def _command(module: str, job: Prepared) -> str:
-    """Return the command that runs another module of rlplace for the same job, such as `python -m rlplace.train`."""
+    """Return the command line that runs a module of rlplace for the job, such as `python -m rlplace.train ...`."""
     return shlex.join(["python", "-m", f"rlplace.{module}", *job.words])
 
 
 def distinct(found: Iterable[Variant]) -> list[Variant]:
-    """Return the variants with different placements; of several with the same placement, the first."""
+    """Return the variants without repeated placements; of the variants with equal placements, the first stays."""
     seen: dict[str, Variant] = {}
     for variant in found:
         key = json.dumps(
@@ -182,8 +182,10 @@ def _run_all(found: Sequence[Variant], iterations: int) -> Profile:
 
 
 def render(profile: Profile) -> str:
-    """Return the costs as a table, one row each: measured sizes, time of a lap, its spread, and distance from the
-    fitted line.
+    """Return a table of the measured costs, with one row for each.
+
+    A row shows the measured sizes, the time of one measurement (a lap), the spread of this time, and its distance from
+    the fitted line.
     """
     rows = [("cost", "sizes", "processor time of a lap", "varies", "off the line")]
     for name, curve in sorted(profile.costs.items()):

@@ -101,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def folders(place: Path, depth: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the folders of runs: `place` itself if it is one, else those below it.
+    """Yield the folders of runs: `place` itself if it is the folder of a run, else the folders of runs below `place`.
 
-    `depth`: number of levels below `place` to look at. Raises OSError if `place` cannot be read.
+    `depth`: number of levels below `place` to search. Raises OSError if `place` cannot be read.
     """
     try:
         is_run = (place / CONFIG).is_file() and (place / LOCK).is_file()
@@ -168,14 +168,17 @@ def read(folder: Path) -> Run:
 
 
 def _ended(summary: Mapping[str, Any]) -> str:
-    """Return the final state that the summary of a run has; of older versions without a state, derive it."""
+    """Return the final state of a run, such as "finished" or "failed".
+
+    Older versions of rlplace wrote no state. Then a run whose `summary` names a saved policy counts as finished.
+    """
     return str(
         summary.get("state") or ("finished" if summary.get("policy") else "failed")
     )
 
 
 def _number(record: Mapping[str, Any], key: str) -> float:
-    """Return the finite number of a record under `key`; 0 if there is none."""
+    """Return the number that `record` has for `key`; 0 if the value is missing, not a number, or not finite."""
     value = record.get(key)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)

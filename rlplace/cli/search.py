@@ -295,7 +295,7 @@ def _search(request: Request) -> int:
 
 
 def _found(request: Request, job: Prepared) -> Result:
-    """Search for the best plan, and return it with everything that is reported beside it."""
+    """Search for the best plan, and return the result of the search with all that is reported about it."""
     config = job.config
     fixed = request.fixed
     accelerators = request.accelerators
@@ -390,7 +390,7 @@ def _nothing(
 ) -> PlacementError:
     """Return the error that no plan is valid, with the reasons and the smallest change that would make a plan valid.
 
-    `search`: the search of the first space. `answer`: what all searches have found.
+    `search`: the search of the first space of plans. `answer`: the joint result of all searches.
     """
     reasons = list[str]()
     plans = answer.counts["refused by memory"]
@@ -468,8 +468,9 @@ def _check_writable(file: Path) -> None:
 
 
 def _apply(request: Request, job: Prepared, result: Result) -> None:
-    """Write the config with the best plan's changes to a file, check the file, and print the command that trains with
-    it.
+    """Write the config, changed to the best plan, to the file that `--apply` names.
+
+    Then check the file, and print the command that trains with this config.
     """
     assert request.apply is not None
     line = compose.CommandLine.of(request.words)

@@ -117,7 +117,7 @@ def _main(argv: Sequence[str], command: Typed, own: Job | None) -> int:
 
 
 def of_job(composed: compose.Composed, own: Job | None) -> compose.Composed:
-    """Return the config with the custom job in its mapping; unchanged if `own` is None."""
+    """Return the config with the custom job `own` as the value of its key `job`; unchanged if `own` is None."""
     if own is None:
         return composed
     return dataclasses.replace(composed, mapping={**composed.mapping, JOB: own})
@@ -129,9 +129,9 @@ def _notes(error: BaseException) -> Sequence[str]:
 
 
 def _config_of_the_run(argv: Sequence[str]) -> list[str]:
-    """Return the words that name the config of the checkpoint in `resume=<folder>`.
+    """Return the words of a command line that name the config in the checkpoint of `resume=<folder>`.
 
-    Return no words if the command line names a config, or resumes no given folder.
+    Return an empty list if the command line `argv` names a config itself, or has no `resume=<folder>`.
     """
     words = [
         unquoted(word.removeprefix("resume="))
@@ -162,7 +162,7 @@ def _job(
     command: Typed,
     ended: list[tuple[compose.Composed, Path]],
 ) -> int:
-    """Run one composed config, and return the exit code. Its run's folder is appended to `ended`."""
+    """Run one composed config, and return the exit code. When the run ends, append (config, its folder) to `ended`."""
     command.job(composed.words)
     job = _reached(prepare_composed(composed))
     if composed.goal is not None:
@@ -204,9 +204,9 @@ def _job(
 
 
 def _reached(job: Prepared) -> Prepared:
-    """Return the job, changed to send weights through the host if GPUs of this machine cannot share memory.
+    """Return the job; if processes of this machine cannot share GPU memory, it sends weights through the host.
 
-    A dry run does not test GPUs; it uses what is known.
+    A dry run does not test the GPUs; it looks only at environment variables and at the version of the kernel.
     """
     past_host = any(
         isinstance(delivery, DeviceDelivery) for delivery in job.plan.deliveries
@@ -315,7 +315,7 @@ def _counted(problems: Sequence[Problem]) -> str:
 
 
 def program() -> NoReturn:
-    """Run the command line of this process, then exit with its exit code."""
+    """Run `train` with the command line of this process, then end the process with the exit code of `train`."""
     # Output errors (such as a closed terminal) must not end the run.
     begin()
     codes = [FAILED]
@@ -326,9 +326,9 @@ def program() -> NoReturn:
 
 
 def _leave(codes: Sequence[int]) -> None:
-    """Exit at once, with the last of `codes`, if inline worker threads still run.
+    """If workers that are threads of this process still run, end the process at once with the last of `codes`.
 
-    To end such a thread inside torch would abort the process.
+    A normal end of the process would stop these threads inside torch, which aborts the process.
     """
     if any(component_of(thread.name) for thread in threading.enumerate()):
         sys.stdout.flush()

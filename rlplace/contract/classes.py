@@ -16,9 +16,9 @@ FILLED = {"iteration": ITERATION, "index": ITERATION, "version": VERSION}
 
 
 def arguments_of(job: Job) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return (component, method) -> arguments, for every method that a stage of the job calls.
+    """Return (component, method) -> arguments of the call, for every method that a stage of the job calls.
 
-    An argument is named by what the call gets for it: `ITERATION` or `VERSION`.
+    Each argument is the constant `ITERATION` or `VERSION`, which says which number the call passes.
     """
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for stage in job.stages:
@@ -41,8 +41,9 @@ def with_state(job: Job) -> tuple[str, ...]:
 def training_stages(job: Job) -> tuple[str, ...]:
     """Return the names of the stages that change saved state.
 
-    A stage that declares `trains` counts as declared. Any other stage counts if a component with saved state is fully
-    on its accelerators in it. If no stage counts, the last stage is returned.
+    A stage with `trains=True` is returned, and a stage with `trains=False` is not. A stage without `trains` is returned
+    if a component with saved state is fully on its accelerators in this stage. If no stage is found, the last stage is
+    returned.
     """
     state = set(with_state(job))
     found = []
@@ -74,9 +75,9 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _filled(function: Any) -> tuple[str, ...]:
-    """Return what the leading parameters of a method get from a stage, `ITERATION` or `VERSION` each.
+    """Return the numbers that a stage passes for the first parameters of a method: `ITERATION` or `VERSION` for each.
 
-    `function`: the method. The result ends before the first parameter that a stage cannot fill in, or that is
+    `function`: the method. The result ends before the first parameter for which a stage has no number, or that is
     keyword-only.
     """
     found = []
@@ -88,7 +89,10 @@ def _filled(function: Any) -> tuple[str, ...]:
 
 
 def unfilled(function: Any) -> list[str]:
-    """Return the names of the required parameters of a method that a stage cannot fill in. `function`: the method."""
+    """Return the names of the required parameters of a method for which a stage passes no argument.
+
+    `function`: the method.
+    """
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     filled = len(_filled(function))
     return [

@@ -171,13 +171,13 @@ class Job:
         return memory_of(config, plan, measured or {})
 
     def counts(self, config: Any, plan: Plan) -> tuple[Count, ...]:
-        """Return the numbers of the plan that follow from the config, each with its reason."""
+        """Return numbers that the plan shows and that follow from the config, each with the reason for its value."""
         return ()
 
     # ── its checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def environment_problems(self, config: Any) -> Iterable[Problem]:
-        """Return the problems of things that the config names, such as an environment, whatever the placement is."""
+        """Return the problems of things that the config names, such as an environment, for any placement."""
         return ()
 
     def plan_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
@@ -186,11 +186,14 @@ class Job:
         return broken(rules.PLANNED, case)
 
     def launch_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Return a problem for each thing that a run of the plan needs and this machine lacks."""
+        """Return a problem for each thing, such as a library, that a run of the plan needs and this machine lacks."""
         return ()
 
     def dry_run_problems(self, config: Any, plan: Plan) -> Iterable[Problem]:
-        """Return the problems of creating the objects that the driver needs in a run before its workers start."""
+        """Create the objects that the driver needs before the workers start, and return the problems of doing so.
+
+        A dry run calls this method.
+        """
         return ()
 
     # ── its run ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,7 +212,7 @@ class Job:
         return ()
 
     def facts(self, config: Any, plan: Plan) -> JobFacts:
-        """Return the facts that every worker gets: the ranks of each component, and the planned weight syncs."""
+        """Return what every worker is told besides its config: the ranks of each component, and the weight syncs."""
         return facts_of(
             plan.placement,
             weights=weight_pairs(self.stages),
@@ -217,7 +220,10 @@ class Job:
         )
 
     def work(self, config: Any, needs: Needs) -> Work:
-        """Return the calls of an iteration, by stage. `needs`: the result of the method `needs`."""
+        """Return the calls of worker methods that one iteration makes, by stage.
+
+        `needs`: the result of the method `needs`.
+        """
         arguments = classes.arguments_of(self)
         stages = {s.name: steps_of_stage(s, arguments) for s in self.stages}
         return Work(
@@ -257,9 +263,9 @@ class Job:
     def remarks(
         self, numbers: Mapping[str, float], notes: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        """Return lines of text about the metrics of one iteration; a run prints each different line once.
+        """Return remarks, as lines of text, about the metrics of one iteration. A run prints each line only once.
 
-        `numbers`: metric -> value. `notes`: metric -> lines of text about it from the workers.
+        `numbers`: metric -> value. `notes`: metric -> lines of text that the workers have written about the metric.
         """
         found: list[str] = []
         for name, lines in notes.items():
@@ -278,7 +284,10 @@ class Job:
         return [c for c in self.components if c not in self.stateful(config, plan)]
 
     def replaced_by_going_back(self, config: Any, plan: Plan) -> Collection[str]:
-        """Return the components of `replaceable` whose lost ranks are replaced only by returning to a checkpoint."""
+        """Return those components of `replaceable` for which the run must return to a checkpoint.
+
+        If a rank of such a component is lost, the rank is replaced and the run continues from the newest checkpoint.
+        """
         return ()
 
     def performance_model(self) -> Any | None:
@@ -299,16 +308,16 @@ class Job:
         return ()
 
     def loaded_text(self, numbers: Mapping[str, float], kept: Collection[str]) -> str:
-        """Return a text about state that starts anew although a checkpoint was loaded; "" if there is no such state.
+        """Return a text about the state that the workers could not load and that starts anew; "" if all was loaded.
 
-        `numbers`: metrics of loading. `kept`: components whose state was loaded.
+        `numbers`: metrics that the workers returned from loading. `kept`: components whose state was loaded.
         """
         return ""
 
     def divided(self) -> Mapping[str, str]:
-        """Return component -> a phrase that says what its ranks divide, such as "prompts are dealt to".
+        """Return component -> a phrase that says what is divided among its ranks, such as "prompts are dealt to".
 
-        Only components are listed for which another number of ranks changes how a run goes on after a checkpoint.
+        The result has the components whose number of ranks influences how a run continues from a checkpoint.
         """
         return dict.fromkeys(classes.with_state(self), "state is loaded by")
 

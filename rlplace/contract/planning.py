@@ -47,9 +47,9 @@ def memory_case(
 ) -> MemoryCase:
     """Return the memory case of a plan; its method `ledger()` gives the bytes that a run takes.
 
-    `known`: facts that only an object named by the config can tell, such as the spaces of a simulator; None: no such
-    facts. `measured`: component -> residency -> bytes on accelerators that an earlier run measured. Raises ConfigError
-    and PlacementError.
+    `known`: information from an object that the config names, such as the spaces of a simulator; None if no such object
+    exists yet. `measured`: component -> residency -> bytes on accelerators that an earlier run measured. Raises
+    ConfigError and PlacementError.
     """
     return job_of(config).memory(config, plan, measured, known=known)
 
@@ -149,7 +149,7 @@ def _is_declared(declared: DeclaredMemory) -> bool:
 def _as_measured(
     declared: DeclaredMemory, measured: Mapping[Residency, int]
 ) -> DeclaredMemory:
-    """Return the declared memory with its bytes on accelerators replaced by the measured ones."""
+    """Return the declared memory with the measured bytes on accelerators in place of the declared bytes."""
     return dataclasses.replace(
         declared,
         weights=measured.get(Residency.WEIGHTS),

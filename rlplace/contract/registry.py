@@ -43,7 +43,7 @@ def shipped_job(name: str) -> Job:
 
 
 def named_job(mapping: Mapping[str, Any], sources: Mapping[str, Source]) -> Job | None:
-    """Return the custom job that the key `job` of a config names; None if it names none, or a shipped one.
+    """Return the custom job that the key `job` of a config names; None without this key, or for a shipped job.
 
     Raises ConfigError if the job cannot be imported, or is not a Job.
     """
@@ -118,7 +118,7 @@ def saved_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
 def _name_of(job: Job) -> str:
     """Return "module:name" of a job object, as the config key `job` takes it.
 
-    For an object of the script that runs, the file name without its suffix stands for the module.
+    If the running script defines the job, the module is the file name of the script without its suffix.
     """
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()):
@@ -134,7 +134,7 @@ def _name_of(job: Job) -> str:
 
 
 def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a saved config. If the config `now` has a job object, it replaces the saved name of the job."""
+    """Return a copy of a saved config. If the key `job` of the config `now` is an object, the copy gets this object."""
     mapping = dict(saved)
     if JOB in now and not isinstance(now[JOB], str):
         mapping[JOB] = now[JOB]
@@ -142,9 +142,9 @@ def with_job_of(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
 
 
 def _look_beside(source: Source | None) -> None:
-    """Append the folder of the config file `source` to Python's module search path.
+    """Append the folder of a config file to Python's module search path.
 
-    Nothing happens if it is no file.
+    `source`: a place in the config file. Do nothing if `source` is None, or is not in a file.
     """
     if source is None or not Path(source.file).is_file():
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """What an evaluation is asked to do. `key`: the command-line argument that names the policy, for errors."""
+    """The settings of an evaluation. `key`: the command-line argument that names the policy, for errors."""
 
     key: str
     episodes: int | None  # number of episodes; None: the job's usual number
@@ -31,7 +31,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """What an export is asked to do. `key`: the command-line argument that names the checkpoint, for errors."""
+    """The settings of an export. `key`: the command-line argument that names the checkpoint, for errors."""
 
     key: str
     out: Path

@@ -25,7 +25,7 @@ Named = TypeVar("Named", Stage, Channel)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobStage:
-    """A stage together with its job, as rules about a single stage take it."""
+    """A stage together with its job: the argument of the rules about a single stage."""
 
     job: Job
     stage: Stage
@@ -36,7 +36,7 @@ class JobStage:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """Yield the parts of the stage whose component exists in the job."""
+        """The parts of the stage, without weight transfers and without parts of components that the job lacks."""
         for part in self.stage.parts:
             if isinstance(part, Part) and part.component in self.job.components:
                 yield part
@@ -69,7 +69,7 @@ def _is_worker(kind: Any) -> bool:
 
 
 def _not_workers(job: Job) -> Iterator[Found]:
-    """Yield findings about components whose value is not a worker class."""
+    """Yield a Found for each component whose value in `job.components` is not a worker class."""
     kind: Any
     for name, kind in job.components.items():
         if _is_worker(kind):
@@ -94,7 +94,7 @@ def _not_workers(job: Job) -> Iterator[Found]:
 
 
 def _half_of_state(job: Job) -> Iterator[Found]:
-    """Yield findings about worker classes that define only one of `save_state` and `load_state`."""
+    """Yield a Found for each component whose worker class saves its state but cannot load it, or the reverse."""
     for name, kind in job.components.items():
         if not _is_worker(kind):
             continue
@@ -114,7 +114,7 @@ def _half_of_state(job: Job) -> Iterator[Found]:
 
 
 def _no_most_ranks(job: Job) -> Iterator[Found]:
-    """Yield findings about worker classes whose `most_ranks` is neither None nor a whole number above 0."""
+    """Yield a Found for each component whose worker class has a wrong `most_ranks`: not None, not a number above 0."""
     for name, kind in job.components.items():
         if _is_worker(kind) and not _allows(kind.most_ranks):
             yield Found(
@@ -126,7 +126,7 @@ def _no_most_ranks(job: Job) -> Iterator[Found]:
 
 
 def _allows(most: object) -> bool:
-    """Return whether `most` can be the most ranks of a class; None allows any number."""
+    """Return whether `most` is a valid greatest number of ranks of a worker class; None means no limit."""
     return most is None or (isinstance(most, int) and most >= 1)
 
 
@@ -139,7 +139,10 @@ _COMPONENTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constructed:
-    """A worker class, and the keys of its component's config block. `name`: the component."""
+    """A component with its worker class, as rules about the constructor of the class take them.
+
+    `name`: name of the component. `kind`: worker class. `keys`: keys and values of the component's config block.
+    """
 
     name: str
     kind: type[Worker]
@@ -147,7 +150,7 @@ class Constructed:
 
 
 def _unknown_arguments(case: Constructed) -> Iterator[Found]:
-    """Yield findings about worker classes whose constructor needs arguments that the engine does not give."""
+    """Yield one Found if the constructor of the worker class needs arguments that rlplace does not give."""
     wrong = unknown_arguments(case.kind, case.keys)
     if not wrong:
         return
@@ -171,13 +174,13 @@ _CONSTRUCTORS = (Rule(code="worker-constructor", facts=_unknown_arguments),)
 
 
 def _no_stages(job: Job) -> Iterator[Found]:
-    """Yield findings about a job without stages."""
+    """Yield one Found if the job has no stages."""
     if not job.stages:
         yield Found(key="stages", got="[]", source=job.place)
 
 
 def _equal_stages(job: Job) -> Iterator[Found]:
-    """Yield findings about stage names that are used more than once."""
+    """Yield a Found for each name that several stages of the job have."""
     for stage in _repeated(job.stages):
         name = stage.name
         yield Found(
@@ -186,7 +189,10 @@ def _equal_stages(job: Job) -> Iterator[Found]:
 
 
 def _repeated(things: Iterable[Named]) -> list[Named]:
-    """Return one stage or channel for each name that is used more than once: the second with that name."""
+    """Return the second stage or channel of each name that several of them have.
+
+    `things`: all stages, or all channels, of a job.
+    """
     seen: dict[str, int] = {}
     found = []
     for thing in things:
@@ -203,7 +209,7 @@ _STAGES = (
 
 
 def _never_called(job: Job) -> Iterator[Found]:
-    """Yield findings about components that no stage names."""
+    """Yield a Found for each component that no stage names."""
     called = {component for stage in job.stages for component in stage.residency}
     for component in job.components:
         if component not in called:
@@ -215,7 +221,7 @@ def _never_called(job: Job) -> Iterator[Found]:
 
 
 def _sent_twice(job: Job) -> Iterator[Found]:
-    """Yield findings about components that send their weights in more than one stage."""
+    """Yield a Found for each further stage in which a component sends its weights, after the first of these stages."""
     first: dict[str, Stage] = {}
     for stage in job.stages:
         for source in dict.fromkeys(transfer.source for transfer in stage.transfers):
@@ -252,7 +258,7 @@ _CALLS = (
 
 
 def _unknown_components(case: JobStage) -> Iterator[Found]:
-    """Yield findings about components that the stage names and the job does not have."""
+    """Yield a Found for each component that the stage names but the job does not have."""
     components = case.job.components
     for component in case.stage.residency:
         if component in components:
@@ -279,7 +285,7 @@ def _unknown_components(case: JobStage) -> Iterator[Found]:
 
 
 def _no_components(case: JobStage) -> Iterator[Found]:
-    """Yield findings about a stage that names no component."""
+    """Yield one Found if the stage names no component."""
     if not case.stage.residency:
         yield Found(
             key=case.key,
@@ -289,7 +295,7 @@ def _no_components(case: JobStage) -> Iterator[Found]:
 
 
 def _missing_methods(case: JobStage) -> Iterator[Found]:
-    """Yield findings about methods that the stage calls and the worker class does not have."""
+    """Yield a Found for each method that the stage calls but the worker class does not have."""
     for part, method, kind in _called(case):
         if callable(getattr(kind, method, None)):
             continue
@@ -318,7 +324,7 @@ def _missing_methods(case: JobStage) -> Iterator[Found]:
 
 
 def _unfilled_arguments(case: JobStage) -> Iterator[Found]:
-    """Yield findings about methods that the stage calls and that require arguments which a stage cannot fill in."""
+    """Yield a Found for each method of the stage that requires other arguments than those a stage can give it."""
     for part, method, kind in _called(case):
         function = getattr(kind, method, None)
         if not callable(function):
@@ -347,7 +353,7 @@ def _called(case: JobStage) -> Iterator[tuple[Part, str, type]]:
 
 
 def _unknown_scales(case: JobStage) -> Iterator[Found]:
-    """Yield findings about values of `scales` other than "ranks" and "constant"."""
+    """Yield a Found for each call of the stage whose `scales` is neither "ranks" nor "constant"."""
     known = (RANKS, CONSTANT)
     for part in case.parts:
         for method, scales in part.scales:
@@ -377,7 +383,7 @@ _STAGE = (
 
 
 def _equal_channels(job: Job) -> Iterator[Found]:
-    """Yield findings about channel names that are used more than once."""
+    """Yield a Found for each name that several channels of the job have."""
     for channel in _repeated(job.channels):
         name = channel.name
         yield Found(
@@ -390,7 +396,7 @@ def _equal_channels(job: Job) -> Iterator[Found]:
 
 
 def _unknown_ends(job: Job) -> Iterator[Found]:
-    """Yield findings about channels from or to components that the job does not have."""
+    """Yield a Found for each end of a channel that is not a component of the job."""
     components = job.components
     for channel in job.channels:
         for end in (channel.source, channel.target):
@@ -414,7 +420,7 @@ def _unknown_ends(job: Job) -> Iterator[Found]:
 
 
 def _without_room(job: Job) -> Iterator[Found]:
-    """Yield findings about channels whose `items` is less than 1."""
+    """Yield a Found for each channel whose `items` is less than 1."""
     for channel in job.channels:
         if channel.items < 1:
             yield Found(
@@ -437,7 +443,7 @@ _CHANNELS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A declared job's worker classes, its config and its plan."""
+    """The worker classes, the config and the plan of a custom job. `components`: name -> worker class."""
 
     components: Mapping[str, Any]
     config: Any
@@ -449,9 +455,9 @@ def _inline(case: PlannedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlannedJob) -> Iterator[Found]:
-    """Yield findings about components whose ranks need processes of their own.
+    """Yield a Found for each component with several ranks, each of which needs a separate process.
 
-    The launcher `inline` makes all ranks threads of one process.
+    The launcher `inline`, for which this rule is checked, makes all ranks threads of one process.
     """
     for component, kind in case.components.items():
         ranks = case.plan.placement.world_size(component)
@@ -480,7 +486,7 @@ class PlacedJob:
 
 
 def _more_ranks(case: PlacedJob) -> Iterator[Found]:
-    """Yield findings about components with more ranks than their class allows."""
+    """Yield a Found for each component that has more ranks than its worker class allows."""
     placement = case.placed.placement
     for component in placement.components:
         kind: Any = case.components.get(component)
@@ -502,9 +508,10 @@ def _more_ranks(case: PlacedJob) -> Iterator[Found]:
 
 
 def _with_ranks(spec: ComponentSpec, ranks: int) -> str:
-    """Return a placement text for `ranks` ranks: the component's first accelerators, else processes of one node.
+    """Return a placement text that gives a component `ranks` ranks, for a fix.
 
-    `spec`: the present placement of the component.
+    The text names the first accelerators of the present placement `spec`; without accelerators, it places processes on
+    one node.
     """
     numbers = [*spec.accelerators][:ranks]
     if numbers:

@@ -82,7 +82,8 @@ class Work:
     def of(self, schedule: Schedule) -> dict[str, tuple[Step, ...]]:
         """Return stage -> its steps, for every stage and sub-stage of the schedule.
 
-        A step has only the calls to components that are active in the sub-stage, unless the step runs on the host.
+        A step of a sub-stage has only the calls to components that are active in the sub-stage. A step that runs on the
+        host keeps all its calls.
         """
         last = {base_stage(stage): stage for stage in schedule.stages}
         steps: dict[str, list[Step]] = {stage: [] for stage in schedule.stages}
@@ -121,9 +122,9 @@ class Part:
     def calls(self, *methods: str, scales: str = RANKS) -> Part:
         """Return a copy of the part with more methods.
 
-        Each rank of the component runs them one after the other in the stage. `scales`: how the predicted seconds of a
-        call depend on the number of ranks. "ranks": the ranks share the work, so twice as many ranks need half the
-        time. "constant": the time is the same for any number of ranks.
+        Each rank of the component runs the methods one after the other in the stage. `scales`: how the predicted
+        seconds of a call depend on the number of ranks. "ranks": the ranks share the work, so twice as many ranks need
+        half the time. "constant": the time is the same for any number of ranks.
         """
         declared = tuple((method, scales) for method in methods)
         return dataclasses.replace(
@@ -162,7 +163,7 @@ def weights(source: str, to: str | Sequence[str]) -> Transfer:
 
 @dataclasses.dataclass(frozen=True, slots=True, init=False)
 class Stage:
-    """A part of the iteration, in which each component has one residency.
+    """A part of the iteration, in which the residency of each component stays the same.
 
     Stages run in the order in which a job lists them.
     """
@@ -195,7 +196,7 @@ class Stage:
 
     @property
     def residency(self) -> dict[str, Residency]:
-        """Return component -> the least residency that the stage needs of it. A transfer of weights needs `WEIGHTS`."""
+        """Component -> its least residency in the stage. A transfer of weights needs at least `WEIGHTS`."""
         found: dict[str, Residency] = {}
         for part in self.parts:
             if isinstance(part, Transfer):
@@ -228,9 +229,9 @@ class Channel:
 
 
 def needs_of_stages(stages: Sequence[Stage], ahead: int = 0) -> Needs:
-    """Return the residencies that these stages need, from which the schedule follows.
+    """Return the least residency of each component in each of these stages. The schedule is made from the result.
 
-    `ahead`: how many weight versions rollout may run ahead of learning.
+    `ahead`: number of weight versions by which the rollout may be ahead of learning.
     """
     return Needs(
         stages=tuple(stage.name for stage in stages),
@@ -245,7 +246,7 @@ def steps_of_stage(
 ) -> tuple[Step, ...]:
     """Return the steps of a stage: first its weight transfers, if any, then its method calls, if any.
 
-    `arguments`: (component, method) -> the arguments of the call; a method that is missing here gets the iteration
+    `arguments`: (component, method) -> the arguments of the call; a method that `arguments` lacks gets the iteration
     number.
     """
     # A component sends once, whatever the number of transfers from it.

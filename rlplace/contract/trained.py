@@ -43,10 +43,10 @@ def find_trained(
 
 
 def load_policy(path: str | Path, *, seed: int = 0, key: str = "path") -> Any:
-    """Return the policy of a run (its newest checkpoint), of a checkpoint, or of an export folder of `rlplace.export`.
+    """Return the trained policy in a folder, as an object that chooses actions.
 
-    `path`: the folder of one of these. `seed`: seed of sampled actions. `key`: the argument that errors are about.
-    Raises ConfigError.
+    `path`: folder of a run, of a checkpoint, or of an export; for a run, its newest checkpoint is loaded. `seed`: seed
+    of sampled actions. `key`: the argument that errors are about. Raises ConfigError.
     """
     trained = find_trained(path, key)
     return job_of(trained.config).load_policy(trained, seed=seed, key=key)
@@ -66,7 +66,10 @@ def _exported_policy(path: Path, key: str) -> Trained | None:
 
 
 def _config_of(file: Path, key: str) -> Any:
-    """Return the config that a run saved in `file`, completed. Raises ConfigError about `key`."""
+    """Return the config that a run saved in `file`, completed with the content of the files that the config names.
+
+    Raises ConfigError, with `key` as the wrong argument.
+    """
     try:
         mapping = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

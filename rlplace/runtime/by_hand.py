@@ -65,7 +65,7 @@ _OWN_BUILD = "components of a job are launched by JobComponent"
 class JobGroup(WorkerGroup):
     """The worker group of one component of a job, for a training loop that the user writes.
 
-    Calls that belong to an iteration need no arguments: the job counts iterations and policy versions.
+    The user need not pass iteration numbers or policy versions to the methods: the job counts both and passes them.
     """
 
     job: JobOnCluster | None = None  # the job; None while the group is being set up
@@ -88,7 +88,10 @@ class JobGroup(WorkerGroup):
     def _nothing(
         self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
     ) -> Pending:
-        """Return pending results that are ready at once: empty metrics for each rank."""
+        """Return, without calling a worker, results that are ready at once: empty metrics for each of `ranks`.
+
+        `method`: name of the method that the results belong to.
+        """
         calls = [groups.Call(self.handles[rank].slot, method) for rank in ranks]
         for call in calls:
             call.set_result({})
@@ -96,9 +99,10 @@ class JobGroup(WorkerGroup):
 
 
 class JobOnCluster:
-    """A job whose groups are launched one by one, with its plan, its channels and its position in the iteration.
+    """A job whose worker groups the user launches one by one, with its plan, channels and position in the iteration.
 
-    The cluster keeps it. `mapping`: the config of the job. Its constructor raises the errors of `rlplace train`.
+    The cluster keeps this object. `mapping`: the config of the job. The constructor raises the errors that `rlplace
+    train` raises before its start.
     """
 
     def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:
@@ -138,9 +142,9 @@ class JobOnCluster:
     ) -> WorkerGroup:
         """Launch the workers of a component on the slots that the plan gives it, and return their group.
 
-        `name`: name of the group in errors; None: `group_name` of its block, or the component's name. `strategy`: a
-        strategy that has to give the slots of the plan; None: the slots of the plan are used without a comparison.
-        `worker`: a class derived from the planned worker class; None: the planned class.
+        `name`: name of the group in errors; None: `group_name` of the component's block, or the component's name.
+        `strategy`: a strategy that has to give the slots of the plan; None: the slots of the plan are used without a
+        comparison. `worker`: a class derived from the planned worker class; None: the planned class.
         """
         from rlplace.runtime.run import own_channels
 
@@ -182,9 +186,9 @@ class JobOnCluster:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """Prepare a call of a group, and return its arguments with the iteration number or policy version added.
+        """Prepare a call of a group, and return its positional arguments, with the iteration number added if needed.
 
-        If the call belongs to a stage, all launched components get their residency of that stage first. `args`,
+        If the method belongs to a stage, first move all launched components to their residency in this stage. `args`,
         `kwargs`: the arguments that the user has given.
         """
         if method in ("move", "onload", "offload"):
@@ -235,7 +239,7 @@ class JobOnCluster:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Note the residency of a component after a move that the schedule or the user has started.
+        """Record the residency that a component gets by a move of the schedule or of the user.
 
         `method`: "move", "onload" or "offload".
         """
@@ -247,9 +251,9 @@ class JobOnCluster:
     def _counted(
         self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """Return the arguments of a call, with the number of the iteration in place of each argument that is not given.
+        """Return the arguments of a call, with the iteration number for each argument that the user has not given.
 
-        If the user has given the number of the iteration, the job counts on from it.
+        If the user has given an iteration number, it becomes the job's iteration number.
         """
         given = [*args, *(kwargs[n] for n in call.arguments if n in kwargs)]
         if given and isinstance(given[0], int):
@@ -299,10 +303,10 @@ class JobGroupBuilder:
     ) -> WorkerGroup:
         """Launch the workers on their slots of the plan, and return their group when they are set up.
 
-        `name`: name of the group in errors; None: `group_name` of its block, or the component's name.
-        `placement_strategy`: has to give the slots of the plan; None: the slots of the plan. The first launch of a job
-        also prepares the job and makes its channels. Raises the errors that `rlplace train` raises before its start,
-        ClusterError and WorkerError.
+        `name`: name of the group in errors; None: `group_name` of the component's block, or the component's name.
+        `placement_strategy`: a strategy that has to give the slots of the plan; None: the slots of the plan are used
+        without a comparison. The first launch of a job also prepares the job and makes its channels.
+        Raises ClusterError, WorkerError, and the errors that `rlplace train` raises before its start.
         """
         mapping = {
             **self.mapping,
@@ -318,9 +322,10 @@ class JobGroupBuilder:
 
 
 class JobComponent:
-    """A public name for a component of a job. The config, not the name, decides which class the workers have.
+    """Base of the public classes that stand for a component of a job in a training loop that the user writes.
 
-    `create_group(cfg)` takes the whole config of a job, as a mapping or a DictConfig.
+    The config, not the public class, decides which class the workers have. `create_group(cfg)` takes the whole config
+    of a job, as a mapping or a DictConfig.
     """
 
     role: ClassVar[str]
@@ -339,8 +344,8 @@ class JobComponent:
         """Return a builder whose `launch` starts the group of the component.
 
         `cfg`: the config of the job. `component`: name of the component in `component_placement`, such as
-        "reward.math"; None: the role. `worker`: a class derived from the shipped worker class; None: the shipped class.
-        Raises WorkerMisuse if `cfg` is no config of a job.
+        "reward.math"; None: the role of this class, such as "reward". `worker`: a class derived from the shipped
+        worker class; None: the shipped class. Raises WorkerMisuse if `cfg` is no config of a job.
         """
         if isinstance(cfg, Config | OpenConfig) or not isinstance(cfg, Mapping):
             raise _no_config(cls, cfg, "no-mapping")
@@ -353,7 +358,7 @@ class JobComponent:
 
     @classmethod
     def check(cls, component: str, spec: JobSpec) -> None:
-        """Raise WorkerMisuse if this public name does not fit the workers that the config gives the component.
+        """Raise WorkerMisuse if this public class is not the right one for the workers of the component.
 
         `spec`: the job.
         """
@@ -377,7 +382,7 @@ class JobComponent:
 
     @classmethod
     def fits(cls, component: str, spec: JobSpec) -> bool:
-        """Return whether this public name fits the component: its role, its worker class and its engine.
+        """Return whether this public class has the component's role, worker class and engine.
 
         `spec`: the job.
         """
@@ -464,7 +469,7 @@ PUBLIC: tuple[type[JobComponent], ...] = (
 
 
 def public_names(component: str, spec: JobSpec) -> str:
-    """Return the first public name that fits a component; if there is none, the component's own name.
+    """Return the name of the first public class that fits a component; if no class fits, the component's name.
 
     `spec`: the job.
     """
@@ -507,7 +512,10 @@ def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
 
 
 def _steps_of(spec: JobSpec) -> dict[tuple[str, str], dict[str, tuple[Call, Step]]]:
-    """Return (component, method) -> stage -> the call and its step, with the stages in the order of an iteration."""
+    """Return (component, method) -> stage -> (call of the method in the stage, step that has the call).
+
+    The stages are in the order of an iteration. `spec`: the job.
+    """
     found: dict[tuple[str, str], dict[str, tuple[Call, Step]]] = {}
     by_stage: dict[str, Iterable[Step]] = dict(spec.work.of(spec.plan.schedule))
     if spec.work.evaluation is not None:

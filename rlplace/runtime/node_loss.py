@@ -40,8 +40,9 @@ def go_on(
 ) -> tuple[Prepared, Resumed]:
     """Return the job to continue with after the loss of nodes, and the checkpoint to continue from.
 
-    `tell`: called with lines of text for the user. `since`: the error of a later attempt with new workers; None: there
-    was no such attempt. Raises `lost` if the config or the remaining machines do not allow the run to continue.
+    `lost`: the error about the lost nodes. `history`: faults of the run. `tell`: called with lines of text for the
+    user. `since`: the error of an attempt with new workers after the loss; None: no attempt was made. Raises
+    `lost` if the config or the remaining machines do not allow the run to continue.
     """
     faults = job.config.faults
     if faults.on_node_loss == "fail":
@@ -99,7 +100,7 @@ def _waited(job: Prepared, tell: Callable[[str], None]) -> Prepared:
 
 
 def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job planned for the remaining machines. If other machines replace the lost ones, return `job` itself.
+    """Return the job planned for the remaining machines; `job` unchanged if its plan fits the present machines.
 
     Raises ProblemsError if no plan for the remaining machines can be run.
     """
@@ -122,9 +123,9 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
 
 
 def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
-    """Return the job prepared from another config, and check that it can be launched. Raises ProblemsError.
+    """Return a job prepared from the config `mapping`, after a check that the job can be launched.
 
-    `mapping`: the config, which differs from that of `job` in its cluster block.
+    `mapping`: a config that differs from the config of `job` in its cluster block. Raises ProblemsError.
     """
     sources = {
         key: source

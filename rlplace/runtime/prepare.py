@@ -93,12 +93,12 @@ class Prepared:
 
     @property
     def refused(self) -> bool:
-        """Whether the job does not fit into memory, and `memory.check` does not allow to run it all the same."""
+        """Whether a run is refused: the job does not fit into memory, and `memory.check` is "refuse"."""
         return not self.view.fits and self.config.memory.check == "refuse"
 
     @property
     def shortages(self) -> str:
-        """The memory shortages as text, with a note if the job may run all the same; "" for a job that fits."""
+        """The memory shortages as text; "" if the job fits. A note is added if the job may run despite a shortage."""
         texts = [problem.render() for problem in self.view.shortages]
         if texts and not self.refused:
             texts.append(
@@ -165,9 +165,10 @@ def prepare(
 def _misplaced(
     mapping: Mapping[str, Any], wrong: Sequence[Problem], sources: Mapping[str, Source]
 ) -> Iterator[Problem]:
-    """Yield the problems of the placement texts too, if no other error of the config can have caused them.
+    """Yield the problems of the placement texts in a config that has other errors.
 
-    `wrong`: the errors of the config. Their keys are removed before the placement is planned.
+    Yield nothing if the other errors could cause problems of the placement. `wrong`: the other errors; their keys are
+    removed from a copy of the config before the placement is planned.
     """
     left: dict[str, Any] = copy.deepcopy(dict(mapping))
     for known in wrong:
@@ -207,7 +208,7 @@ def prepare_composed(
 ) -> Prepared:
     """Return the prepared job of a config that `compose.with_hydra` has composed.
 
-    The other arguments are those of `prepare`.
+    `measured`, `simulator`: as in `prepare`.
     """
     name = composed.name
     sources = composed.sources
@@ -253,9 +254,9 @@ def check_plan(
 
 
 def missing_libraries(config: AnyConfig) -> list[Problem]:
-    """Return the problem of libraries that a run needs, a plan does not need, and that are not installed.
+    """Return one problem that names the libraries which a run needs and which are not installed.
 
-    Else an empty list.
+    Return an empty list if all these libraries are installed. A plan does not need them.
     """
     needed = ["numpy", "torch", "safetensors"]
     # The inline launcher runs threads of one process and needs none of these.
@@ -277,10 +278,10 @@ def missing_libraries(config: AnyConfig) -> list[Problem]:
 def check_launch(
     config: AnyConfig, plan: Plan, sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Return a problem for each thing that this machine lacks: libraries of sinks and engines, weights, a tokenizer.
+    """Return a problem for each thing that a run needs and this machine lacks, such as a library or a tokenizer.
 
-    Inside `ray job submit`, also return problems of the Ray address and of an output folder that Ray deletes after the
-    job.
+    In a process of `ray job submit`, the result includes problems of the Ray address, and of an output folder that Ray
+    deletes after the job.
     """
     problems = check_sinks(name for name in config.runner.sinks if ":" not in name)
     problems += missing_variables(config)
@@ -293,8 +294,8 @@ def check_launch(
 def check_run(job: Prepared) -> list[Problem]:
     """Return every problem that stops a run of a planned job before its workers start.
 
-    For a dry run, the objects that a run needs before its workers start are created too. Simulators that come with
-    Gymnasium are not created.
+    For a dry run, this function creates the objects that a run needs before its workers start, except simulators that
+    come with Gymnasium.
     """
     config = job.config
     lacking = [*job.not_run, *missing_libraries(config)] or check_launch(
@@ -307,7 +308,10 @@ def check_run(job: Prepared) -> list[Problem]:
 
 
 def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems that stop a dry run too. The other problems may not exist on another machine."""
+    """Return those of the problems that stop even a dry run.
+
+    The other problems stop only a run: they are about what this machine lacks and another machine may have.
+    """
     return [problem for problem in problems if problem.code not in _LACKING]
 
 
@@ -324,7 +328,10 @@ def _with_sources(
 
 
 def _job_problems(config: AnyConfig) -> Iterator[Problem]:
-    """Yield the problems of a process that Ray has started for a job: no address, or an output folder of the job."""
+    """Yield the problems of a run in a process of `ray job submit`.
+
+    The problems are a missing `cluster.ray.address`, and an output folder that Ray deletes after the job.
+    """
     if config.cluster.ray.address is None:
         yield problem(
             "inside-a-ray-job",

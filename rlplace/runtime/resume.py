@@ -162,10 +162,10 @@ class Resumed:
 
 
 def resumed(job: Prepared) -> Resumed | None:
-    """Return the checkpoint that `resume` names, verified, with a text about it.
+    """Return the verified checkpoint that the config key `resume` names, with a text about the checkpoint.
 
-    Return None if `resume` is null, or if it is "auto" and the job has no checkpoint yet. Raises ConfigError if there
-    is no whole checkpoint, or if the checkpoint belongs to another experiment.
+    Return None if `resume` is null, or if `resume` is "auto" and the job has no checkpoint yet. Raises ConfigError if
+    no checkpoint is complete, or if the checkpoint belongs to another experiment.
     """
     config = job.config
     if config.resume is None:
@@ -196,8 +196,8 @@ def resumed(job: Prepared) -> Resumed | None:
 class _Rules:
     """Patterns of config keys, sorted by the effect that a change of the key has on a resumed run.
 
-    `safe`: no effect on numbers. `shapes`: the saved state cannot be loaded. `experiment`: another experiment. `task`:
-    another task.
+    `safe`: the numbers of the run stay the same. `shapes`: the saved state cannot be loaded. `experiment`: the run
+    becomes another experiment. `task`: the run trains on another task.
     """
 
     safe: Sequence[str]
@@ -244,7 +244,7 @@ def _differences(before: Any, now: Any) -> Differences:
 
 
 def _written(config: Any) -> dict[str, object]:
-    """Return key path, as in a YAML file -> value, for all keys of a config."""
+    """Return key path -> value, for all keys of a config. The key paths are those of a YAML file."""
     if not isinstance(config, OpenConfig):
         return dict(_flat(config))
     # A component has keys of the engine, in `components`, and keys of its worker, in `settings`.
@@ -255,9 +255,10 @@ def _written(config: Any) -> dict[str, object]:
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each key path below `value` with its value. Lists, and mappings below the third level, count as values.
+    """Yield (key path, value) for each value in a config block. Key paths have at most four parts.
 
-    `key`: the path of `value` itself.
+    `value`: the block. `key`: key path of the block; "" for a whole config. Lists, and mappings at a key path
+    of four parts, are yielded as values.
     """
     if isinstance(value, tuple):
         value = [
@@ -292,7 +293,7 @@ def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
 def _shapes(rules: _Rules, key: str, old: object, new: object) -> bool:
     """Return whether the saved state cannot be loaded after the change of a key from `old` to `new`.
 
-    `rules`: patterns of keys, by the effect of their changes. Another path of a model (`*.model.path`) is allowed.
+    `rules`: patterns of keys, by the effect of their changes. Return False for the path of a model (`*.model.path`).
     """
     averaged = _is(key, rules.shapes_if_unset) and None in (old, new)
     return averaged or (_is(key, rules.shapes) and not key.endswith(".model.path"))
@@ -422,7 +423,8 @@ def _text(
 def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
     """Return lines of text that compare the plan of the checkpoint with the plan of the job.
 
-    `mapping`: the config of the checkpoint. The lines also say which state or data is divided anew among ranks.
+    `mapping`: the config of the checkpoint. Further lines say which state or data is divided among another number of
+    ranks.
     """
     try:
         old = prepare(mapping, name="saved")

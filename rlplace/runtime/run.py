@@ -84,7 +84,7 @@ ERROR = "error.txt"  # file with the error that ended the run, if one did
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Everything about a job that `run` needs. `job_spec` makes it."""
+    """Everything about a job that the function `run` needs; made by `job_spec`."""
 
     job: Job
     config: Any  # config of the job's own type
@@ -99,7 +99,7 @@ class JobSpec:
 
 
 def job_spec(config: Any, plan: Plan) -> JobSpec:
-    """Return workers, arguments, memory and metrics of a job that is planned. The clock of the run starts here."""
+    """Return the JobSpec of a planned job. The time of the run is counted from this call."""
     job = job_of(config)
     progress = Progress(measures=job.measures(config), began=time.perf_counter())
     case = job.memory(config, plan, build=True)
@@ -134,11 +134,13 @@ def run(
     """Train until the last iteration, the goal, or a signal. Return the run's folder.
 
     `report`: the plan as it is written into the folder. `resolved`: the composed config. `signals`: the signals that
-    can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from, in the folder of its run.
-    `history`: faults of the same run before NodeLost. `command`: the typed command, which is kept in the folder. The
-    last printed line says where the policy is; if an error is raised, the line is a note of the error. Raises
-    ClusterError before anything trains, WorkerError if a worker fails, NodeLost, Stopped. No process of the run is left
-    afterwards.
+    can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from; the run then uses the
+    folder of the run that has the checkpoint; None: a new run. `history`: earlier faults of this run, if the run
+    continues after NodeLost. `command`: the typed command, which is written into the folder.
+
+    The last printed line says where the policy is; if an error is raised, this line is a note of the error. Raises
+    ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines are lost, and Stopped
+    after a signal. No process of the run is left afterwards.
     """
     folder = (
         make_folder(Path(job.config.runner.output_dir) / report.name)
@@ -357,7 +359,10 @@ def _run(
 
 
 def _not_ended(progress: Progress) -> dict[str, Any]:
-    """Return the entries of summary.json for a run that has failed. They hold unless the run ends in another way."""
+    """Return the first entries of summary.json, which say that the run has failed.
+
+    If the run ends in another way, later entries replace these entries.
+    """
     before = {"iterations": progress.iterations, "train_s": progress.train_s}
     return {"state": "failed"} | (
         {"before_resume": before} if progress.iterations else {}
@@ -374,7 +379,10 @@ def _monitor(job: JobSpec) -> MemoryMonitor:
 
 @contextlib.contextmanager
 def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
-    """Set `state["state"]`, for summary.json, when the block ends: finished, or stopped by a signal."""
+    """At the end of the context, set `state["state"]` to how the run has ended: finished, or stopped by a signal.
+
+    The value is for summary.json. An error other than Stopped leaves `state` unchanged.
+    """
     try:
         yield
         signals.check()
@@ -439,9 +447,9 @@ def _watched(
     groups: Mapping[str, WorkerGroup],
     channels: Mapping[str, Channel],
 ) -> Iterator[None]:
-    """Report stalled channels and detect workers that do not answer, during the block.
+    """Within the context, report stalled channels, and detect workers that do not answer.
 
-    `groups`: component -> its workers. Workers that are threads of this process are not asked for an answer.
+    `groups`: component -> its workers. Workers that are threads of this process are not checked.
     """
     stall_s = job.config.runner.watchdog_s
     heartbeat_s = job.config.faults.heartbeat_s
@@ -462,10 +470,10 @@ def _naming_lost_nodes(
     loop: Loop | None = None,
     groups: Collection[WorkerGroup] = (),
 ) -> Iterator[None]:
-    """Raise NodeLost in place of an error of the block, if the run has lost nodes after it was ready.
+    """Within the context, raise NodeLost in place of an error, if the run was ready and has lost nodes.
 
-    `newest`: returns the folder of the newest checkpoint. `loop`, `groups`: the running loop and its workers, if there
-    are any yet.
+    `newest`: returns the folder of the newest checkpoint. `loop`: the running loop; None before the loop exists.
+    `groups`: the launched worker groups.
     """
     try:
         yield
@@ -490,10 +498,11 @@ def _node_lost(
     under_way_s: float,
     folder: Path,
 ) -> NodeLost:
-    """Return the NodeLost error, and note the fault in the history in case the run survives it.
+    """Return the NodeLost error, and add the fault to the history for the case that the run continues.
 
-    `lost`: node rank -> address. `failed_at_s`: monotonic time of the failure. `under_way_s`: seconds of the iteration
-    until then. `folder`: the folder of the newest checkpoint.
+    `lost`: node rank -> address. `error`: the error that the loss has caused. `failed_at_s`: time of the failure by
+    `time.monotonic`. `under_way_s`: seconds from the start of the iteration to the failure. `folder`: folder of the
+    newest checkpoint.
     """
     placement = job.plan.placement
     workers = [
@@ -526,10 +535,11 @@ def _node_lost(
 def _loaded(
     loop: Loop, saving: Saving, resumed: Checkpoint
 ) -> Mapping[str, int] | None:
-    """Have the workers load the checkpoint `resumed`.
+    """Make the workers load the checkpoint `resumed`.
 
-    Return None if the first try succeeds, else the sizes of the metric files at the time of the newest checkpoint, in
-    bytes.
+    If a worker with state is lost meanwhile, take the run back to its newest checkpoint, which loads state again.
+    Return None if the run did not have to go back, else metric file -> its size in bytes at the time of the newest
+    checkpoint.
     """
     try:
         print(
@@ -542,7 +552,10 @@ def _loaded(
 
 
 def _went_back(loop: Loop, saving: Saving) -> Mapping[str, int]:
-    """Take the run back to its newest checkpoint. Return the sizes of its metric files at that time, in bytes."""
+    """Take the run back to its newest checkpoint, or to its start if it has no checkpoint.
+
+    Return metric file -> its size in bytes at that point of the run.
+    """
     assert loop.recovery is not None, (
         "without it, no state is lost for the run to outlast"
     )
@@ -584,7 +597,7 @@ def recovery_of(
 
 
 def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
-    """Return component -> path at which its model is saved."""
+    """Return component -> path at which its model is saved. `folder`: the folder of the run."""
     return job.job.saved_models(job.config, job.plan, folder)
 
 
@@ -609,8 +622,8 @@ def _report(
 ) -> None:
     """Write the measurements, the summary and the pictures of a run into its folder, and print the summary.
 
-    `ended`: the entries of the summary so far. `whole`: whether the run has reached its end; only then its seconds are
-    compared with predicted ones.
+    `ended`: the entries of the summary so far. `whole`: whether the run has reached its end; only then the measured
+    seconds are compared with the predicted seconds.
     """
     usage = loop.usage
     held = loop.memory.held
@@ -663,7 +676,8 @@ def _train(
 ) -> None:
     """Run iterations until the last one, the goal or a signal, with evaluations on held-out data in between.
 
-    `sinks`: get the metrics of each iteration. `observed`: gets the seconds of each iteration without an evaluation.
+    `sinks`: receive the metrics of each iteration. `observed`: receives the seconds of each iteration that has no
+    evaluation.
     """
     config = job.config
     progress = job.progress

@@ -57,7 +57,10 @@ class Saving:
         texts: Mapping[str, str],
         progress: Progress,
     ) -> None:
-        """`folder`: the run's folder. `texts`: file name -> text that goes into each checkpoint."""
+        """Prepare the saving of a run, without writing anything.
+
+        `folder`: the run's folder. `texts`: file name -> text that is written into each checkpoint.
+        """
         self._config = config.checkpoint
         self._loop = loop
         self._folder = folder
@@ -82,10 +85,10 @@ class Saving:
         self._seconds = 0.0
 
     def load(self, checkpoint: Checkpoint) -> str:
-        """Have the workers load a checkpoint.
+        """Make the workers load a checkpoint.
 
-        Return a text about state that starts anew and about samples that were generated ahead; "" if there is nothing
-        to say.
+        Return a text about state that starts anew, and about samples that were generated ahead of learning; "" if
+        there is neither.
         """
         self._saved = checkpoint.iteration
         self._newest = checkpoint
@@ -99,9 +102,10 @@ class Saving:
         return ahead + self._job.loaded_text(numbers, kept)
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
-        """Tell the loop about groups of samples that were generated ahead. Return a text about their use.
+        """Give the loop the metrics of the samples that were generated ahead of learning, before the checkpoint.
 
-        `kept`: the number of such groups that env has loaded.
+        Return a text that says whether these samples are used. `kept`: number of groups of these samples that the env
+        workers have loaded.
         """
         generated = json.loads(checkpoint.text(RUN)).get("generated", {})
         if kept:
@@ -127,18 +131,21 @@ class Saving:
         return {"checkpoint": newest, "save_s": self._seconds}
 
     def after_iteration(self) -> None:
-        """Note the result of an earlier checkpoint if it is complete, then start a new one if one is due."""
+        """Handle the result of the earlier checkpoint if it is written, then start a new checkpoint if one is due."""
         self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
         if self._config.every and self._progress.iterations % self._config.every == 0:
             self._begin(tuple(self._ranks))
 
     def last(self) -> None:
-        """Save after the last iteration, and wait until the checkpoint is complete."""
+        """Write the checkpoint after the last iteration, and wait until the checkpoint is complete."""
         self._begin(tuple(self._ranks))
         self._said(wait_s=self._longest_s)
 
     def rescue(self) -> None:
-        """After a failure, save all components except env as they were after the last whole iteration, if possible."""
+        """After a failure, save the state that all components except env had after the last complete iteration.
+
+        If this state can no longer be saved, only print a message.
+        """
         if self._progress.iterations and self._saved != self._progress.iterations:
             self._rescue(tuple(c for c in self._ranks if role_of(c) != "env"))
         self._said(wait_s=self._config.grace_s / 2)
@@ -153,10 +160,10 @@ class Saving:
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
 
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:
-        """Take the run back to its newest checkpoint or its start. Return the sizes of its metric files then, in bytes.
+        """Take the run back to its newest checkpoint, or to its start if it has no checkpoint.
 
-        `recovery`: completes the faults that made the return necessary. Raises StateLost if the caller has to call the
-        method again.
+        Return metric file -> its size in bytes at that point of the run. `recovery`: has the faults that made the
+        return necessary, and completes their records. Raises StateLost if the caller has to call the method again.
         """
         state = self._start
         saved = self._newest
@@ -244,15 +251,16 @@ class Saving:
     def _finish(self, lost: Collection[str] = ()) -> None:
         """Wait for the checkpoint that is being written.
 
-        Wait only briefly if a rank that writes to it was replaced or is lost. `lost`: components with lost ranks.
+        Wait only briefly if a rank that writes to this checkpoint was replaced or is lost. `lost`: components with lost
+        ranks.
         """
         in_vain = self._writer_was_replaced() or not self._ranks.keys().isdisjoint(lost)
         self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
 
     def _said(self, wait_s: float = 0.0) -> None:
-        """Wait up to `wait_s` seconds for the checkpoint that is being written.
+        """Wait up to `wait_s` seconds for the checkpoint that is being written. With 0, look at its state only.
 
-        Note it if it is complete, print its error.
+        A complete checkpoint becomes the newest one. The error of a failed checkpoint is printed.
         """
         saved = self._saver.finish(wait_s) if wait_s else self._saver.poll()
         if saved is not None and saved.checkpoint is not None:

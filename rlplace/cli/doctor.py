@@ -100,7 +100,7 @@ class Verdict:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what this machine has and which shipped configs run on it; return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
     about = "Shows what this machine has, and which of the shipped configs run on it."
     parser = OptionParser(typed("doctor"), description=about)

@@ -51,7 +51,7 @@ class Line:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate a trained policy, print the result, and return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
 
     def command() -> int:

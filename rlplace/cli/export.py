@@ -22,7 +22,7 @@ _KEY = "CHECKPOINT"
 def main(argv: Sequence[str] | None = None) -> int:
     """Export the model of a checkpoint, print where it is, and return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
 
     def command() -> int:

@@ -58,7 +58,7 @@ class Request:
     def jobs(self, words: Sequence[str] | None = None) -> list[Prepared]:
         """Return a prepared job for each config that the words name.
 
-        `words`: words for Hydra; None for those of the command line.
+        `words`: words for Hydra; None: the words of the parsed command line.
         """
         composed = compose.with_hydra(self.words if words is None else words)
         return [
@@ -70,7 +70,7 @@ class Request:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `plan`: print the plan of a config, or what a subcommand prints. Return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     return answered(lambda: _answer(words))

@@ -33,7 +33,7 @@ LEAST_ITERATIONS = 3  # fewest iterations; the first two are not counted
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the costs of a job, write them to a profile, and return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
     return answered(lambda: _measure(sys.argv[1:] if argv is None else argv))
 

@@ -22,7 +22,7 @@ from rlplace.report.record import read_run
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the HTML page of a run, or of two runs side by side; print the path of the page; return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
     about = "Writes a run, or two of them side by side, as one HTML page."
     parser = OptionParser(typed("report"), description=about)

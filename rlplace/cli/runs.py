@@ -53,7 +53,7 @@ class Run:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a list of the runs in a folder, and return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
     parser = OptionParser(typed("runs"), description="Lists runs, the oldest first.")
     parser.add_argument(

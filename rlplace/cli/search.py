@@ -85,7 +85,7 @@ class Request:
 def main(argv: Sequence[str] | None = None) -> int:
     """Search for the best placement, print it, and return the exit code.
 
-    `argv`: words of the command line; None for those of this process.
+    `argv`: words of the command line, without the program; None: the command line of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
 

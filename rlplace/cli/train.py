@@ -60,8 +60,8 @@ DOES_NOT_FIT = 3
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> int:
     """Train as one command line says, and return the exit code.
 
-    `argv`: words of the command line; None for those of this process. `job`: the custom job that the config is for;
-    None for a shipped job.
+    `argv`: words of the command line, without the program; None: the command line of this process. `job`: the custom
+    job that the config is for; None for a shipped job.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:

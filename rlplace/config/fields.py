@@ -35,29 +35,29 @@ def block(kind: type, **rules: Any) -> Any:
 
 
 def lm_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Return a config field that only jobs on language models have; arguments as those of `knob`."""
+    """Return a config field that only jobs on language models have. The arguments have the meaning as in `knob`."""
     return knob(doc, default, only="language_model", **rules)
 
 
 def simulator_knob(doc: str, default: Any, **rules: Any) -> Any:
-    """Return a config field that only jobs on simulators have; arguments as those of `knob`."""
+    """Return a config field that only jobs on simulators have. The arguments have the meaning as in `knob`."""
     return knob(doc, default, only="simulator", **rules)
 
 
 class ByJob(TypedDict):
-    """The type of a key in each job, for a key whose types differ."""
+    """The types of one config key in the two kinds of jobs, for a key whose type depends on the kind of job."""
 
     simulator: Any
     language_model: Any
 
 
 def jobs() -> tuple[JobName, ...]:
-    """Return the names of the jobs that a `Config` can describe."""
+    """Return the kinds of jobs that a `Config` can describe: "simulator" and "language_model"."""
     return typing.get_args(JobName)
 
 
 def other_job(job: JobName) -> JobName:
-    """Return the job that is not `job`, for errors about a block that may belong to the other one."""
+    """Return the other kind of job: "language_model" for "simulator", and the reverse."""
     return next(name for name in jobs() if name != job)
 
 
@@ -81,7 +81,7 @@ def fields_of(of: type, job: JobName) -> dict[str, Field]:
 
 
 def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
-    """Return the default of a field in this job, blocks as dicts; MISSING for a required field."""
+    """Return the default of a field in this job; MISSING for a required field. A block is returned as a dict."""
     if field.default_factory is not dataclasses.MISSING:
         made = field.default_factory()
         if dataclasses.is_dataclass(made) and not isinstance(made, type):
@@ -91,7 +91,7 @@ def default_of(field: dataclasses.Field[Any], job: JobName) -> Any:
 
 
 def blocks_in(hint: object) -> tuple[type, ...]:
-    """Return the dataclasses in a type: the type itself, or those among its alternatives."""
+    """Return the dataclasses in a type: the type itself, or its alternatives that are dataclasses."""
     return tuple(
         k
         for k in (hint, *typing.get_args(hint))
@@ -100,7 +100,7 @@ def blocks_in(hint: object) -> tuple[type, ...]:
 
 
 def block_in(hint: object) -> type | None:
-    """Return the first dataclass in a type, which is the default of several; None if there is none."""
+    """Return the first dataclass in a type, which is the default alternative; None if the type has no dataclass."""
     return next(iter(blocks_in(hint)), None)
 
 

@@ -36,7 +36,7 @@ def places_of(name: str) -> list[str]:
 
 @functools.cache
 def takes_list(key: str) -> bool:
-    """Return whether the value of `key` may be a list; true for all components of the placement."""
+    """Return whether the value of `key` may be a list, as for each component of the placement."""
     above, _, name = key.rpartition(".")
     if above == PLACEMENT:
         return True

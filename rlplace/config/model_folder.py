@@ -31,7 +31,10 @@ def model_folder(written: str) -> Path:
 
 
 def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the config.json keys of the text model; a vision-language model may have them in `text_config`."""
+    """Return the config.json keys of the text model.
+
+    In a vision-language model, keys of the block `text_config` replace the outer keys, except `model_type`.
+    """
     text = model.get("text_config")
     if isinstance(text, Mapping):
         return {**model, **text, "model_type": model.get("model_type")}
@@ -39,7 +42,7 @@ def text_keys(model: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
-    """Return the problem that a model is in none of the possible folders.
+    """Return the problem that a model was found in none of the folders where it may be.
 
     `written`: path or hub id in the config. `key`: its config key. `source`: where it was written.
     """
@@ -69,9 +72,7 @@ def no_folder(written: str, key: str, source: Source | None = None) -> Problem:
 
 
 def to_get(folder: Path) -> str:
-    """Return the fix for a model folder that lacks files, as after an interrupted download: the
-    command that gets them.
-    """
+    """Return the fix for a model folder that lacks files: the command that downloads the files."""
     _, found, name = folder.parent.parent.name.partition("models--")
     if found and folder.parent.name == "snapshots":
         return f"hf download {name.replace('--', '/')}{_OTHER}"
@@ -79,7 +80,7 @@ def to_get(folder: Path) -> str:
 
 
 def instead_of(folder: Path) -> str:
-    """Return the fix for a folder without a model: the models in its subfolders, or a download."""
+    """Return the fix for a folder without a model: models in its subfolders, or the command that downloads one."""
     below = sorted(f"path: {found.parent}" for found in folder.glob("*/config.json"))
     if len(below) > 1:
         return one_of(below)
@@ -89,8 +90,9 @@ def instead_of(folder: Path) -> str:
 
 
 def _near(written: str) -> str | None:
-    """Return the name of a model with a similar name: of a folder beside it, or of a downloaded hub id; None if there
-    is none.
+    """Return a path or hub id that the user probably means by `written`; None if there is none.
+
+    The path is that of a folder beside the written path, with a similar name. The hub id is that of a downloaded model.
     """
     path = Path(os.path.expanduser(written))
     if path.parent.is_dir() and (
@@ -141,8 +143,9 @@ def _hub_cache() -> Path:
 
 
 def _revision(folder: Path) -> str:
-    """Return the commit of `main` at its last download; if unknown, the only commit that was downloaded, else "main".
+    """Return the commit of the branch `main` at its last download.
 
+    If this commit is unknown, return the only downloaded commit; if no or several commits are downloaded, return "main".
     `folder`: download folder of the model.
     """
     try:

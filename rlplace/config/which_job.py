@@ -36,11 +36,11 @@ _USUAL_ALGORITHM = "ppo"
 
 
 def find_job(mapping: dict[str, Any], found: Found) -> JobName:
-    """Return the job of a config, and remove from `mapping` the invalid tags and the tags of language models.
+    """Return the kind of job that a config describes, and remove invalid tags and tags of language models from it.
 
-    The first written tag, in the order of TAGS, decides; keys of a language model count as its tag. Without tags, an
-    algorithm that only language models have decides. Otherwise the job is one on simulators. `found`: collects the
-    problems.
+    A tag is a key, such as `env.kind`, whose value belongs to one kind of job. The first written tag, in the order of
+    TAGS, decides; keys of a language model count as its tag. Without tags, an algorithm that only language models have
+    decides. Otherwise the job is one on simulators. `mapping`: the config. `found`: collects the problems.
     """
     written = _written_tags(mapping, found)
     name = value_at(mapping, "algorithm.name")
@@ -121,7 +121,7 @@ def _written_tags(mapping: dict[str, Any], found: Found) -> dict[str, JobName]:
 
 
 def _comparing() -> tuple[str, ...]:
-    """Return the algorithms that compare answers, which only a language model gives."""
+    """Return the names of the algorithms that only jobs on language models have, since they compare answers."""
     names: tuple[str, ...] = typing.get_args(AlgorithmName)
     return tuple(name for name in names if name != _USUAL_ALGORITHM)
 

@@ -101,8 +101,8 @@ class JobGroup(WorkerGroup):
 class JobOnCluster:
     """A job whose worker groups the user launches one by one, with its plan, channels and position in the iteration.
 
-    The cluster keeps this object. `mapping`: the config of the job. The constructor raises the errors that `rlplace
-    train` raises before its start.
+    The cluster keeps this object. `mapping`: the config of the job. The constructor raises the errors that
+    `rlplace train` raises before its start.
     """
 
     def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:

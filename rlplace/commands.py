@@ -69,7 +69,7 @@ def run_command(main: Callable[[], int]) -> NoReturn:
 
 
 def code_with_output(code: int, streams: Streams) -> int:
-    """Return `code`, or FAILED if `code` is 0 and standard output could not be written; then also print the reason.
+    """Return `code`; but if `code` is 0 and standard output could not be written, print the reason and return FAILED.
 
     `code`: exit code of the command. `streams`: standard streams of this process.
     """

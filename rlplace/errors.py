@@ -385,7 +385,7 @@ class WeightSyncError(_OneProblem):
 
 
 class DivergedError(_OneProblem):
-    """A policy update has numbers that are NaN or infinite. The weights are those before the update."""
+    """A policy update has numbers that are NaN or infinite. The policy keeps the weights from before the update."""
 
 
 class SimulatorError(_OneProblem):

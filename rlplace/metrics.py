@@ -35,7 +35,7 @@ Metrics = Mapping[
 
 
 def reduce_metrics(ranks: Iterable[Metrics]) -> dict[str, float]:
-    """Reduce each metric over all ranks that have data, and return the numbers by name.
+    """Return metric -> its number, reduced over all ranks that have data.
 
     `ranks`: the metrics of each rank. Raises ValueError if two ranks name different reductions for one metric.
     """

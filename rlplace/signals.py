@@ -177,7 +177,7 @@ class _Deferral:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within the context, collect signals; at its end, handle them.
+    """Within the context, collect signals; at its end, handle the collected signals.
 
     For calls of libraries that break if a signal handler raises during the call. Does nothing outside of the main
     thread, since other threads never run a signal handler.

@@ -44,7 +44,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ActionChunk:
-    """A message of a rollout rank: the actions for one Observation, row for row."""
+    """A message of a rollout rank: the actions for one Observation, with the same order of rows (B)."""
 
     stage_group: int
     step: int

@@ -325,7 +325,10 @@ def _found(request: Request, job: Prepared) -> Result:
         return time.monotonic() - began > request.seconds * share
 
     def searched() -> tuple[dict[Space, Search], Answer]:
-        """Search all spaces one after the other, with equal shares of the time; unused time goes to the next space."""
+        """Search all spaces of plans one after the other, and return the searches and their joint result.
+
+        All spaces get equal shares of the time; unused time of a space goes to the next space.
+        """
         searches = {one: Search(one, profile) for one in (space, *others)}
         answers = list[Answer]()
         for number, search in enumerate(searches.values(), 1):

@@ -275,7 +275,7 @@ def _composed_jobs(
 
 
 def _unknown_config(line: CommandLine) -> ConfigError:
-    """Return the error of a command line that names no config, or one that does not exist."""
+    """Return the error about a command line that names no config, or names a config that does not exist."""
     names = config_names(line.root)
     word = (line.name or "").rpartition("/")[2].removesuffix(".yml")
     near = did_you_mean(word, names)
@@ -561,7 +561,7 @@ def _with_parents(
 
 
 def _drop(mapping: dict[Any, Any], paths: Collection[str]) -> None:
-    """Remove the keys at these paths, if they are there."""
+    """Remove the keys at these paths from a config, if the config has them."""
     for path in paths:
         above, _, key = path.rpartition(".")
         block = value_at(mapping, above)
@@ -656,7 +656,7 @@ def _short(file: Path) -> str:
 
 
 def override(key: str, value: object) -> str:
-    """Return an override of `key` as one word of a shell."""
+    """Return the override `key=value`, quoted as one word for a shell."""
     return shlex.quote(f"{key}={_written(value)}")
 
 
@@ -734,7 +734,7 @@ def _for_hydra(override: Override, line: CommandLine, places: Sequence[str]) -> 
 
 
 def _may_have_language_model(line: CommandLine) -> bool:
-    """Whether the config, or one that it extends, mentions a language model anywhere.
+    """Return whether the text of the config, or of a config that it extends, mentions a language model.
 
     The words that are searched for do not occur in configs of simulator policies.
     """
@@ -749,8 +749,8 @@ def _may_have_language_model(line: CommandLine) -> bool:
 def _declared(key: str, name: str, line: CommandLine) -> str:
     """Return `cluster=<name>` or `model@<block>.model=<name>` as Hydra takes it.
 
-    A choice that is in the config's `defaults` is replaced, another one is added. Raises ConfigError if no such
-    cluster or model is declared.
+    The choice replaces a choice in the config's `defaults`, or is added if `defaults` has none. `key`: part before `=`.
+    `name`: the chosen cluster or model. Raises ConfigError if no cluster or model of this name is declared.
     """
     group, _, block = key.partition("@")
     default = re.compile(rf"defaults\[\d+\]\.(override +)?/?{re.escape(key)}")

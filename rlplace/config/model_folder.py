@@ -145,7 +145,8 @@ def _hub_cache() -> Path:
 def _revision(folder: Path) -> str:
     """Return the commit of the branch `main` at its last download.
 
-    If this commit is unknown, return the only downloaded commit; if no or several commits are downloaded, return "main".
+    If this commit is unknown, return the only downloaded commit; if several commits or none are downloaded, "main".
+
     `folder`: download folder of the model.
     """
     try:

@@ -446,7 +446,7 @@ class RewardConfig(FrozenConfig):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """How samples are made, and how models learn from them. A key of one kind of job is refused in the other."""
+    """How samples are made and used for learning. Keys that only one kind of job has are refused in the other kind."""
 
     name: AlgorithmName = knob(
         "ppo: with a critic | the others, of language models: without", "ppo"
@@ -891,8 +891,8 @@ class Config:
     def runs(self) -> bool:
         """Whether this config is meant to be run; otherwise it can only be planned.
 
-        A config that lacks no key can run. A config that trains a language model on prompts counts too, unless it lacks
-        the model alone, so that its missing keys are reported.
+        This is true for a config with all keys that a run needs. It is true for a config that trains a language model
+        on prompts and lacks more than the model, so that the missing keys are reported.
         """
         asks = self.algorithm.name != "ppo" and (
             "env" in self.placed or self.text_env.task is not None

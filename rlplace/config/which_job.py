@@ -127,7 +127,7 @@ def _comparing() -> tuple[str, ...]:
 
 
 def marks() -> dict[str, list[str]]:
-    """Return the keys and values by which a config is known as one on language models: key -> values."""
+    """Return key -> values, for each key whose values show that a config is for a job on language models."""
     found = {
         tag: [value for value, job in values.items() if job == MARKED]
         for tag, values in TAGS.items()

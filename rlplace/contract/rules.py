@@ -189,7 +189,7 @@ def _equal_stages(job: Job) -> Iterator[Found]:
 
 
 def _repeated(things: Iterable[Named]) -> list[Named]:
-    """Return the second stage or channel of each name that several of them have.
+    """Return the second stage (or channel) of each name that several stages (or channels) have.
 
     `things`: all stages, or all channels, of a job.
     """

@@ -88,7 +88,7 @@ class Saving:
         """Make the workers load a checkpoint.
 
         Return a text about state that starts anew, and about samples that were generated ahead of learning; "" if
-        there is neither.
+        no state starts anew and no samples were generated ahead.
         """
         self._saved = checkpoint.iteration
         self._newest = checkpoint

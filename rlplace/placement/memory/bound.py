@@ -25,10 +25,10 @@ _SWITCHES = (False, True)
 
 
 def too_small(case: MemoryCase) -> str | None:
-    """Return words about a component that does not fit even alone on the whole cluster, with every saving; else None.
+    """Return the reason, in words, why a component does not fit even alone on the whole cluster; else None.
 
-    None means that every component fits on its own, which does not prove that all fit together, or that too little is
-    known.
+    Every change of the config that saves memory is assumed. None means that each component fits on its own, or that too
+    little is known. It does not prove that all components fit together.
     """
     nodes = [node for node in case.placement.topology.nodes if node.accelerators]
     if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):
@@ -108,9 +108,9 @@ def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
 
 
 def _forms(demand: Demand) -> Iterator[Demand]:
-    """Yield the demand with every saving of memory at its strongest.
+    """Yield variants of the demand in which every config option that saves memory is at its strongest.
 
-    A switch that does not always save memory gives two forms, with and without it.
+    An option that saves memory only in some cases gives two variants, with and without it.
     """
     match demand:
         case TrainingDemand(block=block):
@@ -154,7 +154,10 @@ def _forms(demand: Demand) -> Iterator[Demand]:
 
 
 def _smallest(block: Any, sequence_length: int, **kept: Any) -> Any:
-    """Return the config block with passes of one sequence and the values in `kept`."""
+    """Return a config block changed to passes of one sequence, and with the values in `kept`.
+
+    `block`: the config block. `kept`: key -> value.
+    """
     return dataclasses.replace(
         block,
         micro_batch=1,

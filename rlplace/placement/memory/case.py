@@ -205,7 +205,7 @@ def _case(
 
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
-    """Return the case without host copies for checkpoints if some host is too full; else the case unchanged."""
+    """Return a case in which hosts hold no copies for checkpoints, if some host is too full; else `case` itself."""
     saved = {
         c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied
     }
@@ -221,9 +221,9 @@ def _without_copies(case: MemoryCase) -> MemoryCase:
 
 
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
-    """Return component -> sequences per optimizer step of each data-parallel replica, which micro-batches must divide.
+    """Return component -> sequences per optimizer step of each data-parallel replica; the micro-batch must divide it.
 
-    The result is empty if micro-batches need not divide them, or if the number of prompts is not known.
+    The result is empty if micro-batches of any size are allowed, or if the number of prompts is not known.
     """
     algorithm = config.algorithm
     if config.runs or algorithm.prompts is None:
@@ -280,9 +280,9 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
 def _simulator_demand(
     config: Config, component: str, plan: Plan, policy: PolicyShape
 ) -> Demand | None:
-    """Return the memory demand of a component of a job on simulators; None if it has none.
+    """Return the memory demand of a component of a job on simulators; None if the component needs no memory.
 
-    `policy`: the sizes of the policy; without weights if they are not known.
+    `policy`: the sizes of the policy; it has no weights if they are not known.
     """
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
@@ -409,7 +409,7 @@ def _training(
 
 
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
-    """Return the most rows that a rollout rank answers at once.
+    """Return the most rows (environments) for which a rollout rank computes actions at once.
 
     These are the rows of one env rank; with `merge_requests`, all rows that can have arrived.
     """
@@ -420,9 +420,9 @@ def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
 
 
 def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
-    """Return (samples per iteration, samples of one minibatch) of the actor rank with the most.
+    """Return (samples per iteration, samples of one minibatch) of the actor rank that has the most samples.
 
-    Minibatches are drawn at random over all ranks. The bound of a rank's part is its mean plus four standard
+    Minibatches are drawn at random over all ranks, so the second number is a bound: the mean plus four standard
     deviations.
     """
     route = plan.row_routes.trajectories
@@ -445,7 +445,7 @@ def _rows(route: Route) -> Counter[int]:
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
-    """Return the actor's demand with the memory added that sending weights takes."""
+    """Return the actor's demand with the memory added that sending the weights to rollout takes."""
     deliveries = plan.deliveries
     ranks = range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank can only send to: the number for the rank with the most.
@@ -460,7 +460,7 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
 
 
 def _streamed(plan: Plan) -> list[Delivery]:
-    """Return the deliveries through the host to which some actor rank must stream its weights over the network."""
+    """Return the deliveries through host memory to which at least one actor rank streams weights over the network."""
     ranks = plan.placement.world_size("actor")
     return [
         delivery
@@ -491,10 +491,11 @@ def model_of(
 
 
 def read_again(config: Config) -> dict[str, float]:
-    """Return component -> what a prompt token costs for each further answer, as a share of its cost for the first.
+    """Return component -> share of a prompt token's cost that each further answer to the prompt costs again.
 
-    The values are used as `SampleSizes.again`. The result is empty if prompts are not shared. Rewards and models with
-    unknown layers are left out because they compute the prompt anew for each answer.
+    The cost for the first answer counts as 1. The values are used as `SampleSizes.again`. The result is empty if the
+    answers to a prompt do not share its computation. Reward models, and models with unknown layers, are left out: they
+    compute the prompt anew for each answer.
     """
     found: dict[str, float] = {}
     for component in config.placed if config.algorithm.share_prompts else ():
@@ -510,12 +511,12 @@ def read_again(config: Config) -> dict[str, float]:
 
 
 def _shares_memory(plan: Plan, config: Config) -> bool:
-    """Return whether the workers are processes with channels. Threads of one process need no shared memory."""
+    """Return whether the workers are processes that need shared memory for channels; threads need none."""
     return bool(plan.channels) and config.cluster.launcher != "inline"
 
 
 def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMemory:
-    """Return what the channels and weights of a job on language models take of shared memory.
+    """Return the shared memory that the channels and weights of a job on language models take.
 
     `trained`: the actor's demand; None if it is not known.
     """
@@ -541,9 +542,10 @@ def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMe
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
-    """Return the config with the memory share of its engine as computed in `case`, in place of `auto`.
+    """Return the config in which `gpu_memory_utilization: auto` is replaced by the share that `case` has computed.
 
-    For an engine other than vLLM, `kv_cache_memory` is set to the bytes that this share leaves for the KV cache.
+    For an engine other than vLLM, `kv_cache_memory` is set instead, to the bytes that this share leaves for the KV
+    cache.
     """
     engine = case.demands.get("rollout")
     if not isinstance(engine, EngineDemand):
@@ -668,10 +670,10 @@ def item_segment_bytes(item_bytes: int) -> int:
 def simulator_items(
     plan: Plan, spaces: PolicySpaces, rollout_steps: int
 ) -> dict[str, int]:
-    """Return channel -> bytes of its largest item, in a job with simulators.
+    """Return channel -> bytes of its largest item, in a job on simulators.
 
-    Every episode is assumed to end once per iteration. Weights pass through no channel: actor ranks on the node of a
-    copy write into it directly, and the others stream their part to the rank that writes for them.
+    Every episode is assumed to end once per iteration. Weights pass through no channel: actor ranks write into the copy
+    on their own node, and stream their part to the rank that writes the copy on another node.
     """
     routes = plan.row_routes
     observation = observation_bytes(spaces)

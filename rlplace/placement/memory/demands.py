@@ -108,7 +108,7 @@ _PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """How a component is placed on one kind of accelerator. With its demand, this gives its footprint."""
+    """The placement of a component on one kind of accelerator. A demand computes a footprint from it."""
 
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
@@ -125,11 +125,14 @@ class Placed:
 
     @property
     def groups(self) -> int:
-        """The number of communicators per process: for the copies, and for tensor and context parallelism if used."""
+        """The number of communicators per process: 1 for the copies, and 1 each for tensor and context parallelism.
+
+        A kind of parallelism that is not used needs no communicator.
+        """
         return 1 + (self.tensor_parallel > 1) + (self.context_parallel > 1)
 
     def tokens(self, of_pass: int) -> int:
-        """Return how many of the `of_pass` tokens of a pass one context-parallel rank processes."""
+        """Return how many tokens of a pass one context-parallel rank processes. `of_pass`: all tokens of the pass."""
         return -(-of_pass // self.context_parallel)
 
     @property
@@ -137,9 +140,9 @@ class Placed:
         return self.kind == "emulated"
 
     def process(self, groups: int) -> dict[Part, int]:
-        """Return the bytes that a process takes beside its tensors; empty on an emulated accelerator.
+        """Return purpose -> bytes that a process takes in addition to its tensors; empty on an emulated accelerator.
 
-        `groups`: the number of its communicators.
+        `groups`: the number of communicators of the process.
         """
         if self.emulated:
             return {}
@@ -154,7 +157,7 @@ class Placed:
 class Footprint:
     """The bytes of one rank on each of its accelerators, and on its host (`host`).
 
-    `held` is complete for every residency: the parts that last as long as the process are in all of them.
+    For every residency, `held` has all bytes, including those that stay for the whole life of the process.
     """
 
     held: Mapping[Residency, Bytes]
@@ -173,7 +176,7 @@ class Footprint:
         )
 
     def host_bytes(self, residency: Residency) -> int:
-        """Return the bytes on its host that the worker reports: copies that last, without the pinned pool."""
+        """Return the bytes on its host that the worker reports after a move, without temporary and allocator bytes."""
         return sum(
             size
             for part, size in self.host.get(residency, {}).items()
@@ -183,9 +186,10 @@ class Footprint:
     def corrected(
         self, measured: Mapping[Residency, int], unforeseen: Mapping[Residency, int]
     ) -> Footprint:
-        """Return the footprint with `measured` bytes in place of those of formulas, and with `unforeseen` bytes added.
+        """Return the footprint corrected by measurements of an earlier run.
 
-        Both are by residency. Unforeseen bytes do not replace formulas, so that a change of the demand still counts.
+        `measured`: residency -> bytes that replace the computed bytes. `unforeseen`: residency -> bytes that are added
+        to the computed bytes, so that a change of the demand still counts.
         """
         held = dict(self.held)
         for residency, parts in self.held.items():
@@ -211,9 +215,9 @@ def host_copies(
 ) -> dict[Residency, HostBytes]:
     """Return residency -> bytes that a rank keeps on its host: copies of tensors that are not on its accelerators.
 
-    `part`: the purpose of the copies. `off`, `weights`: the tensors that are copied at these residencies. Copies of GPU
-    tensors are in pinned memory, and the pinned pool never shrinks. Setup ends with every component off, so the pool
-    has its full size from the first stage on, even if nothing moves later.
+    `part`: the purpose of the copies. `off`, `weights`: the tensors that are copied while the residency is off, or
+    weights. Copies of GPU tensors are in pinned memory, and the pinned pool never shrinks. Setup ends with every
+    component off, so the pool has its full size from the first stage on, even if nothing moves later.
     """
     pool = (
         0
@@ -247,7 +251,7 @@ class Demand(Protocol):
 class DeviceSync:
     """The memory that a weight sync between accelerators takes on one accelerator.
 
-    It takes none if the sync goes through the host.
+    A sync through the host takes no memory of the accelerator.
     """
 
     buckets: bool = False  # two buckets
@@ -267,10 +271,11 @@ class DeviceSync:
     def receiving(
         cls, deliveries: Iterable[Delivery], dtype: Dtype = "fp32"
     ) -> DeviceSync:
-        """Return what a sync takes on the receiving side, at the taker that holds the most.
+        """Return the memory that a sync takes on the receiving accelerator that holds the most.
 
-        `dtype`: of the weights on their way. A taker without an owner has buckets of its own; a consumer uses those of
-        its owner.
+        `dtype`: of the weights while they are sent. A taker is a receiver with one accelerator; `DeviceDelivery`
+        explains its owner. A taker without an owner has buckets of its own. A taker with an owner uses the buckets of
+        the owner.
         """
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(owner is None for d in found for owner in d.owners)
@@ -281,7 +286,10 @@ class DeviceSync:
         )
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:
-        """Return the bytes of a process by purpose, with those of the communicator of the sync added."""
+        """Return purpose -> bytes of a process, with the bytes of the sync's communicator added.
+
+        `process`: purpose -> bytes without that communicator.
+        """
         group = (
             {
                 Part.COMMUNICATOR: process.get(Part.COMMUNICATOR, 0)
@@ -295,8 +303,9 @@ class DeviceSync:
     def working(self, weights_bytes: int, loading: int = 0, windows: int = 0) -> int:
         """Return the peak bytes during a sync of `weights_bytes`.
 
-        `loading`: bytes that loading takes. `windows`: bytes of the windows of whole weights. If the sync has windows,
-        buckets, windows and loading exist at the same time; else only the larger of buckets and loading counts.
+        `loading`: bytes that the engine takes to load the weights. `windows`: bytes of the windows, which hold whole
+        weights. If the sync has windows, then buckets, windows and loading exist at the same time. Otherwise only the
+        larger of buckets and loading counts.
         """
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
         beside = buckets + windows + loading if self.windows else 0
@@ -330,7 +339,7 @@ def _parts(moment: Moment) -> Bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDemand:
-    """A language model that is trained. Its ranks shard its state; while it is off, its host holds a copy of that."""
+    """A language model that is trained. Ranks shard its state; while it is off, its host holds a copy of the state."""
 
     model: ModelShape
     block: TrainedConfig
@@ -451,10 +460,10 @@ class TrainingDemand:
     def _optimizer(
         self, placed: Placed
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return (master weights, Adam's moments, moments as checkpoints unpack them).
+        """Return the tensors of the optimizer: (master weights, Adam's moments, unpacked moments).
 
-        Each is a list of (bytes of a tensor on the fullest rank, number of such tensors). The last list is empty if
-        moments are not packed.
+        Each is a list of (bytes of a tensor on the fullest rank, number of equal tensors). Moments are unpacked for
+        checkpoints; this list is empty if moments are not packed.
         """
         trained = self._trained(placed, _OPTIMIZER)
         packed = self.block.optimizer.kind == "adamw_8bit"
@@ -476,7 +485,7 @@ class TrainingDemand:
 
     @property
     def _masters(self) -> bool:
-        """Whether the optimizer steps master copies of the weights in float32."""
+        """Whether the optimizer updates float32 master copies of the weights."""
         return (
             self.block.optimizer.on_host or self.block.optimizer.kind == "adamw_master"
         )
@@ -502,7 +511,7 @@ class TrainingDemand:
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
-        """Return the fullest moment of an optimizer step, which may have several micro-batches.
+        """Return the moment of an optimizer step with the most bytes. The step may have several micro-batches.
 
         `work`: the sizes of a pass.
         """
@@ -535,9 +544,9 @@ class TrainingDemand:
         return self.model.layers * (each if placed.emulated else formulas.pinned(each))
 
     def _saving(self, shards: int, each: int) -> int:
-        """Return the bytes on an accelerator while the model is saved: one whole weight at a time, with LoRA merged.
+        """Return the bytes on an accelerator while the model is saved, one whole weight at a time.
 
-        `shards`: ranks that shard or split a weight. `each`: bytes per number.
+        LoRA factors are merged into the weight. `shards`: ranks that shard or split a weight. `each`: bytes per number.
         """
         factors = self.block.lora_rank is not None
         projection = max(
@@ -549,9 +558,9 @@ class TrainingDemand:
         )
 
     def _exchanged(self, placed: Placed, shards: int) -> int:
-        """Return the bytes of weights split by columns, which ranks exchange into whole rows before they are sent.
+        """Return the bytes of column-split weights that ranks exchange into whole rows before the weights are sent.
 
-        The last weight needs its pieces at the same time. `shards`: ranks that shard a weight.
+        For the last weight, its pieces are counted as well. `shards`: ranks that shard a weight.
         """
         if placed.tensor_parallel == 1:
             return 0
@@ -566,7 +575,7 @@ class TrainingDemand:
         return each * (total(cut) + max((size for size, _ in cut), default=0))
 
     def _merged(self, placed: Placed, shards: int, number: int) -> int:
-        """Return the bytes of weights with merged LoRA factors, which are kept until they are sent.
+        """Return the bytes of weights into which LoRA factors are merged; they are kept until they are sent.
 
         Merging uses float32. `shards`: ranks that shard a weight. `number`: bytes per number of the merged weights.
         """
@@ -583,7 +592,7 @@ class TrainingDemand:
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
         """Return the trained tensors as (elements on the fullest rank, count).
 
-        `shared_from`: the ZeRO stage from which on ranks shard them.
+        `shared_from`: the lowest ZeRO stage in which ranks shard these tensors.
         """
         shards = placed.copies if self.block.zero_stage >= shared_from else 1
         if self.block.lora_rank is None:
@@ -597,7 +606,8 @@ class TrainingDemand:
 class ScoringDemand:
     """A reference or reward model, which makes only forward passes.
 
-    While it is off, its host holds a copy. Without accelerators, or with `on_host`, its host holds it at all times.
+    While it is off, its host holds a copy of the model. Without accelerators, or with `on_host`, the host always holds
+    it.
     """
 
     model: ModelShape
@@ -773,7 +783,7 @@ class EngineDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorDemand:
-    """Environments whose memory is declared. They are either full or off, with nothing in between."""
+    """Environments whose memory the config declares. They are either full or off, with nothing in between."""
 
     accelerator_bytes: int = 0
     host_bytes: int = 0

@@ -86,11 +86,11 @@ def shipped(family: str) -> Mapping[str, Any]:
 
 
 def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    """Return the description of a model that transformers makes.
+    """Return the description of a model that the transformers library generates.
 
     `config`: the content of its config.json. `key`: key path of the model in the job's config, for errors. Raises
-    ConfigError if transformers is missing or does not know the family. No similar family name is suggested, since it
-    would be another model.
+    ConfigError if transformers is missing or does not know the family. The error suggests no family with a similar
+    name, since that is another model.
     """
     family = config.get("model_type")
     keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
@@ -130,9 +130,9 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _kept(keys: str) -> Mapping[str, Any]:
-    """Return the description of a model from the cache folder; without such a file, make the description and keep it.
+    """Return the description of a model from the cache folder; if it is not there, generate and store it.
 
-    `keys`: the content of the model's config.json. An answer with an "error" is not kept.
+    `keys`: the content of the model's config.json. An answer with an "error" is not stored.
     """
     name = f"{_VERSION} {importlib.metadata.version('transformers')} {keys}"
     folder = (
@@ -166,7 +166,7 @@ def _ask(keys: str) -> Mapping[str, Any]:
 
 
 def ask(module: str, keys: str) -> Mapping[str, Any]:
-    """Return the JSON answer of a module that runs in a subprocess with `keys` as its input.
+    """Return the JSON answer of a Python module that runs in a subprocess with `keys` as its input.
 
     If the subprocess fails, the answer has only the key "error".
     """

@@ -23,7 +23,10 @@ class Weight:
 
     @property
     def by_columns(self) -> bool:
-        """Whether tensor parallelism splits the columns of the weight (partial products are summed), not its rows."""
+        """Whether tensor parallelism splits the columns of the weight, not its rows.
+
+        Ranks that hold columns compute partial products, which are summed.
+        """
         return self.name.endswith(("o_proj.weight", "down_proj.weight"))
 
     def part(self, tensor_parallel: int, shards: int = 1) -> int:
@@ -54,8 +57,8 @@ class Saved:
         """Return the bytes per token that one layer saves on one rank.
 
         `compute_bytes`: bytes of a number in the compute dtype. `tensor_parallel`: ranks that split a layer.
-        `gathered`: numbers in the compute dtype that a rank holds for all tokens under sequence parallelism; all others
-        it holds only for its own tokens. None: no sequence parallelism.
+        `gathered`: how many numbers in the compute dtype a rank holds for every token under sequence parallelism; it
+        holds all other numbers only for its own tokens. None: no sequence parallelism.
         """
         kept = self.compute if gathered is None else min(self.compute, gathered)
         whole = kept * compute_bytes + self.float32 * 4 * (gathered is None)
@@ -67,7 +70,7 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A kind of layers that are all identical. Each layer is one unit that FSDP gathers."""
+    """A group of identical layers. Each layer is one unit that FSDP gathers."""
 
     layers: int
     weights: tuple[Weight, ...]  # of one layer
@@ -87,21 +90,21 @@ class Tower:
     mergers: int  # modules that merge patches into tokens, including those for extra decoder features
 
     def given(self, tokens: int) -> int:
-        """Return the float32 bytes of the input images that give `tokens` tokens."""
+        """Return the float32 bytes of the images that the encoder turns into `tokens` tokens."""
         return tokens * self.patches * self.pixels * 4
 
     def layer(self, tokens: int, compute: int) -> int:
         """Return the bytes that one layer saves for the backward pass of images that give `tokens` tokens.
 
-        They are also the peak of a pass without gradients. `compute`: bytes of a number in the compute dtype.
+        This number is also the peak of a pass without gradients. `compute`: bytes of a number in the compute dtype.
         """
         return tokens * self.patches * self.block.saved.bytes_per_token(compute, 1)
 
     def kept(self, tokens: int, compute: int, checkpointing: bool) -> int:
         """Return the bytes that are kept between the forward and the backward pass of images that give `tokens` tokens.
 
-        With `checkpointing`, these are the inputs of layers, else all activations. States of the modules that merge
-        patches are included. `compute`: bytes of a number in the compute dtype.
+        With `checkpointing`, these bytes are the inputs of layers, otherwise all activations. States of the modules
+        that merge patches are included. `compute`: bytes of a number in the compute dtype.
         """
         inputs = tokens * self.patches * self.hidden * compute
         layers = self.block.layers * (
@@ -128,9 +131,9 @@ class KvLayers:
     state: int = 0  # numbers per sequence and head, independent of its length
 
     def of(self, tokens: int, step: int, parallel: int) -> int:
-        """Return the numbers in these layers' KV cache of one rank, for a sequence of `tokens` tokens.
+        """Return how many numbers these layers keep in the KV cache of one rank, for a sequence of `tokens` tokens.
 
-        `step`: how many of its tokens are computed at once. `parallel`: ranks that split the heads.
+        `step`: how many tokens of the sequence are computed at once. `parallel`: ranks that split the heads.
         """
         kept = min(tokens, self.window - 1 + step) if self.window else tokens
         return (

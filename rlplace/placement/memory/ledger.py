@@ -103,19 +103,25 @@ class Account:
 
     @property
     def worst(self) -> Load:
-        """The load at the fullest moment. Of equal loads, it is the first, and a stage comes before an entry."""
+        """The load at the moment with the most bytes.
+
+        If loads are equal, it is the first load, and a stage comes before an entry.
+        """
         return max(
             self.loads, key=lambda load: (load.total_bytes, not load.moment.entering)
         )
 
     @property
     def room_bytes(self) -> int:
-        """The bytes of one accelerator or host that components may use; 0 if not known or if all is reserved."""
+        """The bytes that components may use on each accelerator or host: the capacity without the reserve.
+
+        It is 0 if the capacity is not known or if the reserve takes all of it.
+        """
         return self.capacity_bytes - self.reserve_bytes
 
     @property
     def margin_bytes(self) -> int | None:
-        """The bytes that stay free at the worst moment, reserve not counted; None if the capacity is not known.
+        """The bytes that stay free at the worst moment, without the reserve; None if the capacity is not known.
 
         The number is negative if the load does not fit.
         """
@@ -150,12 +156,12 @@ class MemoryLedger:
 
     @property
     def empty(self) -> bool:
-        """Whether no byte of any component on accelerators is known."""
+        """Whether the ledger knows of no bytes on accelerators, for any component."""
         return not any(account.worst.total_bytes for account in self.accelerators)
 
     @property
     def known(self) -> bool:
-        """Whether all is known about the accelerators: the bytes of every component, and every capacity."""
+        """Whether the bytes of every component on accelerators and the capacity of every accelerator are known."""
         return (
             not self.empty
             and not self.uncounted
@@ -181,7 +187,7 @@ class MemoryLedger:
     def working(self, component: str) -> dict[str, int]:
         """Return stage -> bytes that the work of a component's fullest rank takes on each accelerator.
 
-        These bytes come on top of those of its residency.
+        The bytes of its residency come on top and are not included.
         """
         stages = [
             working for f in self.footprints[component] for working in f.working.items()
@@ -212,7 +218,7 @@ class MemoryLedger:
     def tightest(self) -> Account | None:
         """The account of accelerators with the smallest margin; None without accelerators.
 
-        If no capacity is known, it is that of the fullest accelerators.
+        If no capacity is known, return the account of the accelerators with the most bytes.
         """
         return min(
             self.accelerators,
@@ -226,7 +232,7 @@ class MemoryLedger:
 
     @property
     def lacking(self) -> tuple[tuple[str, str], ...]:
-        """Pairs (component, reason) for the components that cannot work with the memory that they get."""
+        """Pairs (component, reason) for each component that has too little memory to work."""
         found = (
             (c, f.lacking)
             for c, footprints in self.footprints.items()
@@ -244,7 +250,7 @@ class MemoryLedger:
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits, as far as memory is known."""
+        """Whether everything fits; memory that is not known does not count."""
         return self.within_capacity and not self.lacking
 
 
@@ -253,7 +259,7 @@ class MemoryLedger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """A kind of ranks: those of one component that have this many accelerators each; 0: they use only a host."""
+    """All ranks of one component that have the same number of accelerators each; 0: ranks that use only a host."""
 
     component: str
     accelerators_per_rank: int
@@ -273,8 +279,8 @@ class OccupancyClass:
 def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
     """Return the bytes of one accelerator that stay free.
 
-    `reserve`: bytes, a share of the memory, or "auto". `kind`: of the accelerator; with "auto", an emulated one
-    reserves nothing, since it holds only accounted bytes. `memory_bytes`: of one accelerator.
+    `reserve`: bytes, a share of the memory, or "auto". `kind`: kind of the accelerator. With "auto", an emulated
+    accelerator reserves nothing, since its memory is only accounted. `memory_bytes`: of one accelerator.
     """
     if reserve == "auto":
         reserve = 0.0 if kind == "emulated" else USUAL_RESERVE
@@ -288,10 +294,9 @@ def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
 def accelerator_classes(
     placement: HybridComponentPlacement,
 ) -> tuple[OccupancyClass, ...]:
-    """Return the accelerators in use, grouped by equal use, in the order of their lowest numbers.
+    """Return the accelerators in use, grouped by equal ranks and hardware, in the order of their lowest numbers.
 
-    Takes time linear in nodes and segments: the accelerators are swept from one change to the next. A change is another
-    kind of hardware, or another set of ranks.
+    The time is linear in nodes and segments: accelerators between two changes of hardware or ranks are handled at once.
     """
     # First accelerator of a run of equal ones -> (kind, memory in bytes).
     hardware: dict[int, tuple[str, int]] = {}
@@ -336,9 +341,9 @@ def accelerator_classes(
 
 @functools.lru_cache(maxsize=8)
 def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
-    """Return the nodes that have a rank, grouped by equal use, in the order of their lowest numbers.
+    """Return the nodes that have a rank, grouped by equal ranks and hardware, in the order of their lowest numbers.
 
-    Takes time linear in nodes and ranks.
+    The time is linear in nodes and ranks.
     """
     hosted: list[dict[Occupancy, int]] = [{} for _ in placement.topology.nodes]
     for component in placement.components:
@@ -405,9 +410,9 @@ class MemoryCase:
     lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
-        """Return the case of the job with these config lines changed too; None if its plan is rejected.
+        """Return the case of the job with these config lines changed, too; None if the changed plan is rejected.
 
-        `lines`: key path -> value.
+        `lines`: key path -> value. Lines that were changed before stay changed.
         """
         assert self.job is not None, "asked of a case without a config"
         lines = {**self.lines, **lines}
@@ -419,8 +424,8 @@ class MemoryCase:
     def schedule(self) -> Schedule:
         """Return the schedule of the plan.
 
-        Components that `find_clashes` would report may stay resident here: the ledger decides by bytes, not by that
-        rule.
+        Here, components that `find_clashes` would report may stay on their accelerators: the ledger decides by bytes,
+        not by the rule of `find_clashes`.
         """
         leaving = {c: self.offload.get(c, False) for c in self.placement.components}
         return schedule_of(self.placement, self.needs, leaving)
@@ -508,8 +513,8 @@ class MemoryCase:
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
         """Return the case with other values in the demands of `components`.
 
-        `values`: field of the demand, or key of the component's config block -> value. Components that share a block
-        change together.
+        `values`: field of the demand, or key of the component's config block -> value. A change applies to all
+        components that share the config block.
         """
         demands = dict(self.demands)
         for component in {
@@ -522,7 +527,10 @@ class MemoryCase:
 
 
 def _with(of: Any, key: str, value: object) -> Any:
-    """Return the dataclass `of` with another value at a path of fields, such as `block.optimizer.kind`."""
+    """Return a copy of a dataclass with another value at a path of fields.
+
+    `of`: the dataclass. `key`: the path, such as `block.optimizer.kind`.
+    """
     field, _, rest = key.partition(".")
     inside = _with(getattr(of, field), rest, value) if rest else value
     return dataclasses.replace(of, **{field: inside})

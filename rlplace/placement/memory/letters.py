@@ -96,10 +96,10 @@ class Letters:
     def number(
         self, name: str, default: int | None = None, *, least: int = 1, letter: str = ""
     ) -> int:
-        """Return the whole number at key `name` of the config, or `default` if the config does not have it.
+        """Return the whole number at key `name` of the config, or `default` if the config does not have the key.
 
-        `least`: the smallest number accepted. `letter`: the letter that is read. A number that is missing or wrong is a
-        problem of this letter and counts as 1.
+        `least`: the smallest number accepted. `letter`: the letter that the key gives. A number that is missing or
+        wrong is added to the problems of this letter, and 1 is returned.
         """
         value = self._config.get(name)
         if value is None and default is not None:
@@ -207,7 +207,11 @@ def _combined(
 
 
 def _joined(every: bool, parts: list[_Meaning]) -> _Meaning:
-    """Return `and` (if `every`) or `or` of conditions. Conditions after the deciding one are not evaluated."""
+    """Return the function that computes `and` or `or` of several conditions.
+
+    `every`: True for `and`, False for `or`. `parts`: the functions of the conditions, called only until one decides the
+    result.
+    """
     join = all if every else any
     return lambda letters, layer: join(part(letters, layer) for part in parts)
 

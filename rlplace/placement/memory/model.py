@@ -33,7 +33,7 @@ _FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a language model: its weights, its kinds of layers, its KV caches, and its vision encoder if any."""
+    """The sizes of a language model: weights, kinds of layers, KV caches, and a vision encoder if the model has one."""
 
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
@@ -67,7 +67,7 @@ class ModelShape:
     def parts(self, tensor_parallel: int = 1, shards: int = 1) -> list[tuple[int, int]]:
         """Return (elements on the fullest rank, number of layers that have the weight) for each weight.
 
-        `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each of these parts.
+        `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each part of a split weight.
         """
         return [
             (w.part(tensor_parallel, shards), copies) for w, copies in self.weights()
@@ -78,8 +78,8 @@ class ModelShape:
     ) -> list[tuple[int, int]]:
         """Return (bytes on the fullest rank, number of layers that have the weight) for each weight of a frozen model.
 
-        `each`: bytes per number of weights that the files do not have quantised; quantised weights keep their bits.
-        `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each of these parts.
+        `each`: bytes per number of a weight that is not quantised; a quantised weight keeps the bits that its files
+        have. `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each part of a split weight.
         """
         return [
             (math.ceil(part * w.bits / 8) if w.bits else part * each, copies)
@@ -132,11 +132,12 @@ class ModelShape:
 
     @property
     def read_again(self) -> float:
-        """What a token of a shared prompt costs for each further answer, as a share of its cost for the first answer.
+        """The share of a shared prompt token's cost that each further answer to the prompt costs again.
 
-        The cost is the bytes that a layer saves for the token. A further answer saves only attention tensors: queries,
-        keys, values and the attention output. As many key heads as query heads are counted, because ranks that exchange
-        tokens for heads hold that many. This is an upper bound: other saved tensors bring the true share nearer to 1.
+        The cost is the bytes that a layer saves for the token; the cost for the first answer counts as 1. A further
+        answer saves only attention tensors: queries, keys, values and the attention output. As many key heads as query
+        heads are counted, because ranks that exchange tokens for heads hold that many. This is an upper bound: other
+        saved tensors bring the true share nearer to 1.
         """
         attention = self.attention
         shares = list[float]()
@@ -276,10 +277,11 @@ def _with_text(
     head: Head,
     key: str,
 ) -> ModelShape:
-    """Return the shape for a description that leaves the decoder to another description.
+    """Return the shape of a model whose description leaves the decoder to a description of its own.
 
-    `record`: the description. `letters`: the values of its letters. `config`: a config.json, in which the keys of the
-    decoder are in a block of their own. `key`: key path of the model in the job's config, for errors.
+    `record`: the description of the whole model. `letters`: the values of its letters. `config`: the config.json of the
+    model, in which one block has the keys of the decoder. `head`: the output head. `key`: key path of the model in the
+    job's config, for errors.
     """
     text = record["text"]
     own = config.get(text["key"])
@@ -295,9 +297,9 @@ def _with_text(
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[Block]:
-    """Yield the kinds of layers that the model has. Letters of other kinds are not read.
+    """Yield the kinds of layers that the model has. The letters of all other kinds are not read.
 
-    `rows`: kinds of layers in a description. `letters`: the values of its letters.
+    `rows`: all kinds of layers in a description. `letters`: the values of its letters.
     """
     for row in rows:
         layers = int(letters.value(row["layers"]))

@@ -89,12 +89,12 @@ class Pass:
         earlier: bool,
         master: int,
     ) -> Moment:
-        """Return the fullest moment of a forward and backward pass and the optimizer step.
+        """Return the moment with the most bytes in a forward and backward pass and the optimizer step.
 
         `trained`: elements of this rank's shards, (inside, outside) of the layers. `checkpointing`: whether activations
         are computed again in the backward pass. `offload`: whether layer inputs are kept on the host. `earlier`:
-        whether gradients of earlier micro-batches exist. `master`: bytes per trained number that the optimizer step
-        adds.
+        whether gradients of earlier micro-batches exist. `master`: bytes that the optimizer step adds per trained
+        number.
         """
         return _fullest(
             *self._moments(trained, checkpointing, offload, earlier, master)
@@ -179,7 +179,7 @@ class Pass:
     def _arriving(self) -> Moment:
         """Return the moment before the first layer.
 
-        The buffer through which the weights outside the layers were gathered still exists at that moment.
+        At that moment, the buffer with which the weights outside the layers were gathered still exists.
         """
         if not (self.copied and self.shared):
             return Moment()
@@ -195,7 +195,7 @@ class Pass:
     def _exchange(self) -> int:
         """Return the bytes of the exchange of tokens for heads around attention; 0 without context parallelism.
 
-        Counted are the inputs, the buffers to send and receive, and the tensors by heads.
+        These are the inputs, the buffers to send and receive, and the tensors that are split by heads.
         """
         if self.exchanged == 1:
             return 0
@@ -207,8 +207,7 @@ class Pass:
         """Return (bytes of scores, bytes of gradients) in the backward pass of the head.
 
         `tile`: bytes of the scores of a tile. `before`: bytes of gradients of earlier micro-batches. `full`: whether
-        the head has a gradient. Below float32, products are computed in the smaller dtype, beside the float32 sum that
-        they are added to.
+        the head has a gradient. In a dtype smaller than float32, products need memory in addition to their float32 sum.
         """
         rows, entries = formulas.score_tile(
             self.tokens, self._cut(self.model.vocabulary), self.model.hidden

@@ -41,7 +41,7 @@ class Vector(Protocol):
 
 
 class Entry(Protocol):
-    """One entry of an observation with several entries."""
+    """One named part of an observation that has several parts."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +54,7 @@ class Entry(Protocol):
 
 
 class PolicySpaces(Protocol):
-    """The shapes of observations and actions, on which the size of a policy depends. Every simulator has them."""
+    """The shapes of a simulator's observations and actions. The size of a policy depends on them."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...
@@ -96,9 +96,9 @@ def action_bytes(actions: Choices | Vector) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyShape:
-    """The sizes of a policy; this class describes an MLP. Parameters are float32.
+    """The sizes of a policy. This class itself describes an MLP. Parameters are float32.
 
-    The buffers are those of the normaliser of observations, in float64.
+    The buffers hold the statistics with which observations are normalised, in float64.
     """
 
     weights: tuple[Weight, ...]
@@ -117,7 +117,7 @@ class PolicyShape:
 
     @property
     def weights_bytes(self) -> int:
-        """The bytes of a whole policy, as it is sent and used for sampling."""
+        """The bytes of the whole policy that the actor sends and that is used for sampling."""
         return self.parameters_bytes + self.buffer_bytes
 
     @property
@@ -132,7 +132,7 @@ class PolicyShape:
         return formulas.policy_samples(self.widths, samples)
 
     def statistics_bytes(self, samples: int) -> int:
-        """Return the bytes that computing mean and variance of `samples` samples takes."""
+        """Return the bytes that it takes to compute mean and variance of `samples` samples."""
         return formulas.policy_statistics(self.widths, samples, self.normalized)
 
     def pass_bytes(self, samples: int, compute: int) -> int:
@@ -140,7 +140,7 @@ class PolicyShape:
         return formulas.policy_pass(self.widths, samples, compute, self.kept_each)
 
     def answer_bytes(self, rows: int) -> int:
-        """Return the bytes of one decision on `rows` rows."""
+        """Return the bytes that it takes to compute the actions of `rows` environments once."""
         return formulas.policy_answer(self.widths, rows, self.normalized)
 
 
@@ -189,8 +189,8 @@ def policy_shape(
     """Return the sizes of a policy.
 
     An MLP has two trunks, policy and value, and a log standard deviation for each element of a continuous action. Any
-    other network is traced by `models.describe_policy` in a subprocess. Raises ConfigError if torch is missing for
-    that, or if a custom module is missing or does not do what a policy needs.
+    other network is traced by `models.describe_policy` in a subprocess, which needs torch. Raises ConfigError if torch
+    is missing, or if a custom module is missing or does not do what a policy needs.
     """
     if not isinstance(model, MlpConfig) or model.remembered:
         return _traced(model, spaces, normalize_observations)
@@ -253,7 +253,7 @@ def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> Polic
 
 
 def _plain(block: Any) -> Mapping[str, Any]:
-    """Return the fields of a config block as plain values, with the name of its class; blocks in it likewise."""
+    """Return class name and fields of a config block as plain values. Blocks inside the block are converted as well."""
     kind = {"class": type(block).__name__}
     return kind | {
         f.name: _value(getattr(block, f.name)) for f in dataclasses.fields(block)

@@ -34,7 +34,7 @@ _MOMENTS = 2  # of Adam
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrainingDemand:
-    """The actor of a job on simulators. Every rank holds all weights in one float32 tensor, and Adam's moments."""
+    """The actor of a job on simulators. Every rank holds all weights in one float32 tensor, and the moments of Adam."""
 
     policy: PolicyShape
     sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
@@ -82,10 +82,10 @@ class PolicyTrainingDemand:
         )
 
     def _learning(self, placed: Placed) -> Bytes:
-        """Return the bytes of the fullest moment of learning.
+        """Return purpose -> bytes at the moment of learning with the most bytes.
 
-        This is in the statistics, the order of the samples, the pass of a minibatch, or the sum of gradients over
-        ranks.
+        This moment is one of four: the statistics, the order of the samples, the pass of a minibatch, or the sum of
+        gradients over ranks.
         """
         whole = self.policy.parameters_bytes
         number = DTYPE_BYTES[self.compute]

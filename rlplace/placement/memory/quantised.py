@@ -9,9 +9,9 @@ from typing import Any
 
 
 def excepted(name: str, kept: Sequence[str]) -> bool:
-    """Return whether weight `name` is excluded from quantisation.
+    """Return whether the weight `name` is excluded from quantisation.
 
-    `kept`: names of excluded weights or modules, parts of such names, and patterns that begin with "re:".
+    `kept`: the exclusions. Each is a name of a weight or module, a part of a name, or a pattern that begins with "re:".
     """
     layers = (
         re.sub(r"\.\d+(?=\.|$)", ".*", entry)
@@ -25,10 +25,10 @@ def excepted(name: str, kept: Sequence[str]) -> bool:
 
 
 def bits_of(quantised: Mapping[str, Any]) -> float:
-    """Return the bits per number of quantised weights, with their share of scales and zero points; 0 if not known.
+    """Return the bits per number of quantised weights; 0 if not known. Scales and zero points are included.
 
-    `quantised`: the `quantization_config` of a config.json. Sources: the formats that transformers 5 reads, each by its
-    own documentation.
+    `quantised`: the `quantization_config` of a config.json. Sources: the documentation of each format that transformers
+    5 reads.
     """
     group = quantised.get("group_size")
     match str(quantised.get("quant_method")).replace("-", "_"):

@@ -51,7 +51,7 @@ def render_ledger(ledger: MemoryLedger) -> str:
 
 
 def render_hosts(ledger: MemoryLedger) -> list[str]:
-    """Return the text about host memory in a list; [] if hosts hold nothing."""
+    """Return the text about host memory, in a list with one entry; [] if hosts hold nothing."""
     if any(account.worst.total_bytes for account in ledger.hosts):
         return [_hosts(ledger.hosts)]
     return []
@@ -248,7 +248,7 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def record_measurements(measured: Measurements) -> dict[str, object]:
-    """Return measurements as plain values for a JSON file. `read_measurements` reads such a file."""
+    """Return measurements as plain values for a JSON file, which `read_measurements` can read."""
     components = {
         c: {r.word: size for r, size in sorted(found.items())}
         for c, found in measured.items()
@@ -306,7 +306,7 @@ def _not_measured(key: str, word: object, size: object) -> Problem:
 
 
 def _block(value: object) -> Mapping[object, object]:
-    """Return `value` if it is a mapping; else a mapping with the one key "", which the caller rejects."""
+    """Return `value` if it is a mapping; else the mapping {"": value}, which the caller reports as a problem."""
     if isinstance(value, Mapping):
         return value
     return {"": value}

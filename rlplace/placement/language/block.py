@@ -109,7 +109,7 @@ def read_block(
 def _specs_of(
     lines: Sequence[Line], placed: Mapping[int, Placed], faults: list[Fault]
 ) -> dict[str, ComponentSpec]:
-    """Return component -> spec for the lines in `placed` whose parallel sizes fit their place.
+    """Return component -> spec for each line in `placed`, without lines whose parallel sizes do not fit their place.
 
     `placed`: index of a line -> its pool and segments. Faults are added to `faults`.
     """
@@ -152,8 +152,9 @@ def _join_processes(
 ) -> dict[str, ComponentSpec]:
     """Return the specs of components with `process: shared`, with the name of their common process filled in.
 
-    `sharers`: component -> its text `process: shared`. Components share processes if they have the same place, compared
-    rank by rank. Faults are added to `faults`. The result is empty if any line has a fault.
+    `specs`: component -> spec. `sharers`: component -> its text `process: shared`. Components share processes if they
+    have the same place, compared rank by rank. Faults are added to `faults`. The result is empty if any line has a
+    fault.
     """
     # Where a line could not be read, a component that seems alone may not be.
     complete = not faults

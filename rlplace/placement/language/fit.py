@@ -69,7 +69,7 @@ def _check_even(
 ) -> None:
     """Add a fault for each segment whose number of ranks is too large or uneven.
 
-    Uneven means that the number of ranks is neither a multiple nor a divisor of the number of accelerators.
+    Uneven means that the number of ranks and the number of accelerators do not divide each other.
     """
     uneven: list[Segment] = []
     for segment in segments:
@@ -92,7 +92,7 @@ def _check_even(
 
 
 def _is_uneven(segment: Segment) -> bool:
-    """Return whether the number of ranks is neither a multiple nor a divisor of the number of accelerators."""
+    """Return whether the numbers of ranks and accelerators of a segment do not divide each other."""
     ranks = len(segment.ranks)
     accelerators = len(segment.accelerators)
     return bool(ranks % accelerators) and bool(accelerators % ranks)
@@ -101,7 +101,7 @@ def _is_uneven(segment: Segment) -> bool:
 def _check_duplicates(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment that has numbers of another segment."""
+    """Add a fault for each segment that has a number which another segment has, too."""
     # By their first numbers: a segment overlaps the one that reaches furthest, or none.
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
     for segment in ordered:
@@ -117,7 +117,10 @@ def _check_duplicates(
 def _check_rank_order(
     text: Text, segments: Sequence[Segment], faults: list[Fault]
 ) -> None:
-    """Add a fault for the first ranks that are given twice or left out. All ranks after such a mistake are shifted."""
+    """Add a fault for the first ranks that are given twice or left out.
+
+    No second fault is added, because such a mistake shifts all later ranks.
+    """
     expected = 0
     for segment in sorted(segments, key=lambda s: s.ranks.start):
         ranks = segment.ranks
@@ -161,7 +164,10 @@ def _check_cut(
 
 
 def crossing(before: Interval, after: Interval) -> str:
-    """Return the error code for a rank that lies on both intervals, which are on two nodes or of two products."""
+    """Return the error code for a rank that would lie on two intervals.
+
+    The intervals are on two nodes, or on one node and of two products.
+    """
     if before.node == after.node:
         return "rank-spans-products"
     return "rank-spans-nodes"
@@ -218,8 +224,8 @@ def check_parallel(
 ) -> bool:
     """Return whether the parallel sizes of a line fit its segments; if not, a fault is added to `faults`.
 
-    They fit if the accelerators divide into whole copies of the model, each on one node unless the line allows two.
-    `name`: the component.
+    They fit if the accelerators divide into whole copies of the model, and each copy is on one node unless the line
+    allows two nodes. `line`: the line as it was written. `name`: the component.
     """
     tensor = parallel.tensor_parallel_size
     context = parallel.context_parallel_size
@@ -288,7 +294,7 @@ def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
 def _crossing_copy(
     tensor: int, pool: Pool, segments: Sequence[Segment]
 ) -> dict[str, object] | None:
-    """Return facts about the first copy of a model that lies on two nodes; None if there is no such copy.
+    """Return values for the error message about the first copy of a model that lies on two nodes; None if no copy does.
 
     `tensor`: accelerators of one copy of the model.
     """

@@ -42,7 +42,7 @@ BASE = 60  # YAML 1.1 reads an unquoted 4:7 as 4 * 60 + 7
 def read_segments(
     text: Text, pool: Pool, faults: list[Fault]
 ) -> tuple[Segment, ...] | None:
-    """Return the segments of a placement text; None if any of it cannot be read.
+    """Return the segments of a placement text; None if any part of the text cannot be read.
 
     `pool`: what the numbers in the text count. Faults are added to `faults`.
     """
@@ -117,7 +117,7 @@ def _read_segment(
 def _read_range(
     text: Text, piece: str, span: tuple[int, int], pool: Pool, faults: list[Fault]
 ) -> range | None:
-    """Return the numbers of accelerators or ranks in `piece`; None if it stands for none.
+    """Return the numbers of accelerators or ranks that `piece` stands for; None if it stands for no numbers.
 
     `piece`: a number, a range, or a share such as `part 1/2`. `span`: its columns. Faults are added to `faults`.
     """
@@ -153,10 +153,10 @@ def _read_in_part(
     pool: Pool,
     faults: list[Fault],
 ) -> None:
-    """Add a fault for the part of a segment that cannot be read.
+    """Add a fault for the part of a segment that cannot be read: its accelerators, its ranks, or all of it.
 
-    This part is its accelerators, its ranks, or all of it, as in `cuda:0-7`. `span`: columns of the segment.
-    `following`: its first rank if it named no ranks.
+    An example of a segment that is wrong as a whole is `cuda:0-7`. `span`: columns of the segment. `following`: its
+    first rank if it named no ranks.
     """
     columns = list(split_at(text.text, ":", *span))
     parts = [stripped(text.text, *part) for part in columns]
@@ -192,7 +192,7 @@ def split_at(
 ) -> Iterator[tuple[int, int]]:
     """Yield (first column, column after the last) of each part of text[start:stop] between separators.
 
-    `separator`: one character.
+    `separator`: one character that separates the parts.
     """
     at = text.find(separator, start, stop)
     while at >= 0:

@@ -114,9 +114,9 @@ def _blocks(
 
 
 def _read_label(text: Text, taken: Collection[str], faults: list[Fault]) -> str | None:
-    """Return the label of a group; None if it cannot be used. `taken`: the labels of the groups before.
+    """Return the label of a group; None if the label cannot be used.
 
-    Faults are added to `faults`.
+    `taken`: the labels of the groups before this group. Faults are added to `faults`.
     """
     name = str(text.value).strip()
     code = "bad-label"

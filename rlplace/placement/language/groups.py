@@ -28,7 +28,7 @@ class RuntimeEnv:
 
 
 class NodeGroups:
-    """All node groups of a cluster, the two reserved groups included. Immutable."""
+    """All node groups of a cluster, including the two groups that every cluster has. Immutable."""
 
     def __init__(
         self,
@@ -59,7 +59,10 @@ class NodeGroups:
         return tuple(self._pools)
 
     def __getitem__(self, label: str) -> Pool:
-        """Return the pool of a group, or of several groups with labels joined by commas. Raise KeyError otherwise."""
+        """Return the pool of a group, or of several groups with labels joined by commas.
+
+        Raise KeyError if there is no such group.
+        """
         pools = [self._pools[part] for part in label.split(",")]
         if len(pools) > 1:
             return joined_pool(pools, label)

@@ -50,7 +50,7 @@ class HybridComponentPlacement:
     def of(
         cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups
     ) -> HybridComponentPlacement:
-        """Return a placement of specs that are known to fit."""
+        """Return a placement made of specs that are known to fit. `specs`: component -> spec."""
         placement = cls.__new__(cls)
         placement._become(specs, groups)
         return placement
@@ -85,7 +85,7 @@ class HybridComponentPlacement:
         return self.spec(component).world_size
 
     def get_world_size(self, component: str) -> int:
-        """Return the number of ranks of a component. The same as `world_size`, under the name that RLinf uses."""
+        """Return the number of ranks of a component. It equals `world_size`; this is the name that RLinf uses."""
         return self.world_size(component)
 
     def slots(self, component: str) -> Sequence[Slot]:
@@ -111,7 +111,7 @@ class HybridComponentPlacement:
         return Ranges.of(pieces)
 
     def canonical(self) -> dict[str, object]:
-        """Return a `component_placement` block in plain numbers that gives this same placement."""
+        """Return a `component_placement` block in plain numbers; reading it gives an equal placement."""
         return {name: spec.canonical() for name, spec in self._specs.items()}
 
     def shared(self, a: str, b: str) -> Ranges:
@@ -136,7 +136,7 @@ class HybridComponentPlacement:
     def mode(self) -> str:
         """The relation of all pairs of components with accelerators; "hybrid" if the relations differ.
 
-        With fewer than two such components it is "disaggregated".
+        If fewer than two components have accelerators, it is "disaggregated".
         """
         placed = [name for name in self.components if self.accelerators(name)]
         relations = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)}

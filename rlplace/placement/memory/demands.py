@@ -682,7 +682,7 @@ class ScoringDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDemand:
-    """A generation engine such as vLLM. It takes a share of an accelerator, or has a KV cache of fixed size."""
+    """A generation engine such as vLLM. It has a share of an accelerator's memory, or a KV cache of a fixed size."""
 
     model: ModelShape
     block: TextRolloutConfig

@@ -93,7 +93,10 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The loads of accelerators, or of hosts, that are all used in the same way. All sizes are of one of them."""
+    """The loads of accelerators, or of hosts, that are all used in the same way. All sizes are per accelerator or host.
+
+    `numbers`: the accelerators or hosts. `loads`: the load at each moment.
+    """
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str
@@ -173,7 +176,7 @@ class MemoryLedger:
         return (*self.accelerators, *self.hosts)
 
     def bytes(self, component: str, residency: Residency) -> int:
-        """Return the bytes of the fullest rank of a component on each accelerator, as workers report after a move."""
+        """Return the bytes of a component's fullest rank on each of its accelerators, as reported after a move."""
         return max(
             (f.reported_bytes(residency) for f in self.footprints[component]), default=0
         )

@@ -56,11 +56,11 @@ class ModelShape:
 
     @property
     def met(self) -> int:
-        """The number of parameters that the computation of one token uses; in a mixture of experts, not all."""
+        """The number of parameters that the computation of one token uses. A mixture of experts does not use all."""
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
-        """Return (weight, number of layers that have it) for each weight; it is 1 for weights outside the layers."""
+        """Return (weight, number of layers that have the weight) for each weight; 1 for a weight outside the layers."""
         inner = tuple((w, block.layers) for block in self._units for w in block.weights)
         return (*((w, 1) for w in self.root), *inner)
 

@@ -54,7 +54,10 @@ class Pass:
     repeated: bool = False  # keys and values are repeated for every query head
 
     def forward(self) -> Moment:
-        """Return the fullest moment of a pass without gradients: at the head, in the largest layer, or at the start."""
+        """Return the moment with the most bytes of a pass without gradients.
+
+        It is at the head, in the largest layer, or at the start.
+        """
         gathered = self._gathered()
         states = self._states(1) + self._beside
         last = (
@@ -251,7 +254,10 @@ class Pass:
 
     @property
     def _beside(self) -> int:
-        """The bytes that a pass takes beside activations; input images count as if all tokens came from images."""
+        """The bytes that a pass takes in addition to activations.
+
+        Input images count as if all tokens came from images.
+        """
         return _TOKEN_BYTES * self.tokens + (
             self.model.tower.given(self.tokens) if self.model.tower else 0
         )

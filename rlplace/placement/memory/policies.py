@@ -27,7 +27,7 @@ _SIZE_OF = {"float32": _FLOAT32, "uint8": 1}
 
 @runtime_checkable
 class Choices(Protocol):
-    """Discrete actions. `n`: the number of choices, or one such number for each element of an action."""
+    """Discrete actions. `n`: the number of choices, or a tuple with one number for each element of an action."""
 
     @property
     def n(self) -> int | tuple[int, ...]: ...

@@ -113,7 +113,10 @@ class PolicyTrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRolloutDemand:
-    """A rollout rank of a job on simulators: the policy, one pass of it, and the workspace that its config declares."""
+    """A rollout rank of a job on simulators.
+
+    It holds the policy, one pass of the policy, and the workspace that its config declares.
+    """
 
     policy: PolicyShape
     workspace_bytes: int = 0

@@ -143,7 +143,10 @@ def _table(account: Account) -> list[str]:
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
-    """Return the loads without entries that move nothing, and without entries that end as full as their stage."""
+    """Return the loads without entries that hold the same as the stage before or after them.
+
+    The very first entry is always kept.
+    """
     entries = [load for load in loads if load.moment.entering and not load.moment.start]
     stages = {
         load.moment.stage: load.holds for load in loads if not load.moment.entering

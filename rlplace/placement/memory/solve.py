@@ -100,7 +100,7 @@ _INSTEAD = {Knob.MICRO_BATCH: Knob.TOKEN_BUDGET, Knob.TOKEN_BUDGET: Knob.MICRO_B
 
 
 class Solution(NamedTuple):
-    """The largest value that fits, and the memory case with that value."""
+    """The largest value of a knob with which everything fits, and the memory case with that value."""
 
     value: float
     case: MemoryCase
@@ -132,10 +132,10 @@ def _having(case: MemoryCase, knob: Knob) -> list[str]:
 def solve(
     case: MemoryCase, knob: Knob, component: str | None = None
 ) -> Solution | None:
-    """Return the largest value of `knob` with which everything fits, for one component or for all that have the knob.
+    """Return the largest value of `knob` with which everything fits; None if not even the smallest value fits.
 
-    None if not even the smallest value fits. Raises PlacementError if no memory is known, or if no such component has
-    the knob.
+    `component`: the component that gets the value; None: all components that have the knob. Raises PlacementError if no
+    memory is known, or if no component to change has the knob.
     """
     names = [name for name in _having(case, knob) if component in (None, name)]
     if not names:
@@ -164,7 +164,10 @@ def solve(
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest of 1..most that fits, or 0 if none does. Every value below one that fits must fit too."""
+    """Return the largest of 1..most for which `fits` is true, or 0 if there is none.
+
+    If `fits` is true for a number, it must be true for all smaller numbers.
+    """
     low = 0
     high = 1
     while high < most and fits(high):
@@ -179,7 +182,10 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
-    """Return the largest micro-batch up to `most` that divides each replica's sequences per step, if it has to."""
+    """Return the largest micro-batch up to `most` that divides the sequences per optimizer step of each replica.
+
+    Return `most` if the micro-batch need not divide them. `names`: the components that get the micro-batch.
+    """
     whole = math.gcd(*(case.batches[name] for name in names if name in case.batches))
     return next(
         (size for size in range(min(most, whole), 0, -1) if whole % size == 0), most
@@ -187,10 +193,10 @@ def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
 
 
 def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
-    """Return the largest memory share, in hundredths, that fits for every engine; the KV cache may still lack room.
+    """Return the largest memory share, in hundredths, with which all engines `names` stay within capacity.
 
-    A small share leaves no room for the KV cache, and a large one no room for other components. Only the second
-    condition is monotone, so only it is searched for.
+    A small share may leave no room for the KV cache, and a large share no room for other components. Only the second
+    condition is monotone, so only the second is searched for; the KV cache may still lack room.
     """
 
     def fits(hundredths: int) -> bool:
@@ -224,11 +230,11 @@ def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
 
 
 def fill_share(case: MemoryCase) -> MemoryCase:
-    """Give every engine without a KV cache size the share of memory that others and the reserve leave.
+    """Return a case in which every engine without a KV cache size gets the memory that others and the reserve leave.
 
-    Only formulas count, so the share is the same with or without measurements of an earlier run. If nothing is left,
-    the share is the smallest possible one, and the ledger states what is lacking. A note is added to the case. Raises
-    PlacementError if no memory is known.
+    The share is computed by formulas alone, so it is equal with and without measurements of an earlier run. If nothing
+    is left, the share is the smallest possible one, and the ledger states what is lacking. A note is added to the case.
+    Raises PlacementError if no memory is known.
     """
     engines = _having(case, Knob.KV_SHARE)
     if not engines:
@@ -266,7 +272,11 @@ def fill_share(case: MemoryCase) -> MemoryCase:
 def render_solution(
     case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None
 ) -> str:
-    """Render a solution, or that there is none. `component`: None for all components with this knob."""
+    """Return a solution as text, or the text that there is none.
+
+    `component`: the component that was solved for; None: all components that have the knob. `solution`: as `solve`
+    returns.
+    """
     now = _tightest(case.ledger())
     if solution is None:
         least = "at any value" if knob is Knob.KV_SHARE else "not even with 1"
@@ -297,9 +307,10 @@ def _tightest(ledger: MemoryLedger) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change of the config.
+    """One change of the config that saves memory.
 
-    `enough`: everything has room with this change. `also`: the change is meant together with those listed before it.
+    `enough`: whether everything fits with this change. `also`: whether the change is meant together with the remedies
+    that are listed before it.
     """
 
     fix: str
@@ -314,9 +325,9 @@ class Remedy:
 
 
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
-    """Return remedies that suffice alone, least intrusive first; otherwise a set that suffices together.
+    """Return the remedies of which each alone suffices, least intrusive first; otherwise a set that suffices together.
 
-    If even the set does not suffice, it holds the changes that help most. Empty if everything fits.
+    If even the set does not suffice, it holds the changes that help most. The result is empty if everything fits.
     """
     if shortest(case.ledger()) is None:
         return ()
@@ -341,13 +352,16 @@ def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
 
 
 def shortest(ledger: MemoryLedger) -> Account | None:
-    """Return the account that lacks the most memory; None if all fit."""
+    """Return the account of accelerators or hosts that lacks the most memory; None if all fit."""
     short = [account for account in ledger.accounts if not account.fits]
     return min(short, key=lambda account: account.margin_bytes or 0, default=None)
 
 
 def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
-    """Yield every change that saves memory on the accelerators or hosts that lack most, with the bytes it saves."""
+    """Yield every change that saves memory where it lacks most, with the bytes that the change saves.
+
+    `also`: stored in each remedy, see `Remedy`.
+    """
     before = case.ledger()
     short = shortest(before)
     assert short is not None, "asked where something is short"
@@ -369,7 +383,10 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
 
 
 def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
-    """Yield changes with which a KV cache that lacks room, and everything else, fits. Only for a case with a config."""
+    """Yield the changes with which everything fits, including a KV cache that lacked room.
+
+    The case must have a config.
+    """
     for component, _ in case.ledger().lacking if case.job is not None else ():
         for change in (
             *_smaller_cache(case, component),
@@ -381,7 +398,10 @@ def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
 
 
 def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
-    """Return the fullest load on the same accelerators or hosts; another placement may group them differently."""
+    """Return the largest load in `ledger` on the accelerators or hosts of `short`.
+
+    `short`: an account of another ledger, which may group accelerators and hosts differently.
+    """
     same = [
         a for a in ledger.accounts if a.kind == short.kind and a.numbers & short.numbers
     ]
@@ -389,7 +409,10 @@ def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
 
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
-    """Yield possible changes, least intrusive kind first, for each holder of memory there, the largest holder first."""
+    """Yield possible changes of the components that hold memory in `short`, least intrusive kind of change first.
+
+    For each kind, the component that holds the most memory comes first.
+    """
     held = dict.fromkeys(hold.component for hold in short.worst.holds)
     present = [
         component for component in held if component in case.placement.components
@@ -448,7 +471,7 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Yield tensor parallelism over more accelerators, and a smaller dtype of the KV cache."""
+    """Yield changes of an engine: tensor parallelism over more accelerators, and a smaller dtype of the KV cache."""
     demand = case.demands.get(component)
     if not isinstance(demand, EngineDemand):
         return
@@ -470,7 +493,10 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def _several(case: MemoryCase) -> str:
-    """Return the key for several accelerators per engine; in a run, one rank drives all of them."""
+    """Return the config key that gives an engine several accelerators.
+
+    In a run, one rank drives all accelerators of an engine, so the key counts accelerators per rank.
+    """
     runs = any(
         isinstance(d, TrainingDemand) and d.packed for d in case.demands.values()
     )
@@ -480,7 +506,10 @@ def _several(case: MemoryCase) -> str:
 
 
 def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[Remedy]:
-    """Yield placements in which more accelerators share the work of one, by a key of the component's line."""
+    """Yield placements in which several accelerators divide the work that one accelerator does now.
+
+    `key`: the key of the component's line that is changed. `what`: what the accelerators do together, in words.
+    """
     spec = case.placement.spec(component)
     written = spec.canonical()
     block = dict(written) if isinstance(written, dict) else {"placement": written}
@@ -505,14 +534,17 @@ def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[R
 def _change(
     case: MemoryCase, component: str, key: str, value: object, cost: str
 ) -> Remedy:
-    """Return the change of one key in the component's block."""
+    """Return the change of one key in the component's config block. `cost`: what the change costs, in words."""
     return _changed(case, component, {key: value}, cost)
 
 
 def _changed(
     case: MemoryCase, component: str, values: Mapping[str, object], cost: str
 ) -> Remedy:
-    """Return the change of several keys in the component's block."""
+    """Return the change of several keys in the component's config block.
+
+    `values`: key -> value. `cost`: what the change costs, in words.
+    """
     lines = {f"{case.block(component)}.{key}": value for key, value in values.items()}
     fix = "\nand: ".join(f"{path}: {show(value)}" for path, value in lines.items())
     return Remedy(
@@ -571,7 +603,11 @@ def _smaller_batch(
 def _useful(
     case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account
 ) -> int:
-    """Return the largest size that fixes every moment which the smallest size fixes; others need another change."""
+    """Return the largest size that is as useful as the smallest size, at every moment.
+
+    Where the smallest size makes a moment fit, the result makes the moment fit, too. All other moments need another
+    change. `sizes`: (smallest size, present size) of the knob. `short`: the account that does not fit.
+    """
     least, now = sizes
 
     def totals(size: int) -> list[int]:
@@ -606,7 +642,10 @@ def _smaller_cache(
 
 
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Yield a placement on all accelerators, for a component with fewer whose ranks share none."""
+    """Yield a placement on all accelerators for a component that has only some of them.
+
+    Nothing is yielded if ranks of the component share accelerators.
+    """
     if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
         return
     spec = case.placement.spec(component)
@@ -629,7 +668,7 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
     """Return one problem for each kind of accelerator or host that is too small, and for each KV cache without room.
 
-    Empty exactly if the ledger of `case` fits.
+    The result is empty if, and only if, the ledger of `case` fits.
     """
     ledger = case.ledger()
     if ledger.fits:
@@ -707,7 +746,10 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
 
 
 def _no_cache(case: MemoryCase, component: str, reason: str) -> Problem:
-    """Return the problem of an engine whose KV cache lacks room, the only kind of lack that a demand can report."""
+    """Return the problem of an engine whose KV cache lacks room. `reason`: what is lacking, in words.
+
+    No other demand can report that something is lacking.
+    """
     largest_share = None
     if not has_knob(case.demands[component], Knob.KV_SHARE):
         knob = "kv_cache_memory"

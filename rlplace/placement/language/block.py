@@ -133,7 +133,7 @@ def _specs_of(
 def _spec(
     name: str, line: Line, pool: Pool, segments: Sequence[Segment]
 ) -> ComponentSpec:
-    """Return the spec of component `name` of a line; its segments are sorted by their ranks."""
+    """Return the spec of component `name` as `line` places it. The segments are sorted by their ranks."""
     by_rank = sorted(segments, key=lambda segment: segment.ranks.start)
     return ComponentSpec(
         name=name,

@@ -11,9 +11,9 @@ from rlplace.placement.language.text import Text
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """A mistake in a text of the config: an error code, the text, and the facts that the words for the code need.
+    """A mistake in a text of the config: an error code, the text, and `facts`, the values that the error message needs.
 
-    The words are in `rlplace/codes`.
+    The messages are in `rlplace/codes`.
     """
 
     code: str

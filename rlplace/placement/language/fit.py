@@ -15,9 +15,9 @@ MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
 def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
-    """Return whether a text names no ranks after a colon. If it does, a fault is added to `faults`.
+    """Return whether a placement text has no ":" and so names no ranks. A fault is added to `faults` for a ":".
 
-    `error`: name of the error of the code `bad-placement`.
+    `error`: which error of the code `bad-placement` the fault has.
     """
     at = text.text.find(":")
     if at < 0:

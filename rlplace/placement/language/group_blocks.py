@@ -95,9 +95,10 @@ def _blocks(
     faults: list[Fault],
     **facts: object,
 ) -> list[Text]:
-    """Return the blocks of a list. A single block stands for a list of one; None stands for an empty list.
+    """Return the blocks (mappings) in a list of the config.
 
-    For each other value, a fault with `code`, `error` and `facts` is added to `faults`.
+    A single block counts as a list of one, and None as an empty list. A fault with `code`, `error` and `facts` is added
+    to `faults` for each value that is no block. `facts`: values for the error message.
     """
     texts = [text]
     if text.value is None:

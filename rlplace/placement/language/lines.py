@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,12}")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One line of `component_placement`, read but not yet placed."""
+    """One line of `component_placement` after it was read; its ranks have no place yet."""
 
     names: tuple[str, ...]
     whole: Text  # key and value as they stand in `component_placement`
@@ -51,7 +51,7 @@ class Line:
 def read_line(
     whole: Text, names: tuple[str, ...], groups: NodeGroups, faults: list[Fault]
 ) -> Line | None:
-    """Return one line; None if it has a fault that shows without the other lines. Faults are added to `faults`.
+    """Return one line; None if the line alone shows a fault. Faults are added to `faults`.
 
     `whole`: key and value of the line. `names`: the components in its key.
     """
@@ -132,8 +132,8 @@ def names_of(
 ) -> tuple[tuple[str, ...], list[Fault]]:
     """Return the component names in the key of a line, and faults for names that are empty, unknown or given twice.
 
-    `named`: the names in the lines before. `components`: components of the algorithm; None: any name may be placed.
-    `optional`: roles that the job may have besides.
+    `text`: the line. `named`: the names in earlier lines. `components`: components of the algorithm; None: any name may
+    be placed. `optional`: roles that the job may have besides.
     """
     names = tuple(name.strip() for name in text.leaf.split(","))
     faults: list[Fault] = []
@@ -166,11 +166,11 @@ def names_of(
 def is_cut(
     block: Text, text: Text, components: Sequence[str] | None, faults: list[Fault]
 ) -> bool:
-    """Return whether YAML has cut the key of a line: it reads `{actor,rollout: 0-3}` as {actor: null, rollout: 0-3}.
+    """Return whether YAML has cut the key of a line at a comma.
 
-    `text`: the line. `block`: the block that has it. `components`: components of the algorithm; None: any name may be
-    placed. One fault for all keys that were cut is added to `faults`. Outside of braces, a key without a value is only
-    an empty line, which is not a cut.
+    YAML reads `{actor,rollout: 0-3}` as {actor: null, rollout: 0-3}. Outside of braces, a key without a value is only
+    an empty line, which is not a cut. `text`: the line. `block`: the block that has the line. `components`: components
+    of the algorithm; None: any name may be placed. One fault for all keys that were cut is added to `faults`.
     """
     if text.value is not None:
         return False
@@ -200,9 +200,9 @@ def is_cut(
 def read_counts(
     block: Text, keys: Sequence[str], known: Sequence[str], faults: list[Fault]
 ) -> dict[str, int]:
-    """Return key -> count for those of `keys` that the block has with a valid count.
+    """Return key -> count for each key in `keys` for which the block has a valid count.
 
-    `known`: all keys that the block may have. A fault is added to `faults` for each other key and each invalid count.
+    `known`: all keys that the block may have. A fault is added to `faults` for each unknown key and each invalid count.
     """
     check_keys(block, known, faults)
     counts: dict[str, int] = {}
@@ -225,7 +225,10 @@ def check_keys(block: Text, known: Sequence[str], faults: list[Fault]) -> None:
 
 
 def _read_count(text: Text, faults: list[Fault]) -> int | None:
-    """Return a whole number from 1 to MOST_COUNTED; None if the text is no such number, which adds a fault."""
+    """Return a whole number from 1 to MOST_COUNTED.
+
+    If the text is no such number, return None and add a fault to `faults`.
+    """
     value = text.value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         faults.append(Fault("bad-count", text, "no_number"))
@@ -240,7 +243,7 @@ def _read_count(text: Text, faults: list[Fault]) -> int | None:
 def read_label(text: Text, groups: NodeGroups, faults: list[Fault]) -> str | None:
     """Return the labels in a `node_group` value, joined by commas; None if a group does not exist or is broken.
 
-    The value is one label, several with commas, or a list. Faults are added to `faults`.
+    The value is one label, several labels with commas, or a list of labels. Faults are added to `faults`.
     """
     found: list[str] = []
     for start, stop, _ in text.items:
@@ -300,7 +303,10 @@ def _misjoined(
 
 
 def _renamed(line: Text) -> Text | None:
-    """Return a line without a place with keys of other libraries replaced by ours; None if that gives no place."""
+    """Return the line with keys of other libraries replaced by rlplace's keys.
+
+    Return None if the line has a place already, or if the replaced keys do not give exactly one place.
+    """
     if any(key in PLACES for key in line.entries):
         return None
     values: dict[object, object] = {}
@@ -316,7 +322,7 @@ def _renamed(line: Text) -> Text | None:
 
 
 def _read_options(line: Text, faults: list[Fault]) -> dict[str, int]:
-    """Return key -> count for the valid counts of a line. Faults of all its keys and options are added to `faults`."""
+    """Return key -> count for the valid counts of a line. Faults of all keys and options are added to `faults`."""
     counts = read_counts(line, COUNTS, KEYS, faults)
 
     # A rank is a process: so many on one accelerator are a typing mistake.
@@ -367,7 +373,10 @@ def _read_place(
 def _read_fraction(
     where: Text, pool: Pool, part: int, total: int, faults: list[Fault]
 ) -> int | None:
-    """Return how many numbers are `part`/`total` of a pool; None if that is no whole number, which adds a fault."""
+    """Return how many numbers are `part`/`total` of a pool.
+
+    If that is no whole number, or more than the pool, return None and add a fault to `faults`.
+    """
     count, remainder = divmod(pool.count * part, total)
     if part <= total and remainder == 0:
         return count

@@ -45,8 +45,8 @@ def expand_preset(
 ) -> list[Line]:
     """Return one line for each component in `roles`; [] if the block has a fault, which is added to `faults`.
 
-    `block`: the block with the key `preset`. `sizes`: component -> how many accelerators it gets, for those with a
-    size; under "accelerators", how many all of them get together.
+    `block`: the block with the key `preset`. `sizes`: component -> number of its accelerators, if the block gives one;
+    the key "accelerators" has the number for all components together.
     """
     rows = _rows_of(block.entries["preset"], roles, faults)
     total = groups.topology.num_accelerators
@@ -67,16 +67,16 @@ def expand_preset(
 def preset_roles(components: Sequence[str] | None) -> list[str]:
     """Return the components that a preset places, the rollout last.
 
-    `components`: those of the algorithm; None: those of a PPO job.
+    `components`: the components of the algorithm; None: the components of a PPO job.
     """
     return sorted(components or _PPO, key=lambda name: name == "rollout")
 
 
 def _rows_of(preset: Text, names: Sequence[str], faults: list[Fault]) -> list[Sets]:
-    """Return the rows of a preset; [] for an unknown preset, and a fault is added to `faults`.
+    """Return the rows of a preset. For an unknown preset, return [] and add a fault to `faults`.
 
-    A row is a list of sets. The sets of a row lie side by side, and the components of a set share accelerators. Each
-    row begins at the first accelerator.
+    A row is a list of sets of components. The sets of a row lie side by side, and the components of a set share
+    accelerators. Each row begins at the first accelerator. `preset`: the name of the preset. `names`: the components.
     """
     words = [word.strip() for word in str(preset.value).split("+")]
     if words == ["hybrid"]:
@@ -111,10 +111,10 @@ def _side_by_side(
     sizes: Mapping[str, int],
     faults: list[Fault],
 ) -> dict[str, range]:
-    """Return component -> its accelerators: each set gets the next accelerators, sets without a size equally many.
+    """Return component -> its accelerators, for the sets of one row. Each set gets the next free accelerators.
 
-    `room`: how many accelerators there are. `sizes`: component -> its number of accelerators, for those with a size.
-    Faults are added to `faults`.
+    Sets without a size get equally many accelerators. `room`: how many accelerators there are. `sizes`: component ->
+    number of its accelerators, if the block gives one. Faults are added to `faults`.
     """
     # The size of each set, by any of its components; None: it has no size.
     asked: list[int | None] = []

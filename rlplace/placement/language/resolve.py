@@ -23,7 +23,7 @@ def resolve(
 ) -> dict[int, Placed]:
     """Return index of a line -> its pool and segments, for the lines that can be placed.
 
-    `named`: the components of all lines, those with faults as well. Faults are added to `faults`.
+    `named`: the components of all lines, including lines with faults. Faults are added to `faults`.
     """
     placed = _settle(lines, faults)
     # Of a component that is placed twice, the first line counts.
@@ -34,10 +34,10 @@ def resolve(
     unplaced = {name for name in named if name not in line_of}
 
     def follow(i: int, chain: Sequence[int]) -> Placed | None:
-        """Return the place of line `i`; None if it cannot be placed.
+        """Return the place of line `i`; None if the line cannot be placed.
 
-        If it asks for the place of another component, the line of that component is placed first. `chain`: the lines
-        that wait for the place of line `i`.
+        If the line asks for the place of another component, the line of that component is placed first. `chain`: the
+        lines that wait for the place of line `i`.
         """
         line = lines[i]
         target = line.asked
@@ -73,9 +73,9 @@ def resolve(
 
 
 def _settle(lines: Sequence[Line], faults: list[Fault]) -> dict[int, Placed]:
-    """Return index of a line -> its place, for all but `same_as` lines.
+    """Return index of a line -> its place, for all lines without `same_as`.
 
-    Lines with numbers are placed first, then lines with counts, then rests.
+    Lines with numbers are placed first, then lines with counts, then lines with `rest`.
     """
     placed: dict[int, Placed] = {}
     # Noun of the pool (with its label where it holds no accelerators) -> numbers taken.
@@ -108,7 +108,7 @@ def _settle(lines: Sequence[Line], faults: list[Fault]) -> dict[int, Placed]:
 
 
 def _turn(line: Line) -> int:
-    """Return 0 for a line with numbers or with `same_as`, 1 for a line with a count, 2 for a line with a rest."""
+    """Return when a line is placed: 0 for numbers or `same_as`, 1 for a count, 2 for `rest`. Lower turns come first."""
     if line.asked == REST:
         return 2
     return int(isinstance(line.asked, int))
@@ -128,10 +128,11 @@ def _global_numbers(pool: Pool, segments: Sequence[Segment]) -> Ranges:
 def _pick(
     line: Line, count: int, free: Ranges, others: Sequence[str], faults: list[Fault]
 ) -> tuple[Segment, ...]:
-    """Return segments on free numbers of the pool of a line; () if there are too few, and a fault is added to `faults`.
+    """Return segments on free numbers of the pool of a line. If that fails, return () and add a fault to `faults`.
 
-    The numbers are the first free neighbours that are enough, else whole free units from the front. `count`: how many
-    numbers; REST: all free ones. `others`: the components of the other lines.
+    The first piece of free neighbours that is large enough is used; without such a piece, whole free units from the
+    front. A unit is the numbers that must be on one node. `count`: how many numbers; REST: all free numbers. `free`:
+    the free numbers of the pool. `others`: the components of the other lines.
     """
     pool = line.pool
     facts: dict[str, object] = {"line": line, "count": count, "pool": pool}
@@ -161,8 +162,8 @@ def _pick(
 def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] | None:
     """Return `count` free numbers as ranges; None if there are not enough.
 
-    Neighbours in one piece are preferred. Else they are whole units from the front; a unit is `unit` numbers of one
-    interval.
+    Neighbours in one piece are preferred. Without such a piece, whole units from the front are returned. `unit`: the
+    how many numbers a unit has; they all lie in one interval.
     """
     for piece in free.pieces:
         starts = [piece.start]

@@ -57,12 +57,12 @@ class Slot:
 
     @property
     def owner(self) -> str:
-        """The name of the worker in this slot, in errors, accounts and statistics."""
+        """The name of the worker in this slot, as used in errors, memory accounts and statistics."""
         return owner_of(self.component, self.rank)
 
 
 def owner_of(component: str, rank: int) -> str:
-    """Return the name of a rank in texts, such as "actor rank 3"."""
+    """Return the name of a rank as it is shown in texts, such as "actor rank 3"."""
     return f"{component} rank {rank}"
 
 
@@ -86,17 +86,17 @@ class PlacementStrategy(Protocol):
     ) -> Sequence[Slot]:
         """Return one slot per process, by rank. Raise PlacementError if the processes do not fit.
 
-        The component name in a slot is empty unless the strategy is of a component; launching the group fills it in.
-        `isolate_accelerator`: whether a process sees only its own accelerators; if not, it sees all accelerators of its
-        node.
+        A slot has a component name only if the strategy is that of a component; otherwise the name is filled in when
+        the group is launched. `isolate_accelerator`: whether a process sees only its own accelerators; if not, it sees
+        all accelerators of its node.
         """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedPlacementStrategy:
-    """Accelerators start..end (both included), given to processes in order.
+    """A range of accelerators (first and last included), given to processes in order.
 
-    The accelerators of one process are `stride` apart.
+    The accelerators of one process are `stride` numbers apart.
     """
 
     start_hardware_rank: int
@@ -200,7 +200,10 @@ class NodePlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ComponentPlacementStrategy:
-    """The place of one component of `component_placement`. On another cluster, its numbers are checked again."""
+    """The place of one component of `component_placement`.
+
+    Its numbers are checked again if it is used on another cluster.
+    """
 
     spec: ComponentSpec
     groups: NodeGroups

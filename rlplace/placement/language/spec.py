@@ -18,7 +18,7 @@ CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 class Segment:
     """Consecutive ranks, spread evenly over neighbouring numbers of a pool (mostly accelerators).
 
-    A rank has one or more numbers, or several ranks share one.
+    Either each rank has one or more numbers, or several ranks share a number.
     """
 
     accelerators: range
@@ -28,12 +28,12 @@ class Segment:
 
     @property
     def accelerators_per_rank(self) -> int:
-        """Accelerators of each rank, at least 1; also 1 if ranks share an accelerator."""
+        """The number of accelerators of each rank, at least 1. It is also 1 if several ranks share an accelerator."""
         return max(1, len(self.accelerators) // len(self.ranks))
 
     @property
     def ranks_per_accelerator(self) -> int:
-        """Ranks on each accelerator, at least 1; also 1 if a rank has several accelerators."""
+        """The number of ranks on each accelerator, at least 1. It is also 1 if a rank has several accelerators."""
         return max(1, len(self.ranks) // len(self.accelerators))
 
     def accelerators_of(self, rank: int) -> range:
@@ -94,7 +94,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How the accelerators of a component work together. It is checked against the component's placement."""
+    """The parallel sizes of a component. They are checked against the component's placement."""
 
     # Accelerators that hold one copy of the model's layers in slices.
     tensor_parallel_size: int = 1
@@ -135,7 +135,10 @@ class ComponentSpec:
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments in global accelerator numbers, cut where these are not neighbours; no rank is cut."""
+        """The segments in global accelerator numbers.
+
+        A segment of the pool is cut where its global numbers are not neighbours; no rank is cut.
+        """
         found = []
         for segment in self.written:
             for numbers, accelerators in self.pool.outside(segment.accelerators):
@@ -236,7 +239,7 @@ def role_of(component: str) -> str:
 
 
 def process_name(sharers: str, rank: int) -> str:
-    """Return the name of the process of rank `rank`, such as "env+rollout 3"; "" without sharers.
+    """Return the name of the process of rank `rank`, such as "env+rollout 3"; "" if `sharers` is "".
 
     `sharers`: the components that share processes, such as "env+rollout".
     """

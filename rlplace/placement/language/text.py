@@ -50,11 +50,11 @@ def write(
     sources: Mapping[str, Source],
     lines: Collection[str] | None = None,
 ) -> Text:
-    """Return a value of the config as Text, with a Text for each entry if it is a block.
+    """Return a value of the config as Text, with a Text for each entry if the value is a block.
 
     `key`: its key path. `leaf`: its last key. `sources`: key path -> the place in the config where it was written.
-    `lines`: if the value is a block of lines, its known keys; values that YAML has cut at commas are then joined again.
-    None: it is no such block.
+    `lines`: the known keys of a block of lines, in which values that YAML has cut at commas are joined again; None: any
+    other value.
     """
     entries: dict[str, Text] = {}
     pieces: list[str] = []
@@ -85,14 +85,14 @@ def write(
 
 
 def entry_of(block: Text, key: str, value: object = None) -> Text:
-    """Return the value at a key of a block. If `block` has no such key or is no block, return `value` as Text."""
+    """Return the Text at a key of a block. If `block` has no such key or is no block, return `value` as Text."""
     if key in block.entries:
         return block.entries[key]
     return write(value, f"{block.key}.{key}", key, block.sources)
 
 
 def item_of(text: Text, index: int) -> Text:
-    """Return the item at `index` of a list."""
+    """Return the item at `index` of a list as Text. `text`: the list."""
     assert isinstance(text.value, Sequence)
     return write(text.value[index], f"{text.key}[{index}]", "-", text.sources)
 

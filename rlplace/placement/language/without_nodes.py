@@ -31,10 +31,10 @@ def without_nodes(
     lost: Collection[int],
     again: str = AGAIN[0],
 ) -> dict[str, Any]:
-    """Return the cluster block for the nodes that are left. As in any config, its placements may not fit.
+    """Return the cluster block for the nodes that are left. Whether the new placements fit is not checked.
 
-    `cluster`: the block of the job before. `placement`: its placement. `lost`: ranks of the lost nodes. `again`: the
-    placement text of components that have lost all ranks.
+    `cluster`: the block of the job before the loss. `placement`: the placement of that job. `lost`: ranks of the lost
+    nodes. `again`: the placement text of components that have lost all ranks.
     """
     left = dict(cluster)
     topology = placement.topology
@@ -70,7 +70,9 @@ def _left_of(
 ) -> str | dict[str, object]:
     """Return the placement of a component on the nodes that are left, as a value for the config.
 
-    `lost`: ranks of the lost nodes. `again`: the placement text if all ranks are lost.
+    `lost`: ranks of the lost nodes. `again`: the placement text for a component on accelerators that has lost all
+    ranks. If the component is in a node group, all of that group is used instead. If all processes without accelerators
+    are lost, they move to the first node.
     """
     spec = placement.spec(component)
     # Of several groups, those that have a node left.
@@ -106,7 +108,7 @@ def _left_of(
 
 
 def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ...]:
-    """Return the segments on the nodes that are left; their ranks and numbers are counted anew, without gaps."""
+    """Return the segments on the nodes that are left. Ranks and numbers are counted anew, without gaps."""
     lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
     gone = Ranges.of(interval.numbers for interval in lost_intervals)
     kept: list[Segment] = []
@@ -146,9 +148,9 @@ def _machines(
 def _groups(
     groups: list[Mapping[str, Any]], topology: Topology, lost: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the node groups that have nodes left, with the nodes in new numbers.
+    """Yield the node groups that have nodes left, with the new numbers of their nodes.
 
-    A group that lost all of its hardware is left out.
+    A group that has lost all of its hardware is left out.
     """
     for group in groups:
         entry = dict(group)
@@ -179,7 +181,7 @@ def _groups(
 def _renumber(
     block: dict[str, Any], key: str, topology: Topology, lost: Collection[int]
 ) -> bool:
-    """Replace the nodes in `block[key]` by their new numbers; return whether any of these nodes is left."""
+    """Replace the nodes in `block[key]` by their new numbers. Return whether any of these nodes is left."""
     written = write(block[key], PATH, key, {})
     nodes = read_nodes(written, topology, []) or Ranges()
     gone = Ranges.of(range(node, node + 1) for node in lost)

@@ -270,9 +270,9 @@ def _misjoined(
     found: Sequence[str],
     groups: NodeGroups,
 ) -> Fault | None:
-    """Return the fault of a group that does not exist, or that cannot be joined to the groups before it; else None.
+    """Return the fault of a group that does not exist or cannot be joined to the groups before it, or None.
 
-    `found`: the labels before.
+    `span`: columns of the label in the text. `label`: label of the group. `found`: the labels before it.
     """
     facts: dict[str, object] = {"label": label}
     if label not in groups.labels:

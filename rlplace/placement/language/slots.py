@@ -234,9 +234,10 @@ def _groups_of(cluster: HasTopology) -> NodeGroups:
 
 
 def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
-    """Return the pool of a node group, or of several joined by commas. Raise PlacementError for an unknown label.
+    """Return the pool of a node group, or of several groups joined by commas.
 
-    `key`: class and argument with the label, for errors.
+    Raise PlacementError for an unknown label. `key`: class and argument that have the label, for errors. `label`: one
+    or more labels.
     """
     argument = key.rpartition(".")[2]
     faults: list[Fault] = []

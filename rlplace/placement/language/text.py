@@ -102,7 +102,7 @@ def joined(
 ) -> tuple[dict[str, object], list[str]]:
     """Return a block with values joined again that YAML has cut at commas, and the keys that were pieces of values.
 
-    YAML reads {placement: 0-3,5-7} as {placement: 0-3, 5-7: null}. `known`: keys that are never pieces.
+    YAML reads {placement: 0-3,5-7} as {placement: 0-3, 5-7: null}. `known`: keys that are never pieces of values.
     """
     whole: dict[str, object] = {}
     pieces: list[str] = []

@@ -60,7 +60,7 @@ def element(name: str, *inside: str, **attributes: Attribute) -> str:
 def text(x: float, y: float, shown: str, look: str, **attributes: Attribute) -> str:
     """Return a text element whose left end is at `x` and whose base line is at `y`, in pixels.
 
-    `shown`: the text, which is escaped here. `look`: its class in the style sheet.
+    `shown`: the text, which is escaped here. `look`: the class of the element in the style sheet.
     """
     return element("text", escape(shown), class_=look, x=x, y=y, **attributes)
 
@@ -71,12 +71,12 @@ def title(shown: str) -> str:
 
 
 def span(shown: str, look: str) -> str:
-    """Return a part of a text with a look of its own. `look`: its class in the style sheet."""
+    """Return a part of a text element with its own style. `shown`: the text. `look`: its class in the style sheet."""
     return element("tspan", escape(shown), class_=look)
 
 
 def swatch(x: float, y: float, width: int, look: str) -> str:
-    """Return a small rectangle that shows a look in a legend. `look`: its class in the style sheet."""
+    """Return a small rectangle for a legend. `x`, `y`: its corner. `look`: its class in the style sheet."""
     return element("rect", class_=look, x=x, y=y, width=width, height=14, rx=4)
 
 
@@ -150,7 +150,7 @@ def style(components: int) -> str:
 
 
 def width_of(shown: str, size: float = _USUAL_SIZE, *, bold: bool = False) -> float:
-    """Return the estimated width of a text in pixels. `size`: the height of its letters, in pixels.
+    """Return the estimated width of a text in pixels. `size`: the font size in pixels.
 
     The letters are taken to be as wide as those of DejaVu Sans, the widest of the fonts in use.
     """

@@ -77,7 +77,7 @@ def _partners(view: PlanView, component: str) -> Iterator[tuple[str, ...]]:
 def explain_accelerator(view: PlanView, number: int) -> str:
     """Return a text about one accelerator: the ranks on it, and what each component holds on it in each stage.
 
-    `number`: its number over the cluster; the accelerator must exist.
+    `number`: the number of the accelerator in the cluster; the accelerator must exist.
     """
     node = view.plan.topology.node_of(number)
     kind = node.product or node.kind
@@ -243,7 +243,7 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
 
 
 def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
-    """Return a text about two ranks: their places, the transport between them, and what one sends to the other.
+    """Return a text about two ranks: their places, the transport between them, and what each sends to the other.
 
     Both ranks must exist.
     """

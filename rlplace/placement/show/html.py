@@ -33,7 +33,7 @@ _BRACKETS = (
 
 
 def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
-    """Return the plan as an HTML page. `seconds`: parts of the page, in HTML, about the time of an iteration."""
+    """Return the plan as an HTML page. `seconds`: HTML parts about the time of an iteration, shown on the page."""
     if not view.fits:
         look, verdict = "tight", "does not fit"
     elif view.ledger.known:
@@ -155,9 +155,9 @@ def _memory(view: PlanView) -> Iterator[str]:
 
 
 def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
-    """Return the cells of one moment: its name, a bar, bytes held and bytes free.
+    """Return the table cells of one moment: its name, a bar, bytes held and bytes free.
 
-    The free bytes begin with "!" if the accelerator holds too much.
+    The text of the free bytes begins with "!" if the accelerator holds more than fits.
     """
     free = "?"
     if account.capacity_bytes:
@@ -169,7 +169,10 @@ def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
 
 
 def _bar(view: PlanView, account: Account, load: Load) -> str:
-    """Return a bar in SVG that shows the bytes of each component against the capacity of the accelerator."""
+    """Return an SVG bar whose parts show the bytes of each component.
+
+    If the bytes of some moment are more than the capacity, a line marks the capacity.
+    """
     most = max(account.capacity_bytes, account.worst.total_bytes, 1)
     # Units for a byte
     scale = _BAR / most
@@ -244,7 +247,7 @@ def _tables(view: PlanView) -> Iterator[str]:
 
 
 def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each component, with the component's colour in the picture."""
+    """Yield a row of table cells for each component. A row shows the colour that the component has in the picture."""
     placement = view.plan.placement
     for at, spec in enumerate(view.components):
         shares = []
@@ -257,7 +260,7 @@ def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
 
 
 def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:
-    """Yield a row of cells for each stage: its name, the residency of each component, the moves on entry."""
+    """Yield a row of table cells for each stage: its name, the residency of each component, the moves on entry."""
     for stage in view.stages:
         moved = []
         for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):

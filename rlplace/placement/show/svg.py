@@ -199,7 +199,7 @@ def _lay_out(
 ) -> tuple[list[str], _Layout]:
     """Return the drawn names of the components, and the places of stages, rows and texts.
 
-    `folds`: the nodes that have accelerators, equal neighbours together. `several`: whether they are more than one
+    `folds`: the nodes that have accelerators; equal neighbours are one entry. `several`: whether there is more than one
     node.
     """
     # Across: the labels at the left, then a column for each stage.
@@ -240,7 +240,7 @@ def _lay_out(
 
 
 def _remarks(view: PlanView, folds: Sequence[NodeFold]) -> list[str]:
-    """Return the lines of text below the grid: number of kinds of node that are not drawn, components on hosts."""
+    """Return the lines of text below the grid: how many kinds of node are not drawn, and the components on hosts."""
     remarks = []
     if len(folds) > _MOST_FOLDS:
         remarks.append(f"and {len(folds) - _MOST_FOLDS} more kinds of node")
@@ -307,9 +307,9 @@ def _markup(x: float, y: float, inside: str, look: str, **attributes: Attribute)
 
 
 def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> list[Row]:
-    """Return the rows of the grid with their y and height. `width`: of a column. `top`: y of the first row.
+    """Return the rows of the grid with their `y` and `height`. A row is as high as its accelerators and its texts need.
 
-    A row is as high as its accelerators and its texts need.
+    `width`: width of a column, in pixels. `top`: y of the first row.
     """
     drawn = sum(len(row.accelerators) for row in rows)
     unit = _GRID_HEIGHT / max(8, drawn)
@@ -331,7 +331,7 @@ def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> li
 def _turned_height(view: PlanView, row: Row, width: float) -> float:
     """Return the height that the turned texts in the narrow blocks of a row need; 0 if no block is narrow.
 
-    `width`: of a column.
+    `width`: width of a column, in pixels.
     """
     longest = 0.0
     for stage in view.stages:
@@ -379,7 +379,7 @@ def _left(rows: Sequence[Row]) -> int:
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
-    """Return the drawn colour, name and place of each component, and the pixels that they need below the title.
+    """Return (drawn colour, name and place of each component; the height in pixels that they need below the title).
 
     `page`: width of the page.
     """
@@ -453,7 +453,7 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
 
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
-    """Return the drawn meaning of each look that occurs, and the height of the legend.
+    """Return the drawn legend, which explains each style of block that occurs, and its height.
 
     `left`, `y`: where the legend begins. `page`: width of the page.
     """
@@ -595,9 +595,9 @@ def _filled(number: int, look: str, box: Box) -> str:
 
 
 def _ink(number: int, look: str) -> str:
-    """Return the look of a text on a block: white on a block in full colour, else the colour of the component.
+    """Return the style class of a text on a block: white on a block in full colour, else the colour of the component.
 
-    `number`: the colour. `look`: the look of the block.
+    `number`: the colour of the component. `look`: the style class of the block.
     """
     if look == Residency.FULL.word:
         return "on"
@@ -622,7 +622,7 @@ def _label(
 ) -> list[str]:
     """Return the texts on a block: name, state and bytes of a component.
 
-    They are on one line if the block is low, on one turned line if it is narrow, else on a line each. `state`: off,
+    A low block has them on one line, a narrow block on one turned line, any other block on a line each. `state`: off,
     weights, full or waits. `bytes_held`: bytes as text; "" if not known. `look`: class of the texts in the style sheet.
     """
     if box.height < _TWO_LINES:
@@ -722,10 +722,10 @@ def _centred(
     size: float,
     transform: str | None = None,
 ) -> str:
-    """Return a text element whose middle is at `x`.
+    """Return a text element whose middle is at `x` and whose base line is at `y`.
 
-    `inside`: its content, which is SVG already. `size`: height of its letters. `transform`: of the SVG element; None
-    for none.
+    `inside`: its content, which is SVG already. `look`: its class in the style sheet. `size`: font size in pixels.
+    `transform`: of the SVG element; None for none.
     """
     sized = None
     if size != _USUAL_FONT:

@@ -140,9 +140,9 @@ def _map(fold: NodeFold) -> list[str]:
 
 
 def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
-    """Return for each accelerator of a node the ranks of a component on it, as text; "." for none.
+    """Return, for each accelerator of a node, the ranks of a component on it as text; "." for no ranks.
 
-    `base`: added to all ranks, which the fold counts from 0 on each node.
+    `base`: a number that is added to each rank, since `fold` counts the ranks on each node from 0.
     """
     cells = ["."] * fold.accelerators
     for segment in fold.local[component]:
@@ -221,7 +221,7 @@ def _move(move: Move) -> str:
 
 
 def _transfers(view: PlanView) -> Iterator[str]:
-    """Yield the chapter about routes: what each component sends to which other, and by which transports."""
+    """Yield the chapter about routes: which component sends what to which component, and by which transports."""
     if not view.transfers:
         return
     heading = "transport: pairs of ranks"
@@ -246,7 +246,7 @@ def _transfers(view: PlanView) -> Iterator[str]:
 
 
 def _transports(view: PlanView) -> Iterator[str]:
-    """Yield the chapter about the transports that occur: the reason for each, and what carries items and tensors."""
+    """Yield the chapter about the transports in use: the reason for each, and what carries items and tensors."""
     if not view.transports:
         return
     rows: Rows = [("transport", "because", "items go by", "device tensors by")]
@@ -344,10 +344,9 @@ def _savings(view: PlanView) -> Iterator[str]:
 
 
 def show_work(count: int | None, used: int) -> str:
-    """Return the number of accelerators at work and their share of those in use, as text: `4 (50%)`.
+    """Return how many of the accelerators in use are at work, with the share, as text: `4 (50%)`.
 
-    `count`: accelerators at work; None if the placement has no such stage, which gives "-". `used`: accelerators in
-    use.
+    `count`: accelerators at work; None gives "-", for a placement without this stage. `used`: accelerators in use.
     """
     if count is None:
         return "-"
@@ -377,9 +376,9 @@ def _traffic(view: PlanView) -> Iterator[str]:
 
 
 def _least(view: PlanView, what: str) -> str:
-    """Return the words for the least seconds that a copy takes; "" if its rate is not declared.
+    """Return the least seconds that a copy takes, in words; "" if no rate is declared.
 
-    `what`: a key of `Traffic.least_s`.
+    `what`: the kind of copy, a key of `Traffic.least_s`.
     """
     seconds = view.traffic.least_s.get(what)
     if seconds is None:
@@ -407,7 +406,7 @@ class Fact(NamedTuple):
 
 
 def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
-    """Return chapter -> facts of two plans side by side; chapters without a fact are left out."""
+    """Return chapter -> lines that compare two plans. Chapters without lines are left out."""
     chapters: dict[str, list[Fact]] = {}
     right_facts = _facts(right)
     for title, here in _facts(left).items():
@@ -459,7 +458,7 @@ def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
 
 
 def _facts(view: PlanView) -> dict[str, dict[str, str]]:
-    """Return chapter -> what is compared -> its value in this plan; all plans have the same chapters."""
+    """Return chapter -> what is compared -> its value in this plan, as text. All plans have the same chapters."""
     # By component: place, and residency in each stage.
     traffic = view.traffic
     placed = {}

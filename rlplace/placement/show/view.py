@@ -51,10 +51,10 @@ class StageView:
         return word
 
     def look(self, component: str) -> str:
-        """Return the look of a component in pictures.
+        """Return the style of a component in pictures: "off", "weights", "full" or "waits".
 
-        This is "waits" if the component is resident without being needed, else its residency: "off", "weights" or
-        "full".
+        "waits" is for a component that is resident although the stage does not need it; else the style is the
+        residency.
         """
         if component in self.waiting:
             return "waits"
@@ -63,9 +63,9 @@ class StageView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFold:
-    """Neighbouring nodes whose local accelerators are used by the same components, shown as one node.
+    """Neighbouring nodes whose accelerators are used in the same way by the same components, shown as one node.
 
-    So a plan of 1,000 nodes fits on one page.
+    With folded nodes, a plan of 1,000 nodes fits on one page.
     """
 
     nodes: range
@@ -86,7 +86,7 @@ class NodeFold:
     def bands(self) -> list[tuple[range, tuple[str, ...]]]:
         """Return (accelerators, components) for each run of neighbouring accelerators that the same components use.
 
-        Accelerators are numbered within the node.
+        Accelerators are numbered within the node, from 0.
         """
         used: dict[str, Ranges] = {}
         for component, segments in self.local.items():
@@ -116,7 +116,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A plan, its memory ledger, and all that is shown of both. Immutable."""
+    """A plan, its memory ledger, and everything that is shown of the two. Immutable."""
 
     name: str  # of the config
     plan: Plan
@@ -142,14 +142,14 @@ class PlanView:
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits, as far as memory is known."""
+        """Whether everything fits; memory that is not known does not count."""
         return self.ledger.fits
 
     def __repr__(self) -> str:
         return f"<plan of {self.name}: {', '.join(spec.name for spec in self.components)} on {self.machines}>"
 
     def _repr_html_(self) -> str:
-        """Return the picture of the plan, which a notebook shows."""
+        """Return the picture of the plan as text that a notebook displays."""
         from rlplace.placement.show.svg import render_svg
 
         return f'<div style="max-width: 72em">{render_svg(self)}</div>'
@@ -158,10 +158,10 @@ class PlanView:
 def view_plan(
     plan: Plan, case: MemoryCase, *, name: str = "", counts: tuple[Count, ...] = ()
 ) -> PlanView:
-    """Return all that is shown of a plan.
+    """Return everything that is shown of a plan.
 
     `case`: the memory case of the plan, with the same placement, needs and offload. `name`: name of the config.
-    `counts`: numbers of a language-model job with their reasons.
+    `counts`: the numbers of a job on language models, with their reasons.
     """
     placement = plan.placement
     ledger = case.ledger()
@@ -370,7 +370,7 @@ def render_json(view: PlanView) -> dict[str, Any]:
 
 
 def _component_record(view: PlanView, spec: ComponentSpec) -> dict[str, Any]:
-    """Return the placement of a component, and the place of each of its ranks, as plain values."""
+    """Return the placement of a component, and the place of each of its ranks, as plain values for JSON."""
     ranks = []
     for slot in view.plan.placement.slots(spec.name):
         ranks.append(_fields(slot, "rank", "node", "local_rank", "accelerators"))
@@ -405,7 +405,7 @@ def _channel_record(channel: ChannelPlan) -> dict[str, Any]:
 
 
 def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
-    """Return as plain values the comparison with a placement that shares no accelerators; None without a comparison."""
+    """Return `comparison` as plain values for JSON; None if `comparison` is None."""
     if comparison is None:
         return None
     record = _fields(comparison.savings, "used", "dedicated", "saved", "by_component")
@@ -431,14 +431,15 @@ def _plain(value: object) -> Any:
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
-    """Return attribute name -> its value as plain values, in the order of `names`."""
+    """Return attribute name -> value of that attribute of `value`, in plain types for JSON, in the order of `names`."""
     return {name: _plain(getattr(value, name)) for name in names}
 
 
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the routes of a plan as plain values, in a list.
+    """Return the routes of a plan as plain values for JSON, in a list.
 
-    If weights have deliveries, return a dict instead: name -> route, and for weights their copies.
+    If weights have deliveries, return a dict instead: name -> route, and a name that begins with "weights" -> the
+    deliveries between two components.
     """
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
@@ -467,6 +468,6 @@ def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """Return problems or warnings as plain values, without their places in the config."""
+    """Return problems or warnings as plain values for JSON, without their places in the config."""
     names = ("code", "key", "what", "why", "fix")
     return [_fields(problem, *names) for problem in problems]

@@ -43,7 +43,7 @@ LEAST_PARTICIPANTS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLocation:
-    """The keys of a channel that live in one place, which is the shared memory of a node or one process."""
+    """The keys of a channel that live in one place. The place is the shared memory of a node, or a single process."""
 
     node: int
     process: str  # `Slot.process` of all its users; "": several processes, in the node's shared memory
@@ -107,9 +107,9 @@ class ChannelPlan:
 def plan_channels(
     config: Config, placement: HybridComponentPlacement, routes: Routes | None = None
 ) -> tuple[ChannelPlan, ...]:
-    """Return the channels of a run, each large enough for all items that can be under way at once.
+    """Return the channels of a run. Each is large enough for all items that can be under way at once.
 
-    `routes`: the routes of rows in a job with simulators; None for a job on language models.
+    `routes`: the routes of rows in a job on simulators; None for a job on language models.
     """
     if routes is not None:
         return tuple(
@@ -121,9 +121,10 @@ def plan_channels(
 
 
 def asked_at_once(prompts: int, short_rounds: int) -> int:
-    """Return the most prompts under way at once: `prompts`, plus those of one short round if there are short rounds.
+    """Return the most prompts that can be under way at once.
 
-    `prompts`: prompts of an iteration. `short_rounds`: as in the config (`algorithm.short_rounds`); 0 for none.
+    `prompts`: prompts of an iteration. `short_rounds`: as in the config (`algorithm.short_rounds`). If it is 0, the
+    result is `prompts`; otherwise the prompts of one short round are added.
     """
     return prompts + (-(-prompts // short_rounds) if short_rounds else 0)
 
@@ -131,11 +132,11 @@ def asked_at_once(prompts: int, short_rounds: int) -> int:
 def _simulator_channels(
     placement: HybridComponentPlacement, routes: Routes, stage_groups: int
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job with simulators.
+    """Yield the channels of a job on simulators.
 
-    `stage_groups`: stage groups of each env rank. An env rank has at most one unanswered step per stage group. So the
-    channels of observations and of actions hold stage groups x shares. Trajectories are put in the rollout stage and
-    taken in learn, so a whole iteration must fit. Weights are taken while they are put.
+    `stage_groups`: stage groups of each env rank. An env rank has at most one unanswered step per stage group, so the
+    channels of observations and of actions hold stage groups x shares. Trajectories are put into their channel in the
+    rollout stage and taken out in learn, so a whole iteration must fit. Weights are taken out while they are put in.
     """
     observed = routes.observations
     gathered = routes.trajectories
@@ -191,9 +192,9 @@ def _simulator_channels(
 def _text_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job on language models, without those of scorers.
+    """Yield the channels of a job on language models, without the channels of scorers.
 
-    Each channel but that of weights holds a whole iteration or evaluation, so that no rank waits for room.
+    Each channel, except that of weights, holds a whole iteration or evaluation, so that no rank waits for room.
     """
     algorithm, runner, each = (
         config.algorithm,
@@ -248,7 +249,7 @@ def _text_channels(
 def _scorer_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels to scorers and from scorers. Each channel but that of weights holds whole iterations."""
+    """Yield the channels to scorers and from scorers. Each channel, except that of weights, holds whole iterations."""
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
@@ -277,7 +278,7 @@ def _scorer_channels(
 
 
 def scorers_of(components: Iterable[str]) -> tuple[str, ...]:
-    """Return those of `components` that score each sample beside the actor: critic, reference and reward roles."""
+    """Return the scorers among `components`: critic, reference and reward roles, which evaluate each sample."""
     return tuple(
         c for c in components if role_of(c) in ("critic", "reference", "reward")
     )
@@ -299,8 +300,8 @@ def channel_plan(
 
     `waiting`: the most items under way to each target rank, by rank; a single number stands for a channel with one key,
     at target rank 0. `why`: the reason for the capacity, in words. `inside`: by target rank, 1 if all its producers are
-    in its own process; None: 0 for all ranks. `groups`: keys of each target rank, one for each stage group; 0: one key.
-    `depth`: capacity for each item under way.
+    in its own process, else 0; None: 0 for all ranks. `groups`: number of keys of each target rank, one for each stage
+    group; 0: one key. `depth`: capacity for each item under way.
     """
     at = placement.locations(target)
     if isinstance(waiting, int):
@@ -328,9 +329,9 @@ def channel_plan(
 def plan_weights(
     placement: HybridComponentPlacement, name: str, source: str, target: str
 ) -> ChannelPlan:
-    """Return the plan of channel `name`, which carries weights from component `source` to ranks of component `target`.
+    """Return the plan of channel `name`, which carries weights from component `source` to component `target`.
 
-    The channel serves ranks that cannot read weights from shared memory or from a GPU.
+    The channel serves target ranks that cannot read weights from shared memory or from a GPU.
     """
     each = [1] * placement.world_size(target)
     why = f"{WEIGHT_MESSAGES_PER_TARGET} messages for each {target} rank, taken while more are put"
@@ -340,16 +341,16 @@ def plan_weights(
 
 
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
-    """Return an upper bound on the ranks and tools that use one location of a channel.
+    """Return an upper bound on the number of ranks and tools that use one location of a channel.
 
-    It also bounds the requests that wait at that location.
+    The number of requests that wait at that location has this upper bound, too.
     """
     users = (channel.source, channel.target)
     return participants_for(sum(map(placement.world_size, users)))
 
 
 def participants_for(ranks: int) -> int:
-    """Return an upper bound on the participants of a channel that `ranks` ranks use."""
+    """Return an upper bound on the number of ranks and tools that use a channel. `ranks`: how many ranks use it."""
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
@@ -361,7 +362,8 @@ def _inside(
 ) -> bytearray:
     """Return an array by target rank: 1 if all items for the rank come from its own process, else 0.
 
-    `givers`, `takers`: source ranks and target ranks, in pairs. `sources`, `targets`: locations of the ranks.
+    `givers`, `takers`: source rank and target rank of each share. `sources`, `targets`: locations of all ranks of the
+    two components.
     """
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)

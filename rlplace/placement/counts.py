@@ -35,7 +35,7 @@ _SHARED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Count:
-    """One number of a plan as text, what it counts, and the reason for it."""
+    """One number of a plan: what is counted (`subject`), the number as text, and the reason for it."""
 
     subject: str
     count: str
@@ -47,8 +47,7 @@ def explain_counts(
 ) -> tuple[Count, ...]:
     """Return the numbers of a job on language models with their reasons.
 
-    They come in the order in which one follows from the other: engines, ranks, ratio of accelerators, samples and
-    steps.
+    Each number follows from the numbers before it: engines, ranks, ratio of accelerators, samples and steps.
     """
     return (
         *_engines(placement),
@@ -80,7 +79,7 @@ def _engines(placement: HybridComponentPlacement) -> Iterator[Count]:
 
 
 def _ranks(config: Config, placement: HybridComponentPlacement) -> Iterator[Count]:
-    """Yield for each model on several accelerators its number of ranks, and the share of its state on each rank."""
+    """Yield, for each model on several accelerators, its number of ranks and the share of its state on each rank."""
     for component in placement.components:
         spec = placement.spec(component)
         # Tensor-parallel ranks split one copy of the model.
@@ -147,7 +146,7 @@ def _each(items: int, takers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """The number of accelerators in use, and the number if every component had accelerators of its own."""
+    """The number of accelerators in use, and the number of accelerators that would be in use without sharing."""
 
     by_component: Mapping[str, int]  # component -> accelerators that it uses
     used: int
@@ -191,11 +190,11 @@ def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str,
 
 
 def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:
-    """Return a placement with the same ranks and accelerators for each component, but with no accelerator shared.
+    """Return a placement with equal ranks and accelerators for each component, in which no accelerator is shared.
 
-    Components without accelerators are left out. Return None if no component has any. The segments of a component are
-    placed next to each other, node after node, so that each rank stays on one node. The new placement has as many nodes
-    as that takes.
+    Return None if no component has accelerators. Components without accelerators are left out. The segments of a
+    component are placed next to each other, node after node, so that each rank stays on one node. The new placement has
+    as many nodes as that takes.
     """
     here = placement.topology
     nodes: list[Node] = []

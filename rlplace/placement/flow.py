@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(enum.StrEnum):
-    """How items and tensors travel between two ranks: it depends on how far apart the two ranks are."""
+    """How items and tensors travel between two ranks. It depends on the distance between the two ranks."""
 
     SAME_PROCESS = "same_process"
     SAME_ACCELERATOR = "same_accelerator"
@@ -111,17 +111,17 @@ class Routes(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether every env rank and the rollout rank that answers it are in one process."""
+        """Whether every env rank is in one process with the rollout rank that computes its actions."""
         return {*self.observations.transports()} == {Transport.SAME_PROCESS}
 
 
 def derive_routes(
     placement: HybridComponentPlacement, total_num_envs: int, stage_groups: int
 ) -> Routes:
-    """Return the routes between env, rollout and actor; their world sizes may differ.
+    """Return the routes between env, rollout and actor, which may have different numbers of ranks.
 
-    `total_num_envs`: number of environments over all env ranks, a multiple of stage_groups x env ranks (`checks`
-    requires that). `stage_groups`: stage groups of each env rank.
+    `total_num_envs`: number of environments over all env ranks. It is a multiple of stage_groups x env ranks, as the
+    rules in `checks` require. `stage_groups`: stage groups of each env rank.
     """
     return Routes(
         observations=scatter_rows(
@@ -198,18 +198,18 @@ def scatter_rows(
 def copy_nearest(
     placement: HybridComponentPlacement, source: str, target: str
 ) -> Route:
-    """Return a route of weights: each target rank gets one row, which stands for a copy, from the nearest source rank.
+    """Return a route of weights on which each target rank gets a copy from the nearest source rank.
 
-    Nearest means on the same accelerator, else on the same node, else anywhere. Source ranks that are equally near take
-    turns.
+    Each row of the route stands for one copy. Nearest means on the same accelerator, else on the same node, else
+    anywhere. Source ranks that are equally near take turns.
     """
     givers = placement.locations(source)
     takers = placement.locations(target)
 
     def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
-        """Return the places of a rank, from the smallest to the largest: its accelerators, its node, the cluster.
+        """Return the places of a rank as (kind, number), from small to large: its accelerators, its node, the cluster.
 
-        `node`: node of the rank. `first`, `count`: its first accelerator, and how many it has.
+        `node`: node of the rank. `first`, `count`: its first accelerator, and how many accelerators it has.
         """
         return (
             *(("accelerator", a) for a in range(first, first + count)),
@@ -257,10 +257,10 @@ DEVICE_BUCKET_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One copy of the weights of component `source`; it is assembled once, and all ranks in `readers` read it.
+    """One copy of the weights of component `source`. It is put together once, and all ranks in `readers` read it.
 
-    The source ranks in `near` write their parts into the copy. The first reader writes the parts that the other source
-    ranks send.
+    The source ranks in `near` write their parts into the copy themselves. The other source ranks send their parts to
+    the first reader, which writes them into the copy.
     """
 
     readers: tuple[int, ...]  # target ranks, ascending, at least one
@@ -276,7 +276,7 @@ class Delivery:
 def deliver_by_node(
     placement: HybridComponentPlacement, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
-    """Return one delivery for each node that has target ranks, in node order."""
+    """Return one delivery of weights for each node that has target ranks, in node order."""
     near: defaultdict[int, list[int]] = defaultdict(list)
     readers: defaultdict[int, list[int]] = defaultdict(list)
     for ranks_on, component in ((near, source), (readers, target)):
@@ -331,7 +331,7 @@ class DeviceDelivery(Delivery):
 
     @property
     def takers(self) -> tuple[DeviceMember, ...]:
-        """One member for each accelerator of the readers, in the order of readers and accelerators."""
+        """The takers: one member for each accelerator of the readers, in the order of readers and accelerators."""
         found: list[DeviceMember] = []
         for reader, parts in zip(
             self.readers, self.parts or (1,) * len(self.readers), strict=True
@@ -366,11 +366,11 @@ class DeviceDelivery(Delivery):
 def deliver(
     placement: HybridComponentPlacement, *, cut: bool = False
 ) -> tuple[Delivery, ...]:
-    """Return how weights reach the rollout ranks: by GPU where that is possible, else one copy on each node.
+    """Return how weights reach the rollout ranks: from GPU to GPU where possible, else by one copy on each node.
 
-    A GPU delivery needs actor ranks with one GPU each, no two on the same GPU. A rollout rank is part of it if its GPUs
-    are not used by a rollout rank before it. `cut`: whether rollout ranks with several GPUs are engines that split
-    their weights; if not, such ranks get their weights from the copy on their node.
+    A GPU delivery needs actor ranks with one GPU each, no two on the same GPU. A rollout rank takes part if its GPUs
+    are not used by a rollout rank with a lower number. `cut`: whether rollout ranks with several GPUs are engines that
+    split their weights; if not, these rollout ranks get their weights from the copy on their node.
     """
     actors = placement.locations("actor")
     rollouts = placement.locations("rollout")
@@ -412,7 +412,7 @@ def deliver(
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Return those of `deliveries` whose weights pass through host memory."""
+    """Return the deliveries whose weights pass through host memory, out of `deliveries`."""
     return [
         delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)
     ]
@@ -421,7 +421,7 @@ def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
 def deliver_by_rank(
     ranks: int, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
-    """Return one delivery for each of the target ranks 0..ranks-1, for ranks that share no memory."""
+    """Return one delivery for each of the target ranks 0..`ranks` - 1, which share no memory with each other."""
     return tuple(
         Delivery(readers=(rank,), source=source, target=target) for rank in range(ranks)
     )

@@ -78,7 +78,7 @@ def _no_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The placement of a cluster block as it was read: what the rules of a job check before there is a plan."""
+    """The placement of a cluster block that was read. The rules of a job are checked on it before there is a plan."""
 
     cluster: ClusterConfig
     # Components of the algorithm, placed or not
@@ -94,7 +94,7 @@ def _nothing(placed: Placed) -> Iterable[Problem]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules and names that a job adds to the planning of its cluster block. The default adds no check."""
+    """The rules and names that a job adds when its cluster block is planned. By default, nothing more is checked."""
 
     # Components that may be placed, besides those that the stages name.
     optional: tuple[str, ...] = OPTIONAL
@@ -118,9 +118,9 @@ def plan_components(
 ) -> Plan:
     """Return the plan of a cluster block, without channels. Raise PlacementError with every problem at once.
 
-    `needs`: what each stage needs; None derives it from the placed components (`text_needs`). `offload`: the components
-    with `enable_offload`. `sources`: key path -> the place in the config where it was written. `rules`: the rules of
-    the job; None: no further rules.
+    `needs`: what each stage needs; None: `text_needs` of the placed components. `offload`: the components with
+    `enable_offload`. `sources`: key path -> the place in the config where it was written. `rules`: the rules of the
+    job; None: `Rules()`, which adds no check.
     """
     if rules is None:
         rules = Rules()
@@ -165,7 +165,10 @@ def _written(problem: Problem, sources: Mapping[str, Source]) -> Problem:
 
 
 def weight_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the route of weights from the actor to the engines, for a plan-only job; () if either is not placed."""
+    """Return the route of weights from the actor to the engines, for a job that is planned but does not run.
+
+    Return () if actor or rollout is not placed.
+    """
     if {"actor", "rollout"} <= {*placement.components}:
         return (copy_nearest(placement, "actor", "rollout"),)
     return ()

@@ -91,10 +91,10 @@ class Needs:
         return max(found, default=Residency.OFF)
 
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
-        """Return the stages whose work a component does while `stage` runs; () if it does none.
+        """Return the stages whose work a component does while `stage` runs; () if the component does nothing.
 
-        If rollout runs ahead of learning (`ahead` above 0), the stage "rollout" runs during every other stage. A
-        component may then work for both.
+        If rollout runs ahead of learning (`ahead` above 0), the stage "rollout" runs during every other stage, so a
+        component may work for both.
         """
         at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
         return tuple(s for s in at_once if component in self.residency[s])
@@ -156,8 +156,8 @@ def text_needs(
 
     `actor_infers`: whether the actor computes log-probabilities before it learns; None: only if another component
     scores the samples. `refreshed`: whether the reference loads the actor's weights every few iterations.
-    `accumulates`: whether the actor starts to learn during rollout. Names without a known role are left out; to place
-    such a name is an error of its own.
+    `accumulates`: whether the actor starts to learn during rollout. Names without a known role are ignored here and
+    reported elsewhere.
     """
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
@@ -195,7 +195,7 @@ def text_needs(
 def placed_names(block: Mapping[str, object]) -> list[str]:
     """Return the component names in a placement block.
 
-    For a preset, these are actor, critic, reference, reward and rollout, and the keys of the block with a dot.
+    For a preset, the names are actor, critic, reference, reward and rollout, and the keys of the block that have a dot.
     """
     if "preset" in block:
         return [
@@ -210,7 +210,7 @@ def placed_names(block: Mapping[str, object]) -> list[str]:
 
 
 def apart(needs: Needs) -> str:
-    """Return how many versions rollout may run ahead of learning, in words: "at most 2 versions apart"."""
+    """Return, in words, how many policy versions rollout may be ahead of learning: "at most 2 versions apart"."""
     return f"at most {counted(needs.ahead, 'version')} apart"
 
 
@@ -250,7 +250,7 @@ class Schedule:
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that work in it at the same time."""
+        """Stage -> the components that work in the stage at the same time."""
         needed = self.needs.residency
         return {
             stage: tuple(c for c in needed[stage] if c in row)
@@ -263,9 +263,9 @@ def schedule_of(
 ) -> Schedule:
     """Return the residency of each component in each stage, and the moves between stages.
 
-    `offload`: component -> whether it may release accelerators. A component that may, and that shares accelerators with
-    a component of another stage, has in each stage only the residency that it needs. All others stay full throughout.
-    Components that may not share accelerators are reported by `find_clashes`.
+    `offload`: component -> whether it may release accelerators. If a component may, and shares accelerators with a
+    component of another stage, it has in each stage only the residency that it needs. All other components stay full
+    throughout. `find_clashes` reports the components that stay full where they must not share accelerators.
     """
     active = split_stages(needs, placement, offload)
     falling = {
@@ -307,9 +307,9 @@ def find_clashes(
 ) -> Iterator[Problem]:
     """Yield a problem for each component without offload that stays on accelerators which another component needs.
 
-    Two components that are both needed in full in one stage must fit together anyway, so both may stay. `needs`: the
-    needs, split into sub-stages. `offload`: component -> whether it may release accelerators. `allow_resident`:
-    components that may stay in any case. `blocks`: component -> key of its config block, if that differs from its name.
+    Two components that one stage needs in full must fit together anyway, so both may stay. `needs`: the needs, split
+    into sub-stages. `offload`: component -> whether it may release accelerators. `allow_resident`: components that may
+    stay in any case. `blocks`: component -> key of its config block, if the key is not the name of the component.
     """
     for component in placement.components:
         if offload[component] or component in allow_resident:
@@ -351,9 +351,9 @@ def find_clashes(
 
 
 def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
-    """Return whether a component, if it stayed in full, would take accelerators that another one needs in some stage.
+    """Return whether another component, in some stage, works on accelerators that this component could release.
 
-    This is so if the component itself needs less than its peak in that stage.
+    A component can release memory in a stage in which it needs less than its peak.
     """
     others = placement.sharers(component)
     return any(
@@ -398,9 +398,10 @@ def split_stages(
     """Return the needs with each divisible stage split, so that components that share accelerators run in turn.
 
     `offload`: component -> whether it may release accelerators. Two components that share accelerators run one after
-    the other if both have offload. A component without offload would save no memory by waiting. A component moves to an
+    the other if both have offload; a component without offload would save no memory by waiting. A component moves to an
     earlier stage (`needs.early`) only if no other component uses its accelerators in that stage, or in any stage if
-    rollout runs ahead of learning. A frozen component then has no later stage. A stage without components is dropped.
+    rollout runs ahead of learning. A frozen component that has moved has no later stage. A stage without components is
+    dropped.
     """
 
     def share(
@@ -458,8 +459,9 @@ def setup_order(
     """Return component -> the components that must be set up before it.
 
     `accelerators`: component -> its accelerators. Only components that share accelerators wait for each other. Engines
-    come first: they measure free memory at start, and vLLM refuses to start if another process frees memory meanwhile.
-    The others then load and offload one after the other, so that no two are on the accelerators at once.
+    come first: they measure free memory at start, and vLLM refuses to start if another process frees memory at that
+    time. Then the other components load and offload one after the other, so that no two of them are on the accelerators
+    at once.
     """
     order = sorted(accelerators, key=lambda component: role_of(component) != "rollout")
     return {

@@ -206,7 +206,7 @@ def _because(view: PlanView, component: str, stage: str) -> str:
 
 
 def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, least seconds, details) for each move of a component, and for a weight sync if it is part of one."""
+    """Yield (what, least seconds, details) for each move of a component and for its weight sync, if it has one."""
     for stage, seconds in least_move_seconds(view.plan, view.ledger, component):
         least = f"{seconds:.2g} s"
         yield f"enter {stage}", least, "copies between accelerators and hosts"
@@ -220,7 +220,10 @@ def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
-    """Return the lines of a table: bytes on accelerator and host by residency, and working memory by stage."""
+    """Return the lines of a table of a component's memory: bytes by residency, then bytes for work by stage.
+
+    Each residency has the bytes on an accelerator and on the host.
+    """
     rows = []
     known = 0
     for level in Residency:

@@ -213,7 +213,10 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
 
 
 def _tables(view: PlanView) -> Iterator[str]:
-    """Yield the tables of the plan in HTML; those of routes, transports and channels only if they have rows."""
+    """Yield the tables of the plan in HTML.
+
+    The tables of routes, transports and channels are left out if they have no rows.
+    """
     header: tuple[str, ...] = ("component", "placement", ">ranks", "shares with")
     yield "<h2>Where each component is</h2>\n" + table(header, _places(view))
 

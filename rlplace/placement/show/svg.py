@@ -354,7 +354,7 @@ def _held(size: int) -> str:
 
 
 def _share(cell: Cell, width: float) -> float:
-    """Return the width of each block if the residents of `cell` share a column that is `width` wide."""
+    """Return the width of each block if all components of `cell` lie side by side. `width`: of the column."""
     blocks = len(cell.residents)
     return (width - _BLOCK_GAP * (blocks - 1)) / max(1, blocks)
 

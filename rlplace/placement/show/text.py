@@ -83,7 +83,10 @@ def render_short(view: PlanView) -> str:
 
 
 def _places(view: PlanView) -> str:
-    """Return the chapter about places: a row for each component, and a map of each kind of node that is narrow."""
+    """Return the chapter about places: a row for each component, then maps of the nodes.
+
+    Each kind of node has one map, if the map fits on the page.
+    """
     rows: Rows = [("component", "ranks", "each rank has", "placement")]
     for spec in view.components:
         rows.append((spec.name, str(spec.world_size), _rank_sizes(spec), spec.render()))
@@ -156,7 +159,10 @@ def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
 
 
 def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
-    """Yield the chapter about pairs: which accelerators each two components share; nothing with a single component."""
+    """Yield the chapter about pairs: which accelerators each two components share.
+
+    With a single component, yield nothing.
+    """
     rows: Rows = []
     for a, b in itertools.combinations(placement.components, 2):
         shared = placement.shared(a, b)
@@ -313,7 +319,10 @@ def _wrapped(rows: Sequence[Sequence[str]], gap: int = GAP) -> list[str]:
 
 
 def _savings(view: PlanView) -> Iterator[str]:
-    """Yield the chapter about savings: accelerators at work in each stage, here and if every component had its own."""
+    """Yield the chapter about savings: accelerators at work in each stage, with and without sharing.
+
+    Without sharing, every component has accelerators of its own.
+    """
     if view.comparison is None:
         return
     savings = view.comparison.savings
@@ -354,7 +363,10 @@ def show_work(count: int | None, used: int) -> str:
 
 
 def _traffic(view: PlanView) -> Iterator[str]:
-    """Yield the chapter about the bytes that moves and syncs copy in each iteration; nothing if none are known."""
+    """Yield the chapter about the bytes that moves and syncs copy in each iteration.
+
+    If no bytes are known, yield nothing.
+    """
     traffic = view.traffic
     if not traffic.total_bytes:
         return
@@ -495,7 +507,10 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
 
 
 def _machine_facts(view: PlanView) -> dict[str, str]:
-    """Return facts about the machines: nodes, accelerators in use, and accelerators at work in each stage."""
+    """Return what is compared about machines -> its value.
+
+    Compared are nodes, accelerators in use, and accelerators at work in each stage.
+    """
     placement = view.plan.placement
     topology = view.plan.topology
     facts = {
@@ -512,7 +527,10 @@ def _machine_facts(view: PlanView) -> dict[str, str]:
 
 
 def _memory_facts(view: PlanView) -> dict[str, str]:
-    """Return facts about memory: whether it suffices, the fullest accelerator, and the shared memory."""
+    """Return what is compared about memory -> its value.
+
+    Compared are whether memory suffices, the fullest accelerator, and the shared memory.
+    """
     fits = "not known"
     if not view.fits:
         fits = "NO"

@@ -44,7 +44,10 @@ class StageView:
     acquires: tuple[Move, ...]
 
     def word(self, component: str) -> str:
-        """Return the residency of a component as text, in brackets if it is resident without being needed: `(full)`."""
+        """Return the residency of a component as text.
+
+        If the component is resident although the stage does not need it, the text is in brackets: `(full)`.
+        """
         word = self.held[component].word
         if component in self.waiting:
             return f"({word})"
@@ -418,7 +421,10 @@ def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
 
 
 def _plain(value: object) -> Any:
-    """Return a value as plain values: records and mappings as dicts, tuples as lists, a residency as its word."""
+    """Return a value in plain types for JSON.
+
+    Records and mappings become dicts, tuples become lists, and a residency becomes its word.
+    """
     if isinstance(value, Residency):
         return value.word
     if dataclasses.is_dataclass(value):

@@ -11,7 +11,7 @@ from rlplace.units import show_bytes
 
 
 def _overstated(cluster: ClusterConfig) -> Iterator[Found]:
-    """Yield declared accelerators whose declared memory is more than CUDA offers of their product."""
+    """Yield the accelerators that declare more memory than CUDA offers on an accelerator of their product."""
     for number, node in enumerate(cluster.nodes):
         key = f"cluster.nodes[{number}]"
         declared = [(key, node.product, node.memory)]

@@ -16,7 +16,7 @@ from rlplace.placement.schedule import Residency
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
-    """Return pairs (scorer, component whose rows it scores) of components that share accelerators."""
+    """Return pairs (component, component whose rows it scores) that share accelerators."""
     return [
         (a, b)
         for partner, leader in PARTNERS.items()
@@ -27,7 +27,7 @@ def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
 
 
 def _uneven(case: Placed) -> Iterator[Found]:
-    """Yield partners that share accelerators although neither of their numbers of ranks divides the other."""
+    """Yield pairs of partners (`_partners`) whose numbers of ranks do not divide each other."""
     placement = case.placement
     for partner, leader in _partners(placement):
         ranks = placement.world_size(partner)
@@ -43,7 +43,7 @@ def _uneven(case: Placed) -> Iterator[Found]:
 
 
 def _unequal(case: Placed) -> Iterator[Found]:
-    """Yield partners that share only some of their accelerators."""
+    """Yield pairs of partners (`_partners`) that share only some of their accelerators."""
     placement = case.placement
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) == COLLOCATED:
@@ -65,7 +65,7 @@ def _actor_shares_with_engines(case: Placed) -> bool:
 
 
 def _idle_beside_engines(case: Placed) -> Iterator[Found]:
-    """Yield the accelerators of the actor that no component uses while the engines generate."""
+    """Yield the actor's accelerators that no other component uses while the engines generate."""
     placement = case.placement
     busy = Ranges(())
     for component in placement.components:

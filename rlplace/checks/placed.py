@@ -19,7 +19,7 @@ class PlacedJob(Placed):
 
     @classmethod
     def of(cls, config: Config, placed: Placed) -> PlacedJob:
-        """Return the job with this config and this placement."""
+        """Return the job with this config and this placement. `placed`: the placement as it was read."""
         return cls(
             config=config,
             cluster=placed.cluster,
@@ -36,10 +36,10 @@ class PlacedJob(Placed):
 
 
 def runs(case: PlacedJob) -> bool:
-    """Return whether the job is one that runs, not one that is only planned."""
+    """Return whether the job can run. The other jobs are only planned."""
     return case.config.runs
 
 
 def planned_only(case: PlacedJob) -> bool:
-    """Return whether the job is only planned, and never runs."""
+    """Return whether the job is only planned and never runs."""
     return not case.config.runs

@@ -10,7 +10,7 @@ from rlplace.placement.language.spec import role_of
 
 
 def _joined(case: PlacedJob) -> list[str]:
-    """Return the components whose ranks form a torch process group."""
+    """Return the components whose ranks form a process group of torch.distributed."""
     found = []
     for component in case.placement.components:
         role = role_of(component)
@@ -49,7 +49,7 @@ def _threads_of_one_process(case: PlacedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlacedJob) -> Iterator[Found]:
-    """Yield the process groups with several ranks of a job whose ranks are threads of one process."""
+    """Yield the process groups with several ranks, for a job whose ranks are threads of one process."""
     crowded = {c: case.ranks(c) for c in _joined(case) if case.ranks(c) > 1}
     if not crowded:
         return

@@ -20,11 +20,11 @@ Case = TypeVar("Case", contravariant=True)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One place that breaks a rule.
+    """One place in a job that breaks a rule.
 
-    `key`, `got`, `span`, `source`: as in `Problem`. `error`: the name of the error, for a code that has several.
-    `reasons`: the reasons that hold, if the code has a table of reasons. `facts`: values of the names in the texts of
-    the code.
+    `key`, `got`, `span`, `source`: as in `Problem`. `error`: which error it is, for a code that has several. `reasons`:
+    the reasons that hold, if the code has a table of reasons. `facts`: name -> value, for the names in the texts of the
+    code.
     """
 
     key: str
@@ -44,7 +44,7 @@ def at_key(
     reasons: Sequence[str | Reason] = (),
     **facts: object,
 ) -> Found:
-    """Return a breach of a rule at a key of the config.
+    """Return the `Found` for a key of the config that breaks a rule.
 
     `value`: the value in the config; None: the key is not in the config. `error`, `reasons`, `facts`: as in `Found`.
     """
@@ -55,20 +55,20 @@ def at_key(
 
 
 def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
-    """Return a breach of a rule at the placement line of a component. `error`, `facts`: as in `Found`."""
+    """Return the `Found` for the placement line of a component that breaks a rule. `error`, `facts`: as in `Found`."""
     return Found(key=spec.key, got=spec.text, error=error, facts=facts)
 
 
 def always(case: object) -> bool:
-    """Return True. This is `applies` of rules for every case."""
+    """Return True. A rule with this function as `applies` is checked in every case."""
     return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Generic[Case]):
-    """A rule that a case must keep, and the error code for a breach.
+    """A rule that a job must keep, and the error code if the job breaks it.
 
-    `facts`: yields each place that breaks the rule. `applies`: whether the rule is checked for a case.
+    `facts`: yields each place that breaks the rule. `applies`: whether the rule is checked for a job.
     """
 
     code: str
@@ -77,7 +77,10 @@ class Rule(Generic[Case]):
 
 
 def broken(rules: Iterable[Rule[Case]], case: Case) -> Iterator[Problem]:
-    """Yield a problem for each place in `case` that breaks one of the rules, in the order of the rules."""
+    """Yield a problem for each place in `case` that breaks a rule, in the order of the rules.
+
+    `case`: what the rules look at, such as a job with its placement.
+    """
     for rule in rules:
         if not rule.applies(case):
             continue

@@ -326,7 +326,10 @@ class DeviceDelivery(Delivery):
 
     @property
     def cut(self) -> bool:
-        """Whether a reader is an engine that splits weights over several GPUs; it gets whole weights one by one."""
+        """Whether a reader is an engine that splits weights over several GPUs.
+
+        Such an engine gets whole weights, one by one.
+        """
         return any(parts > 1 for parts in self.parts)
 
     @property

@@ -84,7 +84,7 @@ class Needs:
         )
 
     def of(self, stage: str, component: str) -> Residency:
-        """Return the least residency of a component in a stage; OFF if the stage does not need the component."""
+        """Return the least residency of a component in a stage; OFF if the component does not work in the stage."""
         found = (
             self.residency[s][component] for s in self.active_stages(stage, component)
         )

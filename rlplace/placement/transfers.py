@@ -29,7 +29,7 @@ class Transfer:
 
     @property
     def by_transport(self) -> str:
-        """The number of pairs of ranks by transport as text, such as `same_node: 4, network: 2`."""
+        """The number of pairs of ranks for each transport, as text, such as `same_node: 4, network: 2`."""
         return ", ".join(
             f"{transport.value}: {count}"
             for transport, count in self.transports.items()
@@ -37,7 +37,7 @@ class Transfer:
 
 
 def transfers(plan: Plan) -> tuple[Transfer, ...]:
-    """Return the transfers of a plan in the order in which an iteration makes them; weights come last."""
+    """Return the transfers of a plan in the order in which an iteration makes them. Weights come last."""
     if plan.routes:
         found = [_along(plan, route) for route in plan.routes]
     else:
@@ -87,7 +87,7 @@ def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
 
 
 def _amount(channel: ChannelPlan) -> str:
-    """Return the amount that a channel carries, in words; "" for a channel that is not shown as a transfer."""
+    """Return, in words, the amount that a channel carries; "" for a channel that is not shown as a transfer."""
     if channel.declared:
         return "items, as workers put them"
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
@@ -119,8 +119,8 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 def _delivered(plan: Plan, source: str, target: str) -> Transfer:
     """Return the transfer of weights from component `source` to component `target`.
 
-    Each source rank sends its part to each copy. A copy is in the shared memory of a node, or on the accelerator of a
-    rank.
+    Each source rank sends its part of the weights to each copy. A copy is in the shared memory of a node, or on the
+    accelerator of a rank.
     """
     deliveries = [
         delivery
@@ -150,10 +150,11 @@ def _delivered(plan: Plan, source: str, target: str) -> Transfer:
 
 
 def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
-    """Return by transport the number of pairs that exchange weights in a delivery.
+    """Return transport -> number of pairs that exchange weights in a delivery.
 
-    Pairs are a source rank and the copy on a node; between accelerators, a taker and its owner, or a taker without an
-    owner and each source rank.
+    In a delivery through the host, a pair is a source rank and the copy on a node. In a delivery between accelerators,
+    a pair is a taker and its owner, or, for a taker without an owner, the taker and each source rank
+    (`DeviceDelivery`).
     """
     actors = plan.placement.world_size(delivery.source)
     if not isinstance(delivery, DeviceDelivery):
@@ -183,9 +184,9 @@ def _copies(count: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The bytes that one iteration copies. Each rank counts as much as the fullest rank of its component.
+    """The bytes that one iteration copies. Each rank is counted like the fullest rank of its component.
 
-    Rows of samples are left out: their length is known only after generation.
+    Rows of samples are left out, because their length is known only after generation.
     """
 
     to_host_bytes: int  # copied from accelerators to hosts on releases
@@ -237,7 +238,7 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
 def weight_transfers(plan: Plan) -> list[Transfer]:
     """Return the transfers of weights that a sync makes in each iteration.
 
-    Weights are sent by deliveries; a plan that cannot run has a route of weights instead.
+    A plan has deliveries of weights. A plan that cannot run has none, so its route of weights is used instead.
     """
     synced = {(each.source, each.target) for each in plan.deliveries}
     found = []
@@ -274,10 +275,10 @@ def _weight_bytes(
 def least_move_seconds(
     plan: Plan, ledger: MemoryLedger, component: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield (stage, seconds) for each stage on whose entry state of `component` is copied to or from its hosts.
+    """Yield (stage, seconds) for each stage on whose entry `component` copies state to or from its hosts.
 
     The seconds are a lower bound, at the declared PCIe rate of the slowest node. Nothing is yielded if the accelerators
-    are emulated or no rate is declared.
+    are emulated or if no rate is declared.
     """
     pcie = min(
         (node.pcie_gb_per_s for node in plan.topology.nodes if node.accelerators),
@@ -309,10 +310,10 @@ def _least_seconds(
     weights: Mapping[Transport, int],
     receivers: Iterable[str],
 ) -> Iterator[tuple[str, float]]:
-    """Yield (transfer, seconds) if all accelerators in use copy their shares at once, at the slowest node's rates.
+    """Yield (kind of copy, least seconds) for copies that all accelerators in use make at once.
 
-    `copied`: "to_host" and "from_host" -> bytes of moves. `weights`: transport -> bytes of one weight sync.
-    `receivers`: the components that get weights.
+    The rates are those of the slowest node. `copied`: "to_host" and "from_host" -> bytes of moves. `weights`: transport
+    -> bytes of one weight sync. `receivers`: the components that get weights.
     """
     nodes = [node for node in plan.topology.nodes if node.accelerators]
     if emulated(plan.topology) or not nodes:
@@ -343,7 +344,7 @@ def _least_seconds(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransportDetails:
-    """Words about one transport: when it is used, and what carries items and tensors."""
+    """Texts about one transport: when it is used, and what carries items and tensors."""
 
     because: str
     items: str  # what carries the items of channels
@@ -367,9 +368,9 @@ _SECURITY = {
 
 
 def details_of(transport: Transport, plan: Plan) -> TransportDetails:
-    """Return the words about a transport in this plan.
+    """Return the texts about a transport in this plan.
 
-    Tensors on emulated accelerators, and all tensors if every delivery passes through the host, are carried like items.
+    Tensors travel like items if they are on emulated accelerators, or if every delivery passes through the host.
     """
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
@@ -393,7 +394,7 @@ def emulated(topology: Topology) -> bool:
 
 
 def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
-    """Return the transports that the transfers of a plan use, nearest first, each with the words about it."""
+    """Return transport -> texts about it, for the transports that the transfers of a plan use, nearest first."""
     taken = {
         transport for transfer in transfers(plan) for transport in transfer.transports
     }

@@ -31,7 +31,7 @@ NODE = "node"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareItem:
-    """A piece of hardware that is no accelerator, such as a robot."""
+    """A piece of hardware other than an accelerator, such as a robot."""
 
     node: int
     type: str
@@ -111,9 +111,9 @@ class Pool:
         return self.intervals[start - 1 : stop]
 
     def cut(self, numbers: range, each: int) -> Interval | None:
-        """Return the first interval that begins inside a rank, if each rank holds `each` neighbours of `numbers`.
+        """Return the first interval that begins inside a rank; None if no rank is cut.
 
-        Return None if no rank is cut.
+        `numbers`: numbers of the pool, given to ranks in order. `each`: how many neighbours each rank has.
         """
         for interval in self.intervals_in(numbers)[1:]:
             if (interval.first - numbers.start) % each:
@@ -141,7 +141,10 @@ class Pool:
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
-        """Return the numbers of the pool for those of these global accelerators that it has."""
+        """Return the numbers of the pool that stand for `accelerators`, given as global numbers.
+
+        Accelerators outside the pool are left out.
+        """
         pieces: list[range] = []
         for interval in self.intervals:
             start = interval.base

@@ -23,7 +23,7 @@ def products() -> Mapping[str, int]:
 
 
 def memory_of(product: str) -> int:
-    """Return the memory in bytes that CUDA offers of one accelerator; 0 if the product is not known.
+    """Return the memory in bytes that CUDA offers on one accelerator; 0 if the product is not known.
 
     `product`: its name, as a config, nvidia-smi or Ray writes it.
     """

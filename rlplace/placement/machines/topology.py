@@ -38,7 +38,7 @@ class Ranges:
 
     @classmethod
     def of(cls, numbers: Iterable[range]) -> Ranges:
-        """Return the union of `numbers`, which may be in any order and overlap."""
+        """Return the union of several ranges, which may be in any order and may overlap."""
         merged: list[range] = []
         for piece in sorted(filter(None, numbers), key=attrgetter("start")):
             if merged and piece.start <= merged[-1].stop:
@@ -119,7 +119,7 @@ def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Neighbouring accelerators of one node that are all of one product."""
+    """Neighbouring accelerators of one node that are all of one product. `count`: how many."""
 
     count: int
     product: str
@@ -221,7 +221,7 @@ class Topology:
 
     @property
     def topology(self) -> Topology:
-        """This topology itself, so that it can be given in place of a cluster."""
+        """This topology itself. So a topology can be passed where a cluster, which has a topology, is expected."""
         return self
 
     @property
@@ -253,7 +253,10 @@ class Topology:
         return self.nodes[after - 1]
 
     def parts(self, window: range) -> Iterator[tuple[Node, range]]:
-        """Yield (node, its global accelerator numbers in `window`) for each node that has such accelerators."""
+        """Yield (node, its accelerators in `window`) for each node that has accelerators in `window`.
+
+        `window`, and the accelerators: global numbers.
+        """
         for node in self.nodes[self.node_of(window.start).rank :]:
             if node.first >= window.stop:
                 return
@@ -294,11 +297,11 @@ def declare_topology(
     *,
     by: str = PATH,
 ) -> Topology:
-    """Return the topology of declared machines, ordered by rank, or as written if they have no ranks.
+    """Return the topology of declared machines, ordered by rank; if they have no ranks, in the order of the config.
 
     `kind`: how the accelerators will be driven, "cuda" or "emulated". `num_nodes`, `accelerators_per_node`: the counts
     in the config, which must be right; None: not given. `sources`: key path -> the place in the config where it was
-    written. `by`: where the machines are declared, in words. Raise PlacementError if any of this is wrong.
+    written. `by`: where the machines are declared, in words. Raise PlacementError if a declaration or a count is wrong.
     """
     problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {}, by)
     if problems:
@@ -318,7 +321,11 @@ def declare_topology(
 
 
 def _declared(declared: NodeConfig, rank: int, first: int, kind: str) -> Node:
-    """Return one machine of an entry. A memory size that is not declared is that of the product."""
+    """Return one machine of an entry. If the entry declares no memory size, the size is that of the product.
+
+    `declared`: the entry. `rank`: rank of the machine. `first`: global number of its first accelerator. `kind`: "cuda"
+    or "emulated".
+    """
     runs = []
     for mixed in declared.mixed:
         memory = mixed.memory or memory_of(mixed.product)
@@ -446,8 +453,8 @@ def _first_wrong_rank(nodes: Sequence[NodeConfig]) -> tuple[int, int] | None:
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the living nodes of Ray in the order of their ranks. Raise PlacementError if labels are missing or wrong.
 
-    The rank of a node is in its label `rlplace-node-rank`. If no node has the label, the head is first, and the others
-    follow by address.
+    The label `rlplace-node-rank` of a node is its rank. If no node has the label, the head node is first, and the other
+    nodes follow by address.
     """
     key = "ray.address"
     alive = [node for node in nodes if node.get("Alive", True)]
@@ -494,7 +501,7 @@ def _label_of(node: Mapping[str, Any]) -> str | None:
 def _head_first(
     node: Mapping[str, Any],
 ) -> tuple[bool, bool, tuple[int, ...], str, int]:
-    """Return the sort key of a node without a label: head first, then numeric addresses, then host names."""
+    """Return the sort key of a Ray node without a label: the head first, then numeric addresses, then host names."""
     address = str(node.get("NodeManagerAddress", ""))
     numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
     is_name = len(numbers) < address.count(".") + 1

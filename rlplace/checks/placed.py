@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedJob(Placed):
-    """A job that comes with rlplace, with its config and its placement. This is what rules of such jobs check."""
+    """A job of a kind that rlplace itself provides, with its config and its placement.
+
+    The rules of these jobs look at it.
+    """
 
     config: Config
 

@@ -23,7 +23,10 @@ def _joined(case: PlacedJob) -> list[str]:
 
 
 def _ranks_on_one_gpu(case: PlacedJob) -> Iterator[Found]:
-    """Yield components with a process group in which ranks share a GPU: NCCL allows one rank of a group per GPU."""
+    """Yield components with a process group in which several ranks share a GPU.
+
+    NCCL allows only one rank of a group on a GPU.
+    """
     placement = case.placement
     nodes = placement.topology.nodes
     for component in _joined(case):

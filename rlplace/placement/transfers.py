@@ -79,7 +79,10 @@ _TEXT = {
 
 
 def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
-    """Return whether a channel announces weights of a delivery, which is shown as a transfer already."""
+    """Return whether a channel announces weights that a delivery sends.
+
+    The delivery is shown as a transfer already, so the channel is not.
+    """
     return any(
         channel.name == f"weights.{delivery.source}.{delivery.target}"
         for delivery in plan.deliveries

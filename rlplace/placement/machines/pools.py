@@ -41,7 +41,10 @@ class HardwareItem:
 
 
 class Interval(NamedTuple):
-    """Neighbouring numbers of a pool that one rank may hold together: they are on one node and of one product."""
+    """Neighbouring numbers of a pool that one rank may hold together.
+
+    They are on one node and, if they are accelerators, of one product.
+    """
 
     numbers: range  # in the pool
     node: int
@@ -56,7 +59,10 @@ class Interval(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pool:
-    """The numbers 0..count-1, at least one, and the place of each. A lookup takes time logarithmic in the nodes."""
+    """The numbers 0..count-1 of accelerators, nodes or other hardware, and the place of each number.
+
+    A pool has at least one number. A lookup takes time logarithmic in the number of nodes.
+    """
 
     label: str  # the node group or groups as written
     noun: str  # what one number stands for
@@ -191,7 +197,7 @@ def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
-    """Return the pool with the numbers of several pools, one pool after the other. All must count the same thing."""
+    """Return one pool with the numbers of several pools, one after the other. All pools must count the same thing."""
     intervals: list[Interval] = []
     items: list[HardwareItem] = []
     for pool in pools:

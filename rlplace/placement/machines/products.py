@@ -31,7 +31,10 @@ def memory_of(product: str) -> int:
 
 
 def known_name(product: str) -> str:
-    """Return the name of a product as tables have it: lower case, without maker, socket, kind of memory and spaces."""
+    """Return the name of a product as `products` has it.
+
+    This name is in lower case, without maker, socket, kind of memory and spaces.
+    """
     name = ""
     for word in re.split("[^a-z0-9]+", product.lower()):
         if word in _MAKER | _SOCKETS | _KINDS:

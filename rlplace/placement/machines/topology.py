@@ -32,7 +32,10 @@ DECLARED = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranges:
-    """A set of whole numbers as ascending ranges that do not touch. The time of operations grows with the ranges."""
+    """A set of whole numbers, stored as ascending ranges that do not touch.
+
+    The time of operations grows with the number of ranges.
+    """
 
     pieces: tuple[range, ...] = ()
 
@@ -79,7 +82,7 @@ class Ranges:
         return self & Ranges.of(range(a, b) for a, b in gaps)
 
     def within(self, window: range) -> Ranges:
-        """Return the numbers that are in `window`. The time does not depend on pieces outside of it."""
+        """Return the numbers of the set that are in `window`. Ranges outside of `window` take no time."""
         at = bisect_right(self.pieces, window.start, key=attrgetter("stop"))
         end = bisect_left(self.pieces, window.stop, key=attrgetter("start"))
         return Ranges(tuple(overlap(piece, window) for piece in self.pieces[at:end]))
@@ -201,9 +204,9 @@ class Topology:
     def uneven(
         cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0
     ) -> Topology:
-        """Return a topology with one node per entry of `accelerators`, which is its number of accelerators.
+        """Return a topology with one node for each entry of `accelerators`, the node's number of accelerators.
 
-        `memory_bytes`: of one accelerator; 0: not known.
+        `kind`: "cuda" or "emulated". `memory_bytes`: of one accelerator; 0: not known.
         """
         nodes: list[Node] = []
         first = 0
@@ -361,7 +364,7 @@ def _check_nodes(
     sources: Mapping[str, Source],
     by: str,
 ) -> list[Problem]:
-    """Return the problems of ranks, of mixed accelerators, and of the counts of nodes and accelerators.
+    """Return the problems of declared machines: wrong ranks, mixed accelerators, or wrong counts.
 
     `num_nodes`, `each`: counts of nodes, and of accelerators per node, in the config; None: not given. `by`: where the
     machines are declared, in words.

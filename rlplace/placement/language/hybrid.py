@@ -157,8 +157,8 @@ def read_component_placement(
     """Return component -> spec for the components that are placed correctly, the node groups, and all problems.
 
     `cfg`: as in `HybridComponentPlacement`. `components`: the components of the algorithm; None: any name may be
-    placed. `sources`: key path -> the place in the config where it was written. `optional`: roles that the job may have
-    besides.
+    placed. `sources`: key path -> the place in the config where it was written. `optional`: further roles that may be
+    placed.
     """
     cluster: ClusterConfig | Mapping[str, object]
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg

@@ -133,7 +133,7 @@ def names_of(
     """Return the component names in the key of a line, and faults for names that are empty, unknown or given twice.
 
     `text`: the line. `named`: the names in earlier lines. `components`: components of the algorithm; None: any name may
-    be placed. `optional`: roles that the job may have besides.
+    be placed. `optional`: further roles that may be placed.
     """
     names = tuple(name.strip() for name in text.leaf.split(","))
     faults: list[Fault] = []

@@ -82,7 +82,7 @@ class Ranges:
         return self & Ranges.of(range(a, b) for a, b in gaps)
 
     def within(self, window: range) -> Ranges:
-        """Return the numbers of the set that are in `window`. Ranges outside of `window` take no time."""
+        """Return the numbers of the set that are in `window`. They are found by bisection over the ranges."""
         at = bisect_right(self.pieces, window.start, key=attrgetter("stop"))
         end = bisect_left(self.pieces, window.stop, key=attrgetter("start"))
         return Ranges(tuple(overlap(piece, window) for piece in self.pieces[at:end]))
@@ -170,7 +170,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """All nodes in rank order. Accelerators are numbered over all nodes: those of node 0 first, then of node 1."""
+    """All nodes in rank order. Accelerators are numbered over all nodes: first all of node 0, then all of node 1."""
 
     nodes: tuple[Node, ...]
     # The reason for the ranks of the nodes, in words.

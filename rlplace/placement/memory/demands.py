@@ -170,7 +170,10 @@ class Footprint:
     lacking: str | None = None
 
     def reported_bytes(self, residency: Residency) -> int:
-        """Return the bytes on an accelerator that the worker reports after a move: all but those of its process."""
+        """Return the bytes on an accelerator that the worker reports after a move.
+
+        Bytes of the process itself, such as its CUDA context, are not reported.
+        """
         return sum(
             size for part, size in self.held[residency].items() if part not in _PROCESS
         )

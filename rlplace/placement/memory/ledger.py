@@ -134,7 +134,7 @@ class Account:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes that a host holds in shared memory, which are the same at all moments."""
+        """The bytes that a host holds in shared memory. The number does not change between moments."""
         return sum(
             hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED
         )
@@ -270,7 +270,7 @@ class Occupancy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OccupancyClass:
-    """Equal accelerators, or equal nodes, each with the same number of ranks of each occupancy."""
+    """Accelerators, or nodes, with equal hardware and, for each `Occupancy`, equally many ranks."""
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str  # of accelerator

@@ -152,7 +152,7 @@ def style(components: int) -> str:
 def width_of(shown: str, size: float = _USUAL_SIZE, *, bold: bool = False) -> float:
     """Return the estimated width of a text in pixels. `size`: the font size in pixels.
 
-    The letters are taken to be as wide as those of DejaVu Sans, the widest of the fonts in use.
+    The letters are assumed to be as wide as letters of DejaVu Sans, the widest of the fonts in use.
     """
     heights = 0.0
     for letter in shown:

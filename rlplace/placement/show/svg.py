@@ -90,7 +90,7 @@ class Row:
 
     @property
     def starts_fold(self) -> bool:
-        """Whether this row is the first of its nodes, so that the label of the nodes is written beside it."""
+        """Whether this row is the first row of its nodes. The label of the nodes is written beside the first row."""
         return self.accelerators.start == 0
 
 

@@ -60,8 +60,8 @@ def read_block(
     """Return component -> spec for the components that are placed correctly, and the problems of the block.
 
     `value`: the `component_placement` block as it was written. `components`: components that the algorithm needs; None:
-    any name may be placed. `sources`: key path -> the place in the config where it was written. `optional`: further roles
-    that may be placed.
+    any name may be placed. `sources`: key path -> the place in the config where it was written. `optional`: further
+    roles that may be placed.
     """
     faults: list[Fault] = []
     block = write(value, PATH, "component_placement", sources, components or ())

@@ -193,10 +193,11 @@ def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
 
 
 def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
-    """Return the largest memory share, in hundredths, with which all engines `names` stay within capacity.
+    """Return the largest memory share, rounded down to hundredths, with which everything stays within capacity.
 
-    A small share may leave no room for the KV cache, and a large share no room for other components. Only the second
-    condition is monotone, so only the second is searched for; the KV cache may still lack room.
+    The share is given to all engines `names`. A small share may leave no room for the KV cache, and a large share no
+    room for other components. Only the second condition is monotone, so only the second is searched for; the KV cache
+    may still lack room.
     """
 
     def fits(hundredths: int) -> bool:
@@ -495,7 +496,8 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
 def _several(case: MemoryCase) -> str:
     """Return the config key that gives an engine several accelerators.
 
-    In a run, one rank drives all accelerators of an engine, so the key counts accelerators per rank.
+    In a run, one rank drives all accelerators of an engine, so the key counts accelerators per rank. In a plan without
+    a run, the key is the tensor-parallel size.
     """
     runs = any(
         isinstance(d, TrainingDemand) and d.packed for d in case.demands.values()

@@ -150,7 +150,7 @@ def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(
     short = (
         "algorithm.rollout_steps=1024",
         "algorithm.epochs=1",
-        "runner.total_iterations=3",
+        "runner.total_iterations=4",
         "checkpoint.every=1",
     )
     sizes = (
@@ -158,7 +158,9 @@ def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(
         "env.total_num_envs=8",
         "rollout.workspace_memory=0",
     )
-    faults = [("actor", 0, 1, 0.1, "SIGKILL"), ("rollout", 0, 1, 0.3, "SIGKILL")]
+    # In the third iteration: the first checkpoint is whole then, since the second one has waited for it. A rank that is
+    # killed while it writes the only checkpoint takes the run back to its start, and env with it.
+    faults = [("actor", 0, 2, 0.1, "SIGKILL"), ("rollout", 0, 2, 0.3, "SIGKILL")]
     run = hurt(
         "collocated_ppo",
         tmp_path,
@@ -170,12 +172,12 @@ def test_others_leave_the_accelerator_on_which_a_rank_is_set_up_again(
         faults=faults,
     )
     assert run.code == 0, run.err
-    # One event, unless it is slow to be found that the actor is gone. On a busy machine env may be replaced, too: it
-    # has a deadline to leave the call that lost its rollout.
+    # One event, unless it is slow to be found that the actor is gone.
     events = run.summary()["faults"]["events"]
-    replaced = {owner for event in events for owner in event["replaced"]}
-    assert {"actor rank 0", "rollout rank 0"} <= replaced
-    assert replaced <= {"actor rank 0", "rollout rank 0", "env rank 0"}
+    assert {owner for event in events for owner in event["replaced"]} == {
+        "actor rank 0",
+        "rollout rank 0",
+    }
 
 
 def test_a_process_killed_while_its_env_rank_decides_loses_no_sample(

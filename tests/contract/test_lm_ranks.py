@@ -13,11 +13,8 @@ import pytest
 from tests.lm_ranks import ADAM, LmScenario, Outcome, run_lm_ranks
 
 QUICK = ADAM | {"lr": 1e-2}
-# The cases of several steps contain those of one step.
 SLOW = {
-    ("one step", 2),
     ("one step", 4),
-    ("critic", 2),
     ("near itself without factors", 4),
     ("several steps", 2),
     ("critic with factors", 2),

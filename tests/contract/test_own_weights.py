@@ -155,10 +155,10 @@ def test_a_target_keeps_its_dtype(threads: Cluster) -> None:
 
 
 def test_a_module_can_be_named_once_and_one_source_serves_two_targets(
-    threads: Cluster,
+    cluster: Cluster,
 ) -> None:
     groups = started(
-        threads,
+        cluster,
         {
             "learner": (Registered, Model(seed=1)),
             "sampler": (Registered, Model(seed=2)),

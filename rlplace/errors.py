@@ -10,7 +10,6 @@ import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 # Smallest similarity, from 0 to 1, at which a part of a misspelt name counts as the known part.
 _NEAR = 0.75
@@ -209,32 +208,6 @@ class ProblemsError(RlplaceError, ValueError):
         super().__init__(problems)
         self.problems = tuple(problems)
 
-    @classmethod
-    def of(
-        cls,
-        code: str,
-        key: str,
-        what: str,
-        got: str | None,
-        why: str | None,
-        fix: str | None,
-        *,
-        span: tuple[int, int] | None = None,
-        source: Source | None = None,
-    ) -> Self:
-        """Return an error with one problem; the arguments are the fields of the Problem."""
-        problem = Problem(
-            code=code,
-            key=key,
-            what=what,
-            got=got,
-            span=span,
-            source=source,
-            why=why,
-            fix=fix,
-        )
-        return cls([problem])
-
     def __str__(self) -> str:
         return "\n".join(p.render() for p in self.problems)
 
@@ -254,20 +227,6 @@ class PlacementError(ProblemsError):
 
 class _OneProblem(RlplaceError):
     """An error that carries exactly one Problem; `str()` is its rendered form."""
-
-    @classmethod
-    def about(
-        cls,
-        code: str,
-        key: str,
-        what: str,
-        *,
-        got: str | None = None,
-        why: str | None = None,
-        fix: str | None = None,
-    ) -> Self:
-        """Return an error whose problem has these fields."""
-        return cls(Problem(code=code, key=key, what=what, got=got, why=why, fix=fix))
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

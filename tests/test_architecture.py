@@ -197,10 +197,6 @@ DECIDED_BY = {"config.which_job", "contract.registry", "jobs"}
 # `mlp` is a network there, or a part of a weight's name.
 NETWORKS = {"config.policies", "models"}
 
-# Modules in which a function still takes the sentences of an error and passes them on. Everywhere else sentences are in
-# rlplace/codes, and a check gives facts.
-SENTENCES = {"errors"}
-
 EMPTY_NAMES = {
     "manager",
     "handler",
@@ -407,7 +403,7 @@ def passed_sentences(module: Module) -> Iterator[str]:
         if not isinstance(node, ast.FunctionDef):
             continue
         given = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
-        sentences = {"what", "why"} <= given and not module.within(SENTENCES)
+        sentences = {"what", "why"} <= given
         if node.name.startswith("_wrong") or sentences:
             yield f"{module.name}:{node.lineno}: {node.name} passes sentences on; codes.problem takes a code and facts"
 
@@ -649,7 +645,7 @@ def test_every_room_and_door_exists() -> None:
         for places in table.values()
         for place in places
     }
-    places |= DECIDED_BY | NETWORKS | SENTENCES
+    places |= DECIDED_BY | NETWORKS
     assert (rooms | places) - there == set()
 
 

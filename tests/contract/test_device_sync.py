@@ -26,7 +26,7 @@ from rlplace.comm.shared_memory.channel import SharedChannel
 from rlplace.comm.shared_memory.folder import JobFolder
 from rlplace.comm.weights import device_push, device_sync
 from rlplace.comm.weights.rendezvous import StoreAddress
-from rlplace.errors import ChannelTimeout, NotResident, WeightSyncError
+from rlplace.errors import ChannelTimeout, NotResident, Problem, WeightSyncError
 from tests.contract.device_sync import (
     Ends,
     Mixture,
@@ -317,9 +317,10 @@ def test_nobody_waits_for_the_processes_of_an_engine_whose_rank_does_not_take_pa
 
 
 def refuse(*_: object) -> None:
-    raise NotResident.about(
-        "not-resident", "rollout rank 0", "asleep", why="it is a test"
+    asleep = Problem(
+        code="not-resident", key="rollout rank 0", what="asleep", why="it is a test"
     )
+    raise NotResident(asleep)
 
 
 def test_a_broadcast_that_never_ends_is_given_up_at_the_deadline_and_the_next_version_arrives(

@@ -23,13 +23,14 @@ def test_never_collected():
     pass
 """
 MIXED = """
-from rlplace.errors import ConfigError
+from rlplace.errors import ConfigError, Problem
 
 def test_imports():
     import no_such_library.part
 
 def test_is_told():
-    raise ConfigError.of("missing-library", "env.id", "what", "got", "there is no module no_such_library", "fix")
+    why = "there is no module no_such_library"
+    raise ConfigError([Problem(code="missing-library", key="env.id", what="what", why=why)])
 
 def test_another_module():
     import another_module_that_is_absent

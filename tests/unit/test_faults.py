@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rlplace.config.schema import CommConfig, FaultsConfig, RayConfig
-from rlplace.errors import ClusterError, WorkerError, WorkerTimeout
+from rlplace.errors import ClusterError, Problem, WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, History, Recovery, faults_of
 from rlplace.placement.language.slots import FlexiblePlacementStrategy, Slot
 from rlplace.placement.machines.topology import Topology
@@ -306,11 +306,13 @@ def test_processes_that_do_not_start_in_time_are_tried_again(
 
     def again(self: InlineLauncher, *asked: object) -> None:
         tried.append(asked)
-        key, what = (
-            "cluster.ray.start_timeout_s",
-            "1 worker processes did not start within 120 s",
+        late = Problem(
+            code="workers-late",
+            key="cluster.ray.start_timeout_s",
+            what="1 worker processes did not start within 120 s",
+            got="env rank 0 (node 0)",
         )
-        raise ClusterError.about("workers-late", key, what, got="env rank 0 (node 0)")
+        raise ClusterError(late)
 
     monkeypatch.setattr(InlineLauncher, "restart", again)
     monkeypatch.setattr(Machines, "with_peers", lambda self, lost: {"env": {0}})

@@ -35,6 +35,13 @@ MACHINES = {
 }
 
 
+def too_small() -> ClusterError:
+    """The error of a cluster with too few nodes."""
+    key = "cluster.num_nodes"
+    what = "the cluster has 1 node"
+    return ClusterError(Problem(code="cluster-too-small", key=key, what=what))
+
+
 def job(
     *, env: str = "0-1,6-7", rollout: str = "4-5", envs: int = 16, **faults: Any
 ) -> Prepared:
@@ -72,9 +79,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ) -> None:
         waits.append(wait_s)
         if len(waits) > 1 or wait_s == 0.0:
-            raise ClusterError.about(
-                "cluster-too-small", "cluster.num_nodes", "the cluster has 1 node"
-            )
+            raise too_small()
 
     monkeypatch.setattr(node_loss, "await_machines", await_machines)
     monkeypatch.setattr(node_loss, "find", lambda *_: None)
@@ -160,9 +165,7 @@ def test_a_loss_while_workers_are_started_again_is_another_loss(
 def test_a_loss_is_told_once_where_the_new_workers_find_another(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = ClusterError.about(
-        "cluster-too-small", "cluster.num_nodes", "the cluster has 1 node"
-    )
+    refused = too_small()
     ends = [lost(), refused, None]
 
     def ended(*_: object, **__: object) -> None:

@@ -21,7 +21,7 @@ from rlplace.comm.network import (
     StreamTaker,
     stream,
 )
-from rlplace.errors import ChannelBroken
+from rlplace.errors import ChannelBroken, Problem
 from tests.channel_peer import PATIENCE_S
 from tests.network_cable import Cable
 
@@ -154,9 +154,8 @@ def test_a_source_waits_no_longer_than_it_may(
     )
 
     def cancelled() -> None:
-        raise ChannelBroken.about(
-            "cancelled", "actor rank 0", "push_weights was cancelled"
-        )
+        what = "push_weights was cancelled"
+        raise ChannelBroken(Problem(code="cancelled", key="actor rank 0", what=what))
 
     began = time.monotonic()
     with pytest.raises(ChannelBroken):

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+# Metric of a component of a custom job: how many values of its results are no metrics; its notes name them
+NOT_METRICS = "not_metrics"
 Reduction = Literal["mean", "sum", "max", "min"]
 _REDUCE: Mapping[str, Callable[[list[float]], float]] = {
     "sum": sum,

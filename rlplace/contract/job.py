@@ -47,6 +47,7 @@ from rlplace.contract.stages import (
     steps_of_stage,
 )
 from rlplace.errors import Problem, Source, did_you_mean, suggestion
+from rlplace.metrics import NOT_METRICS
 from rlplace.placement.counts import Count
 from rlplace.placement.machines.topology import Topology
 from rlplace.placement.memory.ledger import Measurements, MemoryCase
@@ -56,7 +57,6 @@ from rlplace.places import place_of_caller
 from rlplace.report.sinks import Column, Console
 from rlplace.report.summary import Measures, Progress
 from rlplace.trained import Trained
-from rlplace.workers.collected import NOT_METRICS
 from rlplace.workers.facts import JobFacts, facts_of
 
 if TYPE_CHECKING:

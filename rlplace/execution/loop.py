@@ -42,11 +42,17 @@ from rlplace.contract.stages import ITERATION, VERSION, Call, Step, Work
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Attempt, Fault, Recovery, StateLost, fault_metrics
 from rlplace.execution.memory_monitor import MemoryMonitor
-from rlplace.metrics import Metric, Metrics, notes_of, reduce_metrics
+from rlplace.metrics import (
+    NOT_METRICS,
+    Metric,
+    Metrics,
+    notes_of,
+    reduce_metrics,
+)
 from rlplace.placement.schedule import Move, Residency, Schedule, base_stage
 from rlplace.report.calls import CallLog
 from rlplace.report.utilisation import Usage, overhead
-from rlplace.workers.collected import NOT_METRICS, metric_of
+from rlplace.workers.collected import metric_of
 from rlplace.workers.launch.clock import CLOCK, Clock
 from rlplace.workers.launch.cluster import Lost
 from rlplace.workers.launch.group import Pending, Ranks, WorkerGroup
@@ -579,7 +585,7 @@ class Loop:
         collected = dict(zip(components, results[len(pending) :], strict=True))
         slowest_s = max((max(call.seconds()) for call in pending), default=0.0)
         self._in_calls_s += slowest_s
-        counted = _without_numbers(pending, results)
+        counted = _not_metrics(pending, results[: len(pending)])
         for call in pending:
             # A component's waiting time counts once, even if it ran several methods.
             ranks = collected.pop(call.group.name, [{}] * len(call.calls))
@@ -660,27 +666,28 @@ def _added(numbers: Mapping[str, float], more: Mapping[str, float]) -> dict[str,
     return {name: numbers.get(name, 0.0) + value for name, value in more.items()}
 
 
-def _without_numbers(
+def _not_metrics(
     pending: Sequence[Pending], results: Sequence[Sequence[Any]]
 ) -> list[Metrics]:
-    """Return a metric for each call whose rank 0 returned a mapping without any number.
+    """Return a metric for each call whose rank 0 returned named values that are no metrics; its notes name them.
 
-    Such a mapping was meant as metrics. The metric has a note that names the call and the values. `results`: for each
-    call in `pending`, the results of its ranks.
+    `results`: for each call in `pending`, the results of its ranks.
     """
     found: list[Metrics] = []
-    for call, ranks in zip(pending, results, strict=False):
-        result = ranks[0] if ranks else None
-        if not isinstance(result, Mapping) or not result:
+    for call, ranks in zip(pending, results, strict=True):
+        result = ranks[0]
+        if not isinstance(result, Mapping):
             continue
-        if any(metric_of(value) is not None for value in result.values()):
-            continue
-        names = ", ".join(
-            f"{name!r}: a {type(value).__name__}" for name, value in result.items()
-        )
         component = call.group.name
         method = call.calls[0].method
-        note = f"{component}.{method} returned {names}; none is a number, and none a metric"
-        count = Metric(float(len(result)), "max", notes=(note,))
-        found.append({f"{component}/{NOT_METRICS}": count})
+        notes = []
+        for name, value in result.items():
+            if isinstance(name, str) and metric_of(value) is None:
+                kind = type(value).__name__
+                notes.append(
+                    f"{component}.{method} returned {name!r}: a {kind} is no number, and no metric"
+                )
+        if notes:
+            count = Metric(float(len(notes)), "max", notes=tuple(notes))
+            found.append({f"{component}/{NOT_METRICS}": count})
     return found

@@ -15,8 +15,6 @@ from rlplace.errors import WorkerMisuse
 from rlplace.metrics import Metric
 from rlplace.stopwatch import Stopwatch
 
-# Metric of a component: how many returned values were no metrics
-NOT_METRICS = "not_metrics"
 OTHER = "other"  # the part of a call that no timer covers
 _REDUCTIONS = ("mean", "sum", "max", "min")
 
@@ -110,32 +108,18 @@ class Collected:
             raise WorkerMisuse(wrong) from error
         self._merge(owner, name if "/" in name else f"{component}/{name}", number)
 
-    def add_result(self, owner: str, component: str, method: str, result: Any) -> None:
-        """Add a method's result to the metrics, if the result maps names to numbers, Metrics or tensors of one number.
+    def add_result(self, owner: str, component: str, result: Any) -> None:
+        """Add what is a metric in a method's result: numbers, Metrics and tensors of one number, if they have names.
 
-        `owner`: name of the worker in errors. `method`: name of the method. Other values in a mapping with numbers are
-        counted as `<component>/not_metrics`, with notes that name the values. Other results are ignored.
+        `owner`: name of the worker in errors. Other values, and results that are no mapping, are ignored.
         """
         if not isinstance(result, Mapping):
             return
-        numbers: dict[str, Metric] = {}
-        others: list[str] = []
         for name, value in result.items():
             metric = metric_of(value)
             if isinstance(name, str) and metric is not None:
-                numbers[name] = metric
-            else:
-                kind = type(value).__name__
-                others.append(
-                    f"{component}.{method} returned {name!r}: a {kind} is no number, and no metric"
-                )
-        for name, metric in numbers.items():
-            full = name if "/" in name else f"{component}/{name}"
-            self._merge(owner, full, metric)
-        # A mapping without any number is a result of another kind.
-        if numbers and others:
-            count = Metric(float(len(others)), "max", notes=tuple(others))
-            self._merge(owner, f"{component}/{NOT_METRICS}", count)
+                full = name if "/" in name else f"{component}/{name}"
+                self._merge(owner, full, metric)
 
     def _merge(self, owner: str, name: str, metric: Metric) -> None:
         with self._lock:

@@ -629,9 +629,7 @@ class Worker:
                 self._registered.account()
         if self.with_tools and method != "take_metrics":
             slot = self.context.slot
-            self._collected.add_result(
-                self.context.owner, slot.component, method, result
-            )
+            self._collected.add_result(self.context.owner, slot.component, result)
 
 
 class RoleWorker(Worker):

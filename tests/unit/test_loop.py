@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 from rlplace.config.schema import ClusterConfig, RunnerConfig
 from rlplace.errors import WorkerError, WorkerTimeout
 from rlplace.execution.faults import Fault, Recovery, StateLost
-from rlplace.execution.loop import Loop, _without_numbers
+from rlplace.execution.loop import Loop, _not_metrics
 from rlplace.execution.memory_monitor import MemoryMonitor
 from rlplace.jobs.language_model.iteration import work
-from rlplace.metrics import Metric
+from rlplace.metrics import Metric, Metrics
 from rlplace.placement import Topology
 from rlplace.placement.language.slots import Slot
 from rlplace.placement.memory.ledger import MemoryCase
@@ -365,13 +366,18 @@ def test_a_worker_that_is_lost_when_its_state_is_asked_for_is_replaced_and_asked
     assert log[0] == "actor push_weights", "all ranks are where an iteration begins"
 
 
-def test_a_result_without_any_number_is_named() -> None:
-    call = SimpleNamespace(method="learn")
-    pending = SimpleNamespace(group=SimpleNamespace(name="actor"), calls=[call])
-    results = [[{"loss": "low", "all": [1.0]}, {"loss": "low", "all": [1.0]}]]
-    (found,) = _without_numbers([cast(Pending, pending)], results)
-    assert found["actor/not_metrics"].notes == (
-        "actor.learn returned 'loss': a str, 'all': a list; none is a number, and none a metric",
+def test_values_of_a_result_that_are_no_metrics_are_named() -> None:
+    def found(result: object) -> list[Metrics]:
+        call = SimpleNamespace(method="learn")
+        pending = SimpleNamespace(group=SimpleNamespace(name="actor"), calls=[call])
+        return _not_metrics([cast(Pending, pending)], [[result, result]])
+
+    mixed = {"loss": 0.5, "text": "low", "all": torch.zeros(2)}
+    named = (
+        "actor.learn returned 'text': a str is no number, and no metric",
+        "actor.learn returned 'all': a Tensor is no number, and no metric",
     )
-    for result in (None, {}, {"loss": 0.5}, [1.0]):
-        assert _without_numbers([cast(Pending, pending)], [[result]]) == []
+    for result in (mixed, {"text": "low", "all": torch.zeros(2)}):
+        assert found(result) == [{"actor/not_metrics": Metric(2.0, "max", notes=named)}]
+    for result in (None, {}, {"loss": torch.tensor(0.5)}, [1.0], {1: "one"}):
+        assert found(result) == []

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from rlplace.contract.stages import PULL, PUSH, Stage, steps_of_stage, weights
+from rlplace.contract.stages import (
+    PULL,
+    PUSH,
+    Stage,
+    Transfer,
+    steps_of_stage,
+    weights,
+)
 
 
-def calls(*transfers: object) -> list[tuple[str, str, str | None]]:
-    (step,) = steps_of_stage(Stage("sync", *transfers), {})  # type: ignore[arg-type]
+def calls(*transfers: Transfer) -> list[tuple[str, str, str | None]]:
+    (step,) = steps_of_stage(Stage("sync", *transfers), {})
     return [(call.component, call.method, call.source) for call in step.calls]
 
 

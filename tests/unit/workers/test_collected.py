@@ -44,10 +44,10 @@ def test_numbers_of_one_name_are_put_together_as_they_are_reduced() -> None:
 def test_only_mappings_of_names_to_numbers_are_metrics() -> None:
     collected = Collected()
     for result in (None, {}, {1: 2.0}, {"text": "low"}, [0.5]):
-        collected.add_result("env rank 0", "env", "run", result)
+        collected.add_result("env rank 0", "env", result)
     assert collected.take() == {}
     numbers = {"loss": 1, "env/n": Metric(2.0, "sum"), "done": True}
-    collected.add_result("env rank 0", "env", "run", numbers)
+    collected.add_result("env rank 0", "env", numbers)
     assert collected.take() == {
         "env/loss": Metric(1.0),
         "env/n": Metric(2.0, "sum"),
@@ -58,7 +58,7 @@ def test_only_mappings_of_names_to_numbers_are_metrics() -> None:
 def test_tensors_and_arrays_of_one_number_are_metrics() -> None:
     collected = Collected()
     numbers = {"loss": torch.tensor(0.5), "step": np.int64(3), "kl": np.array(2.0)}
-    collected.add_result("actor rank 0", "actor", "learn", numbers)
+    collected.add_result("actor rank 0", "actor", numbers)
     assert collected.take() == {
         "actor/loss": Metric(0.5),
         "actor/step": Metric(3.0),
@@ -66,17 +66,11 @@ def test_tensors_and_arrays_of_one_number_are_metrics() -> None:
     }
 
 
-def test_values_beside_numbers_that_are_no_metrics_are_named() -> None:
+def test_values_beside_numbers_are_ignored() -> None:
     collected = Collected()
     result = {"loss": 0.5, "text": "low", "all": torch.zeros(2)}
-    collected.add_result("actor rank 0", "actor", "learn", result)
-    taken = collected.take()
-    assert taken["actor/loss"] == Metric(0.5)
-    assert taken["actor/not_metrics"].value == 2.0
-    assert taken["actor/not_metrics"].notes == (
-        "actor.learn returned 'text': a str is no number, and no metric",
-        "actor.learn returned 'all': a Tensor is no number, and no metric",
-    )
+    collected.add_result("actor rank 0", "actor", result)
+    assert collected.take() == {"actor/loss": Metric(0.5)}
 
 
 def test_what_is_no_metric_is_refused_with_its_name() -> None:

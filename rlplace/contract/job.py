@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlplace.checkpoints.find import FOLDER as CHECKPOINTS
+from rlplace.checkpoints.find import folders_of
 from rlplace.checks.rule import broken
 from rlplace.codes import config_error
 from rlplace.config.open_job import OpenConfig, read_open_config
@@ -330,8 +330,7 @@ class Job:
 
     def last_line(self, run: Path) -> str:
         """Return the last line that a run prints, which says how to use its folder. `run`: the folder."""
-        saved = run / CHECKPOINTS
-        if not saved.is_dir() or not any(saved.iterdir()):
+        if not folders_of(run):
             return f"files      {run}: there is no checkpoint to go on with"
         return f"go on      resume={shlex.quote(str(run))}"
 

@@ -39,7 +39,8 @@ def test_the_last_line_of_a_custom_run_offers_no_command_that_it_cannot_take(
         components={"probe": Probe}, stages=[Stage("s", full("probe").calls("work"))]
     )
     run = tmp_path / "a b"
-    (run / "checkpoints").mkdir(parents=True)
+    # One that was cut short is none.
+    (run / "checkpoints" / "000001.part").mkdir(parents=True)
     assert (
         job.last_line(run) == f"files      {run}: there is no checkpoint to go on with"
     )

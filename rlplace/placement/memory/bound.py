@@ -25,10 +25,11 @@ _SWITCHES = (False, True)
 
 
 def too_small(case: MemoryCase) -> str | None:
-    """Return the reason, in words, why a component does not fit even alone on the whole cluster; else None.
+    """Return the reason, in words, why a component can never fit on the cluster; None if no such component is found.
 
-    Every change of the config that saves memory is assumed. None means that each component fits on its own, or that too
-    little is known. It does not prove that all components fit together.
+    Each component is checked as if it had the whole cluster for itself and the config had every setting that saves
+    memory. None means that each component fits on its own, or that its memory or the memory of the accelerators is not
+    known. It does not prove that all components fit together.
     """
     nodes = [node for node in case.placement.topology.nodes if node.accelerators]
     if not nodes or not all(run.memory_bytes for node in nodes for run in node.alike):
@@ -70,9 +71,10 @@ def _least(
     memory_bytes: int,
     kind: str,
 ) -> int:
-    """Return the least bytes per accelerator that one component can take at its peak, if it has the whole cluster.
+    """Return the smallest peak, in bytes per accelerator, that a component can have if it has the whole cluster.
 
-    `count`: accelerators of the cluster. `memory_bytes`, `kind`: of one accelerator.
+    The smallest is over all variants of the demand and all ways to spread the component. `count`: number of
+    accelerators in the cluster. `memory_bytes`, `kind`: memory and kind of one accelerator.
     """
     # Spreads to try: one rank per accelerator or one rank over all; tensor parallelism of 1 or over all; context
     # parallelism of 1 or over all, which needs one more communicator.
@@ -96,7 +98,10 @@ def _least(
 
 
 def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
-    """Return the bytes of a footprint at its peak over the stages, with the least residency that each stage needs."""
+    """Return the peak bytes per accelerator of a component over all stages.
+
+    In each stage, the component is counted with the smallest residency that the stage needs.
+    """
     return max(
         sum(footprint.held[schedule.needs.of(stage, component)].values())
         + sum(
@@ -110,7 +115,7 @@ def _fullest(footprint: Footprint, schedule: Schedule, component: str) -> int:
 def _forms(demand: Demand) -> Iterator[Demand]:
     """Yield variants of the demand in which every config option that saves memory is at its strongest.
 
-    An option that saves memory only in some cases gives two variants, with and without it.
+    An option that saves memory only in some cases gives two variants: one with the option, and one without it.
     """
     match demand:
         case TrainingDemand(block=block):
@@ -154,9 +159,9 @@ def _forms(demand: Demand) -> Iterator[Demand]:
 
 
 def _smallest(block: Any, sequence_length: int, **kept: Any) -> Any:
-    """Return a config block changed to passes of one sequence, and with the values in `kept`.
+    """Return a copy of a config block whose passes have one sequence each.
 
-    `block`: the config block. `kept`: key -> value.
+    `sequence_length`: tokens of that sequence. `kept`: other keys of the block -> their new values.
     """
     return dataclasses.replace(
         block,

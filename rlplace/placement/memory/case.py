@@ -106,11 +106,11 @@ def simulator_case(
     spaces: PolicySpaces | None = None,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a job on simulators; its `ledger()` is what a run holds.
+    """Return the memory case of a job on simulators. Its method `ledger()` computes what a run holds.
 
-    `replan`: plans the job with another config, to try remedies. `spaces`: shapes of the simulator; None: the policy's
-    weights are not counted, and the ledger has a note. `measured`: bytes that an earlier run measured; None: no earlier
-    run.
+    `replan`: function that plans the job with another config; it is used to try remedies. `spaces`: shapes of the
+    simulator's observations and actions; None: the weights of the policy are not counted, and the ledger has a note.
+    `measured`: bytes that an earlier run measured; None: there was no earlier run.
     """
     policy = PolicyShape(weights=(), buffer_bytes=0)
     notes = [_NO_SPACES]
@@ -141,11 +141,12 @@ def text_case(
     replan: Replan,
     measured: Measurements | None = None,
 ) -> MemoryCase:
-    """Return the memory case of a job on language models; its `ledger()` is what a run holds.
+    """Return the memory case of a job on language models. Its method `ledger()` computes what a run holds.
 
-    `replan`: plans the job with another config, to try remedies. `measured`: bytes that an earlier run measured; None:
-    no earlier run. Raises ConfigError for a model that cannot be read, unless its component is `measured`. Raises
-    PlacementError for `gpu_memory_utilization: auto` if no accelerator memory is known.
+    `replan`: function that plans the job with another config; it is used to try remedies. `measured`: bytes that an
+    earlier run measured; None: there was no earlier run. Raises ConfigError for a model that cannot be read, unless its
+    component is in `measured`. Raises PlacementError for `gpu_memory_utilization: auto` if the memory of some
+    accelerators is not known.
     """
     demands: dict[str, Demand] = {}
     notes: list[str] = []
@@ -205,7 +206,10 @@ def _case(
 
 
 def _without_copies(case: MemoryCase) -> MemoryCase:
-    """Return a case in which hosts hold no copies for checkpoints, if some host is too full; else `case` itself."""
+    """Return `case` itself if all hosts have room; otherwise a case without copies for checkpoints on the hosts.
+
+    With such a copy, a checkpoint is written while the stages go on.
+    """
     saved = {
         c: d for c, d in case.demands.items() if isinstance(d, _SAVED) and d.copied
     }
@@ -221,9 +225,10 @@ def _without_copies(case: MemoryCase) -> MemoryCase:
 
 
 def _batches(config: Config, plan: Plan) -> dict[str, int]:
-    """Return component -> sequences per optimizer step of each data-parallel replica; the micro-batch must divide it.
+    """Return component -> sequences per optimizer step of each data-parallel replica.
 
-    The result is empty if micro-batches of any size are allowed, or if the number of prompts is not known.
+    The micro-batch of the component must divide this number. The result is empty if micro-batches of any size are
+    allowed, or if the number of prompts is not known.
     """
     algorithm = config.algorithm
     if config.runs or algorithm.prompts is None:
@@ -409,9 +414,9 @@ def _training(
 
 
 def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
-    """Return the most rows (environments) for which a rollout rank computes actions at once.
+    """Return for how many rows (environments), at most, a rollout rank computes actions in one call.
 
-    These are the rows of one env rank; with `merge_requests`, all rows that can have arrived.
+    The number is the rows of one env rank. With `merge_requests`, it is all rows whose observations can have arrived.
     """
     route = plan.row_routes.observations
     if not rollout.merge_requests:
@@ -422,7 +427,7 @@ def _answered(plan: Plan, rollout: TorchRolloutConfig) -> int:
 def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
     """Return (samples per iteration, samples of one minibatch) of the actor rank that has the most samples.
 
-    Minibatches are drawn at random over all ranks, so the second number is a bound: the mean plus four standard
+    Minibatches are drawn at random over all ranks, so the second number is an upper bound: the mean plus four standard
     deviations.
     """
     route = plan.row_routes.trajectories
@@ -435,7 +440,7 @@ def _learned(plan: Plan, algorithm: AlgorithmConfig) -> tuple[int, int]:
 
 
 def _rows(route: Route) -> Counter[int]:
-    """Return target rank -> number of rows that it receives."""
+    """Return rank -> number of rows that it receives, for the target ranks of a route."""
     found: Counter[int] = Counter()
     for target, (start, stop) in zip(
         route.targets, itertools.pairwise(route.edges), strict=True
@@ -445,7 +450,7 @@ def _rows(route: Route) -> Counter[int]:
 
 
 def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> TrainingDemand:
-    """Return the actor's demand with the memory added that sending the weights to rollout takes."""
+    """Return the actor's demand with the memory added that it takes to send its weights to the rollout ranks."""
     deliveries = plan.deliveries
     ranks = range(plan.placement.world_size("actor"))
     # Copies on other nodes, which a rank can only send to: the number for the rank with the most.
@@ -460,7 +465,10 @@ def _sending(trained: TrainingDemand, actor: ActorConfig, plan: Plan) -> Trainin
 
 
 def _streamed(plan: Plan) -> list[Delivery]:
-    """Return the deliveries through host memory to which at least one actor rank streams weights over the network."""
+    """Return the weight deliveries through host memory for which some actor rank is on another node than the target.
+
+    Such an actor rank streams its weights over the network.
+    """
     ranks = plan.placement.world_size("actor")
     return [
         delivery
@@ -474,7 +482,8 @@ def model_of(
 ) -> ModelShape | None:
     """Return the shape of a component's model, with the output head of its role; None if no model is declared.
 
-    `own`: the model that the component declares; None: it uses the actor's model, as engines do.
+    `own`: the model in the component's config block; None: the block has no model, and the component uses the actor's
+    model, as engines do.
     """
     keys = config.model if own is None else own
     if keys is None:
@@ -491,11 +500,11 @@ def model_of(
 
 
 def read_again(config: Config) -> dict[str, float]:
-    """Return component -> share of a prompt token's cost that each further answer to the prompt costs again.
+    """Return component -> cost of a prompt token for each answer after the first; the cost for the first counts as 1.
 
-    The cost for the first answer counts as 1. The values are used as `SampleSizes.again`. The result is empty if the
-    answers to a prompt do not share its computation. Reward models, and models with unknown layers, are left out: they
-    compute the prompt anew for each answer.
+    The values are used as `SampleSizes.again`. The result is empty if the answers to a prompt do not share its
+    computation. Reward models, and models with unknown layers, are left out: they compute the prompt anew for each
+    answer.
     """
     found: dict[str, float] = {}
     for component in config.placed if config.algorithm.share_prompts else ():
@@ -511,7 +520,7 @@ def read_again(config: Config) -> dict[str, float]:
 
 
 def _shares_memory(plan: Plan, config: Config) -> bool:
-    """Return whether the workers are processes that need shared memory for channels; threads need none."""
+    """Return whether the workers are processes, which need shared memory for their channels; threads do not."""
     return bool(plan.channels) and config.cluster.launcher != "inline"
 
 
@@ -542,7 +551,7 @@ def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMe
 
 
 def with_share(config: Config, case: MemoryCase) -> Config:
-    """Return the config in which `gpu_memory_utilization: auto` is replaced by the share that `case` has computed.
+    """Return the config with `gpu_memory_utilization: auto` replaced by the share of memory that `case` has computed.
 
     For an engine other than vLLM, `kv_cache_memory` is set instead, to the bytes that this share leaves for the KV
     cache.
@@ -604,9 +613,9 @@ def double_buffer_bytes(weights_bytes: int) -> int:
 
 
 def _count_nccl(plan: Plan) -> Counter[int]:
-    """Return node -> bytes that NCCL takes in shared memory if the GPUs of the node cannot access each other directly.
+    """Return node -> bytes that NCCL takes in the node's shared memory if its GPUs cannot access each other directly.
 
-    Counted are models and engines on several GPUs, and weight syncs.
+    Counted are the NCCL groups of models and engines on several GPUs, and of weight syncs.
     """
     by_node: Counter[int] = Counter()
     at = {
@@ -640,7 +649,7 @@ def channel_bytes(
 ) -> int:
     """Return an upper bound of the bytes that one location of a channel takes in shared memory.
 
-    `item_bytes`: bytes of its largest item. `participants`: how many ranks and tools may use it.
+    `item_bytes`: bytes of the channel's largest item. `participants`: how many ranks and tools may use the channel.
     """
     room = (
         min(max(_ALL_ROOM // location.capacity_items, _LEAST_ROOM), _MOST_ROOM)
@@ -708,8 +717,8 @@ def text_items(
     """Return channel -> bytes of its largest item, in a job on language models.
 
     `weights_bytes`: bytes of one whole copy of the weights. `image_bytes`: most bytes of the images of a prompt. Bytes
-    per token: 4 for a token id in a request; 12 in an answer, for id, log-probability and version; 13 in a sample,
-    which also has a mask.
+    per token: 4 in a request, for the token id; 12 in an answer, for id, log-probability and policy version; 13 in a
+    sample, which also has a mask.
     """
     tokens = algorithm.longest
     each = algorithm.samples_per_prompt

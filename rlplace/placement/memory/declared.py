@@ -12,9 +12,9 @@ from rlplace.placement.schedule import Residency
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDemand:
-    """The bytes of one rank of a component, as its config block declares them.
+    """The memory demand of a component of a custom job: the bytes of one rank, as its config block declares them.
 
-    `stages`: the stages in which the component works.
+    `declared`: the declared bytes. `stages`: the stages in which the component works.
     """
 
     declared: DeclaredMemory

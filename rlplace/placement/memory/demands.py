@@ -33,7 +33,7 @@ _MOMENTS = 2  # of Adam
 
 
 class Part(enum.Enum):
-    """The purposes that bytes on an accelerator are used for."""
+    """What bytes on an accelerator are used for."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -54,7 +54,7 @@ class Part(enum.Enum):
 
 
 class HostPart(enum.Enum):
-    """The purposes that bytes on a host are used for."""
+    """What bytes on a host are used for."""
 
     OFFLOADED = "offloaded copies"
     DECLARED = "as declared"
@@ -108,7 +108,12 @@ _PROCESS = frozenset({Part.CONTEXT, Part.COMMUNICATOR, Part.ASLEEP})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The placement of a component on one kind of accelerator. A demand computes a footprint from it."""
+    """The placement of a component on one kind of accelerator. A demand computes a footprint from it.
+
+    `ranks`: all ranks of the component. `accelerators_per_rank`: 0 for ranks without accelerators. `tensor_parallel`:
+    accelerators that split one copy of the model. `context_parallel`: model copies that split the tokens of the same
+    samples. `memory_bytes`: memory of one accelerator; 0: not known. `kind`: kind of accelerator, such as "cuda".
+    """
 
     ranks: int  # world size
     accelerators_per_rank: int  # 0 for a component on nodes or other hardware
@@ -120,19 +125,19 @@ class Placed:
 
     @property
     def copies(self) -> int:
-        """The number of model copies of the component, at least 1; copies may shard their state."""
+        """The number of model copies of the component, at least 1. The copies may shard their state among them."""
         return max(1, self.ranks * self.accelerators_per_rank // self.tensor_parallel)
 
     @property
     def groups(self) -> int:
-        """The number of communicators per process: 1 for the copies, and 1 each for tensor and context parallelism.
+        """The number of communicators per process: one for the copies, and one each for tensor and context parallelism.
 
-        A kind of parallelism that is not used needs no communicator.
+        Tensor or context parallelism counts only if its size is above 1.
         """
         return 1 + (self.tensor_parallel > 1) + (self.context_parallel > 1)
 
     def tokens(self, of_pass: int) -> int:
-        """Return how many tokens of a pass one context-parallel rank processes. `of_pass`: all tokens of the pass."""
+        """Return how many tokens of a pass one context-parallel rank processes. `of_pass`: tokens of the whole pass."""
         return -(-of_pass // self.context_parallel)
 
     @property
@@ -140,9 +145,9 @@ class Placed:
         return self.kind == "emulated"
 
     def process(self, groups: int) -> dict[Part, int]:
-        """Return purpose -> bytes that a process takes in addition to its tensors; empty on an emulated accelerator.
+        """Return purpose -> bytes on an accelerator that a process takes in addition to its tensors.
 
-        `groups`: the number of communicators of the process.
+        `groups`: the number of communicators of the process. The result is empty on an emulated accelerator.
         """
         if self.emulated:
             return {}
@@ -155,9 +160,12 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The bytes of one rank on each of its accelerators, and on its host (`host`).
+    """The bytes of one rank on each of its accelerators, and on its host, by purpose.
 
-    For every residency, `held` has all bytes, including those that stay for the whole life of the process.
+    `held`: residency -> all bytes on an accelerator, including those that stay for the whole life of the process.
+    `working`: stage -> bytes used while the stage runs, in addition to `held`. `loading`: bytes used in addition to
+    `held` when the weights are first loaded. `host`: residency -> bytes on the host. `lacking`: the reason why the
+    component cannot work, such as a KV cache without room; None if it can work.
     """
 
     held: Mapping[Residency, Bytes]
@@ -170,7 +178,7 @@ class Footprint:
     lacking: str | None = None
 
     def reported_bytes(self, residency: Residency) -> int:
-        """Return the bytes on an accelerator that the worker reports after a move.
+        """Return the bytes on an accelerator that the worker reports after it has moved to a residency.
 
         Bytes of the process itself, such as its CUDA context, are not reported.
         """
@@ -179,7 +187,10 @@ class Footprint:
         )
 
     def host_bytes(self, residency: Residency) -> int:
-        """Return the bytes on its host that the worker reports after a move, without temporary and allocator bytes."""
+        """Return the bytes on the host that the worker reports after it has moved to a residency.
+
+        Temporary bytes, and bytes that the memory allocator adds, are not reported.
+        """
         return sum(
             size
             for part, size in self.host.get(residency, {}).items()
@@ -191,8 +202,8 @@ class Footprint:
     ) -> Footprint:
         """Return the footprint corrected by measurements of an earlier run.
 
-        `measured`: residency -> bytes that replace the computed bytes. `unforeseen`: residency -> bytes that are added
-        to the computed bytes, so that a change of the demand still counts.
+        `measured`: residency -> measured bytes, which replace the computed bytes. `unforeseen`: residency -> bytes that
+        are added to the computed bytes. With `unforeseen`, a later change of the demand still changes the result.
         """
         held = dict(self.held)
         for residency, parts in self.held.items():
@@ -218,9 +229,10 @@ def host_copies(
 ) -> dict[Residency, HostBytes]:
     """Return residency -> bytes that a rank keeps on its host: copies of tensors that are not on its accelerators.
 
-    `part`: the purpose of the copies. `off`, `weights`: the tensors that are copied while the residency is off, or
-    weights. Copies of GPU tensors are in pinned memory, and the pinned pool never shrinks. Setup ends with every
-    component off, so the pool has its full size from the first stage on, even if nothing moves later.
+    `part`: the purpose of the copies. `off`: the tensors that are copied while the residency is off. `weights`: the
+    tensors that are copied while the residency is weights. Copies of GPU tensors are in pinned memory, and the pinned
+    pool never shrinks. Set-up ends with every component off, so the pool has its full size from the first stage on,
+    even if nothing moves later.
     """
     pool = (
         0
@@ -252,9 +264,12 @@ class Demand(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSync:
-    """The memory that a weight sync between accelerators takes on one accelerator.
+    """The memory that a weight sync between accelerators takes on one accelerator; nothing for a sync through the host.
 
-    A sync through the host takes no memory of the accelerator.
+    Each of these fields says whether the accelerator holds that memory. `buckets`: two buckets of weights in transit.
+    `copy`: a second copy of all weights, which replaces the copy in use at the end. `windows`: buffers of whole
+    weights, from which a tensor-parallel engine loads its part. `group`: a communicator for the broadcast. `number`:
+    bytes per number during the transfer.
     """
 
     buckets: bool = False  # two buckets
@@ -276,9 +291,9 @@ class DeviceSync:
     ) -> DeviceSync:
         """Return the memory that a sync takes on the receiving accelerator that holds the most.
 
-        `dtype`: of the weights while they are sent. A taker is a receiver with one accelerator; `DeviceDelivery`
-        explains its owner. A taker without an owner has buckets of its own. A taker with an owner uses the buckets of
-        the owner.
+        `deliveries`: the planned copies of the weights. `dtype`: dtype of the weights while they are sent. A receiver
+        on the accelerator of an actor rank uses the buckets of that rank (its owner, see `DeviceDelivery`). Any other
+        receiver has buckets of its own.
         """
         found = [d for d in deliveries if isinstance(d, DeviceDelivery)]
         free = any(owner is None for d in found for owner in d.owners)
@@ -289,7 +304,7 @@ class DeviceSync:
         )
 
     def beside(self, process: Mapping[Part, int]) -> dict[Part, int]:
-        """Return purpose -> bytes of a process, with the bytes of the sync's communicator added.
+        """Return purpose -> bytes of a process, with the bytes of the sync's communicator added if the sync has one.
 
         `process`: purpose -> bytes without that communicator.
         """
@@ -315,7 +330,10 @@ class DeviceSync:
         return max(buckets, loading, beside) + (weights_bytes if self.copy else 0)
 
     def stages(self, weights_bytes: int) -> dict[str, Bytes]:
-        """Return stage -> bytes that the sync takes in it; empty if the sync takes no bytes."""
+        """Return {"sync": bytes that the sync takes, by purpose}; empty if the sync takes no bytes.
+
+        `weights_bytes`: bytes of one copy of the weights.
+        """
         size = self.working(weights_bytes)
         if size:
             return {"sync": {Part.SYNC: size}}
@@ -323,7 +341,7 @@ class DeviceSync:
 
 
 def _sized(tensors: Tensors, each: int) -> list[tuple[int, int]]:
-    """Return (bytes, count) of tensors that are given as (elements, count). `each`: bytes per element."""
+    """Return the (bytes, count) of each entry in `tensors`, which has (elements, count). `each`: bytes per element."""
     return [(elements * each, times) for elements, times in tensors]
 
 
@@ -342,7 +360,15 @@ def _parts(moment: Moment) -> Bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDemand:
-    """A language model that is trained. Ranks shard its state; while it is off, its host holds a copy of the state."""
+    """The memory demand of a language model that is trained.
+
+    Ranks shard its state; while it is off, its host holds a copy of the state. `packed`: True: a pass has
+    `token_budget` tokens; False: it has `micro_batch` sequences. `sync`: what sending weights takes on an accelerator.
+    `samples`: samples per optimizer step over all ranks; 0: not known. `streams`: whether weights are streamed to other
+    nodes. `sent`: number of weight copies on other nodes to which only changes are sent. `copied`: whether checkpoints
+    are written from a copy on the host; None: checkpoints do not include this model. `refreshes`: whether its weights
+    refresh a reference. `early`: whether it starts to learn during rollout.
+    """
 
     model: ModelShape
     block: TrainedConfig
@@ -465,8 +491,8 @@ class TrainingDemand:
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
         """Return the tensors of the optimizer: (master weights, Adam's moments, unpacked moments).
 
-        Each is a list of (bytes of a tensor on the fullest rank, number of equal tensors). Moments are unpacked for
-        checkpoints; this list is empty if moments are not packed.
+        Each is a list of (bytes of a tensor on the fullest rank, number of tensors of this size). 8-bit moments are
+        unpacked to float32 for checkpoints; the third list is empty for other optimizers.
         """
         trained = self._trained(placed, _OPTIMIZER)
         packed = self.block.optimizer.kind == "adamw_8bit"
@@ -514,7 +540,7 @@ class TrainingDemand:
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
-        """Return the moment of an optimizer step with the most bytes. The step may have several micro-batches.
+        """Return the largest memory use within an optimizer step, which may have several micro-batches.
 
         `work`: the sizes of a pass.
         """
@@ -539,7 +565,10 @@ class TrainingDemand:
         )
 
     def _inputs(self, placed: Placed, work: Pass) -> int:
-        """Return the host bytes of the inputs of all layers for offloaded activations. `work`: the sizes of a pass."""
+        """Return the host bytes that the inputs of all layers take when activations are offloaded.
+
+        `work`: the sizes of a pass.
+        """
         each = (
             formulas.checkpoints(self.model, work.tokens, work.number, work.parallel)
             // self.model.layers
@@ -547,7 +576,7 @@ class TrainingDemand:
         return self.model.layers * (each if placed.emulated else formulas.pinned(each))
 
     def _saving(self, shards: int, each: int) -> int:
-        """Return the bytes on an accelerator while the model is saved, one whole weight at a time.
+        """Return the bytes on an accelerator while the model is saved: one whole weight at a time is put together.
 
         LoRA factors are merged into the weight. `shards`: ranks that shard or split a weight. `each`: bytes per number.
         """
@@ -563,7 +592,7 @@ class TrainingDemand:
     def _exchanged(self, placed: Placed, shards: int) -> int:
         """Return the bytes of column-split weights that ranks exchange into whole rows before the weights are sent.
 
-        For the last weight, its pieces are counted as well. `shards`: ranks that shard a weight.
+        The pieces of the last weight are counted in addition to the whole rows. `shards`: ranks that shard a weight.
         """
         if placed.tensor_parallel == 1:
             return 0
@@ -578,9 +607,10 @@ class TrainingDemand:
         return each * (total(cut) + max((size for size, _ in cut), default=0))
 
     def _merged(self, placed: Placed, shards: int, number: int) -> int:
-        """Return the bytes of weights into which LoRA factors are merged; they are kept until they are sent.
+        """Return the bytes of merged weights (base weights plus LoRA factors), which are kept until they are sent.
 
-        Merging uses float32. `shards`: ranks that shard a weight. `number`: bytes per number of the merged weights.
+        The merge is computed in float32. `shards`: ranks that shard a weight. `number`: bytes per number of the merged
+        weights.
         """
         cut = placed.tensor_parallel
         parts = [
@@ -593,7 +623,7 @@ class TrainingDemand:
         )
 
     def _trained(self, placed: Placed, shared_from: int) -> Tensors:
-        """Return the trained tensors as (elements on the fullest rank, count).
+        """Return the trained tensors as (elements on the fullest rank, number of tensors of this size).
 
         `shared_from`: the lowest ZeRO stage in which ranks shard these tensors.
         """
@@ -607,10 +637,12 @@ class TrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringDemand:
-    """A reference or reward model, which makes only forward passes.
+    """The memory demand of a reference or reward model, which makes only forward passes.
 
     While it is off, its host holds a copy of the model. Without accelerators, or with `on_host`, the host always holds
-    it.
+    it. `packed`: True: a pass has `token_budget` tokens; False: it has `micro_batch` sequences. `refreshed`: dtype of
+    the weights that refresh the model; None: it is never refreshed. `copied`: whether checkpoints are written from a
+    copy on the host; None: checkpoints do not include this model.
     """
 
     model: ModelShape
@@ -685,7 +717,13 @@ class ScoringDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDemand:
-    """A generation engine such as vLLM. It has a share of an accelerator's memory, or a KV cache of a fixed size."""
+    """The memory demand of a generation engine such as vLLM.
+
+    The engine takes a share of an accelerator's memory, or has a KV cache of a fixed size. `sequence_length`: tokens of
+    the longest sequence; the KV cache must hold one. `sync`: what receiving weights takes on an accelerator. `taken`:
+    host bytes of buckets of weights from other nodes. `answers`: answers per iteration on the rank with the most; None:
+    not known. `cut`: whether evaluation draws from the likeliest tokens only (top-p).
+    """
 
     model: ModelShape
     block: TextRolloutConfig
@@ -786,7 +824,11 @@ class EngineDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorDemand:
-    """Environments whose memory the config declares. They are either full or off, with nothing in between."""
+    """The memory demand of environments, which is declared in the config.
+
+    The environments are either full or off, with nothing in between. `samples_bytes`: host bytes of samples that are
+    generated ahead and kept for checkpoints.
+    """
 
     accelerator_bytes: int = 0
     host_bytes: int = 0

@@ -89,8 +89,8 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
     """Return the description of a model that the transformers library generates.
 
     `config`: the content of its config.json. `key`: key path of the model in the job's config, for errors. Raises
-    ConfigError if transformers is missing or does not know the family. The error suggests no family with a similar
-    name, since that is another model.
+    ConfigError if transformers is missing or does not know the family. The error does not suggest a family with a
+    similar name, because that is another model.
     """
     family = config.get("model_type")
     keys = {name: value for name, value in config.items() if name not in _OWN_KEYS}
@@ -130,9 +130,9 @@ def _described(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _kept(keys: str) -> Mapping[str, Any]:
-    """Return the description of a model from the cache folder; if it is not there, generate and store it.
+    """Return the description of a model from the cache folder, or generate and store it if it is not there.
 
-    `keys`: the content of the model's config.json. An answer with an "error" is not stored.
+    `keys`: the content of the model's config.json, as text. A result with the key "error" is not stored.
     """
     name = f"{_VERSION} {importlib.metadata.version('transformers')} {keys}"
     folder = (

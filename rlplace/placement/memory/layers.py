@@ -8,7 +8,12 @@ import math
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A parameter tensor of a model, or the tensors of one name in all layers of a block."""
+    """A parameter tensor of a model, or the tensors of one name in all layers of a block.
+
+    `name`: "*" stands for the layer number. `ways`: into how many parts, at most, tensor parallelism splits the tensor.
+    `projection`: whether it is a linear layer that LoRA adapts. `met`: the share of the tensor that one token uses;
+    below 1 for experts. `bits`: bits per number of a quantised weight, scales included; 0: not quantised.
+    """
 
     name: str  # "*" stands for the layer number
     shape: tuple[int, ...]
@@ -23,17 +28,17 @@ class Weight:
 
     @property
     def by_columns(self) -> bool:
-        """Whether tensor parallelism splits the columns of the weight, not its rows.
+        """Whether tensor parallelism splits the columns of the weight. If not, it splits the rows.
 
         Ranks that hold columns compute partial products, which are summed.
         """
         return self.name.endswith(("o_proj.weight", "down_proj.weight"))
 
     def part(self, tensor_parallel: int, shards: int = 1) -> int:
-        """Return the elements of the weight on the fullest rank.
+        """Return the number of elements of the weight on the rank that holds the most.
 
         `tensor_parallel`: ranks that split the weight. `shards`: ranks that shard dimension 0. As in FSDP2, dimension 0
-        is cut into equal chunks, and the last chunk is padded to the size of the others.
+        is cut into equal chunks, and the last chunk is padded to the size of the other chunks.
         """
         rows = self.shape[0] if self.shape else 1
         return -(
@@ -44,7 +49,11 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """How many numbers per token one layer saves for the backward pass, without attention's s x s matrix."""
+    """How many numbers per token one layer saves for the backward pass, without attention's s x s matrix.
+
+    `compute`: numbers in the dtype of the computation. `float32`: numbers in float32. `compute_cut`, `float32_cut`:
+    further numbers of the two dtypes, which tensor parallelism divides among the ranks.
+    """
 
     compute: int = 0  # in the dtype of the computation
     compute_cut: int = 0  # the same, but divided by tensor parallelism
@@ -57,8 +66,8 @@ class Saved:
         """Return the bytes per token that one layer saves on one rank.
 
         `compute_bytes`: bytes of a number in the compute dtype. `tensor_parallel`: ranks that split a layer.
-        `gathered`: how many numbers in the compute dtype a rank holds for every token under sequence parallelism; it
-        holds all other numbers only for its own tokens. None: no sequence parallelism.
+        `gathered`: for sequence parallelism, how many numbers in the compute dtype a rank holds for the tokens of all
+        ranks; all further numbers it holds only for its own tokens. None: no sequence parallelism.
         """
         kept = self.compute if gathered is None else min(self.compute, gathered)
         whole = kept * compute_bytes + self.float32 * 4 * (gathered is None)
@@ -70,7 +79,11 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A group of identical layers. Each layer is one unit that FSDP gathers."""
+    """A group of identical layers. Each layer is one unit that FSDP gathers.
+
+    `layers`: their number. `weights`: the weights of one layer. `saved`: what one layer saves for the backward pass.
+    `passing`: what one layer holds at once in a pass without gradients; None: `saved` is used as an upper bound.
+    """
 
     layers: int
     weights: tuple[Weight, ...]  # of one layer
@@ -81,7 +94,11 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """The vision encoder before the decoder: identical layers. Sizes are per image patch."""
+    """The vision encoder before the decoder: identical layers. Sizes are per image patch.
+
+    `hidden`: width of the hidden states. `pixels`: input numbers of a patch. `patches`: patches that are merged into
+    one token. `mergers`: number of modules that merge patches into tokens.
+    """
 
     block: Block
     hidden: int
@@ -90,7 +107,7 @@ class Tower:
     mergers: int  # modules that merge patches into tokens, including those for extra decoder features
 
     def given(self, tokens: int) -> int:
-        """Return the float32 bytes of the images that the encoder turns into `tokens` tokens."""
+        """Return the bytes of the encoder's input, images in float32, that give `tokens` tokens."""
         return tokens * self.patches * self.pixels * 4
 
     def layer(self, tokens: int, compute: int) -> int:
@@ -122,7 +139,12 @@ class Tower:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayers:
-    """Layers whose KV caches have the same size."""
+    """Layers whose KV caches have the same size.
+
+    `layers`: their number. `heads`: key heads. `numbers`: numbers per token and head, for key and value together.
+    `window`: tokens that attention sees and keeps; 0: all. `state`: numbers per sequence and head that do not depend on
+    the length of the sequence.
+    """
 
     layers: int
     heads: int  # tensor parallelism divides them, down to one
@@ -131,7 +153,7 @@ class KvLayers:
     state: int = 0  # numbers per sequence and head, independent of its length
 
     def of(self, tokens: int, step: int, parallel: int) -> int:
-        """Return how many numbers these layers keep in the KV cache of one rank, for a sequence of `tokens` tokens.
+        """Return how many numbers these layers keep in the KV cache of one rank for a sequence of `tokens` tokens.
 
         `step`: how many tokens of the sequence are computed at once. `parallel`: ranks that split the heads.
         """

@@ -51,7 +51,11 @@ _NO_DEMAND = Footprint(held={residency: {} for residency in Residency})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A point in time of an iteration: a stage, or the entry to it. `start` marks the very first entry."""
+    """A point in time of an iteration: a stage, or the entry to a stage.
+
+    `entering`: whether it is the entry to `stage`. `start`: whether it is the very first entry, which loads the
+    weights.
+    """
 
     stage: str
     entering: bool = False
@@ -67,7 +71,10 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """The bytes that one component uses for one purpose on an accelerator or host, over all its ranks on it."""
+    """The bytes that one component uses for one purpose on an accelerator or host, over all its ranks there.
+
+    `component`: for shared memory, the purpose instead: channels, weights or NCCL. `part`: the purpose.
+    """
 
     component: str  # for HostPart.SHARED, the purpose: channels, weights, NCCL
     part: Part | HostPart
@@ -76,7 +83,7 @@ class Hold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The bytes that one accelerator, or one host, holds at a moment."""
+    """The bytes that one accelerator, or one host, holds at a moment. `holds` lists the largest first."""
 
     moment: Moment
     holds: tuple[Hold, ...]  # the largest first
@@ -93,9 +100,11 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The loads of accelerators, or of hosts, that are all used in the same way. All sizes are per accelerator or host.
+    """The memory of accelerators, or of hosts, that are all used in the same way. Sizes are per accelerator or host.
 
-    `numbers`: the accelerators or hosts. `loads`: the load at each moment.
+    `numbers`: numbers of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator, or "host".
+    `capacity_bytes`: 0: not known. `reserve_bytes`: part of the capacity that stays free for memory that is not
+    counted. `loads`: the load at each moment, in order of time.
     """
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
@@ -106,9 +115,9 @@ class Account:
 
     @property
     def worst(self) -> Load:
-        """The load at the moment with the most bytes.
+        """The load with the most bytes.
 
-        If loads are equal, it is the first load, and a stage comes before an entry.
+        Of equal loads, a load of a stage comes before a load of an entry, and an earlier load before a later one.
         """
         return max(
             self.loads, key=lambda load: (load.total_bytes, not load.moment.entering)
@@ -124,9 +133,9 @@ class Account:
 
     @property
     def margin_bytes(self) -> int | None:
-        """The bytes that stay free at the worst moment, without the reserve; None if the capacity is not known.
+        """The bytes of room that stay free at the worst moment; None if the capacity is not known.
 
-        The number is negative if the load does not fit.
+        Room is the capacity without the reserve. The number is negative if the load does not fit.
         """
         if self.capacity_bytes:
             return self.room_bytes - self.worst.total_bytes
@@ -134,7 +143,7 @@ class Account:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes that a host holds in shared memory. The number does not change between moments."""
+        """The bytes that each host holds in shared memory. They are equal at all moments."""
         return sum(
             hold.size_bytes for hold in self.worst.holds if hold.part is HostPart.SHARED
         )
@@ -146,7 +155,13 @@ class Account:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLedger:
-    """The memory proof of a plan: bytes by accelerator and host, moment, component and purpose. Immutable."""
+    """The memory proof of a plan: bytes by accelerator and host, moment, component and purpose. Immutable.
+
+    `footprints`: component -> footprints of one rank, one footprint for each different occupancy of its ranks.
+    `accelerators`, `hosts`: one account for each group of accelerators or hosts that are used in the same way.
+    `measured`: components whose bytes an earlier run measured. `uncounted`: components whose memory is not known; they
+    count as 0 bytes. `notes`: remarks for the user.
+    """
 
     # Component -> footprints of one rank, one for each occupancy of its ranks.
     footprints: Mapping[str, tuple[Footprint, ...]]
@@ -159,12 +174,15 @@ class MemoryLedger:
 
     @property
     def empty(self) -> bool:
-        """Whether the ledger knows of no bytes on accelerators, for any component."""
+        """Whether the ledger has 0 bytes on every accelerator."""
         return not any(account.worst.total_bytes for account in self.accelerators)
 
     @property
     def known(self) -> bool:
-        """Whether the bytes of every component on accelerators and the capacity of every accelerator are known."""
+        """Whether the bytes of every component on accelerators, and the capacity of every accelerator, are known.
+
+        False if the ledger has 0 bytes on every accelerator.
+        """
         return (
             not self.empty
             and not self.uncounted
@@ -176,21 +194,21 @@ class MemoryLedger:
         return (*self.accelerators, *self.hosts)
 
     def bytes(self, component: str, residency: Residency) -> int:
-        """Return the bytes of a component's fullest rank on each of its accelerators, as reported after a move."""
+        """Return the bytes of a component's fullest rank on each of its accelerators, as its worker reports them."""
         return max(
             (f.reported_bytes(residency) for f in self.footprints[component]), default=0
         )
 
     def host_bytes(self, component: str, residency: Residency) -> int:
-        """Return the bytes that the fullest rank of a component keeps on its host in a residency."""
+        """Return the bytes on the host of a component's fullest rank, as its worker reports them."""
         return max(
             (f.host_bytes(residency) for f in self.footprints[component]), default=0
         )
 
     def working(self, component: str) -> dict[str, int]:
-        """Return stage -> bytes that the work of a component's fullest rank takes on each accelerator.
+        """Return stage -> bytes on each accelerator that a component's fullest rank uses only while the stage runs.
 
-        The bytes of its residency come on top and are not included.
+        The bytes of the component's residency are not included; they are used in addition.
         """
         stages = [
             working for f in self.footprints[component] for working in f.working.items()
@@ -201,16 +219,19 @@ class MemoryLedger:
         }
 
     def account(self, accelerator: int) -> Account:
-        """Return the account of the accelerator with this global number. Raise KeyError if no component uses it."""
+        """Return the account of an accelerator. Raise KeyError if no component uses the accelerator.
+
+        `accelerator`: its number in the cluster.
+        """
         for account in self.accelerators:
             if accelerator in account.numbers:
                 return account
         raise KeyError(f"no component uses accelerator {accelerator}")
 
     def shared_bytes(self, node: int) -> int:
-        """Return the most bytes that the run takes in the shared memory of a node.
+        """Return the most bytes that the run takes in the shared memory of a node; 0 for a node without ranks.
 
-        This is /dev/shm, or `cluster.comm.shm_folder` if that is set.
+        Shared memory is /dev/shm, or `cluster.comm.shm_folder` if that is set.
         """
         return next(
             (account.shared_bytes for account in self.hosts if node in account.numbers),
@@ -219,9 +240,9 @@ class MemoryLedger:
 
     @property
     def tightest(self) -> Account | None:
-        """The account of accelerators with the smallest margin; None without accelerators.
+        """The account of accelerators with the smallest margin; None if no accelerators are used.
 
-        If no capacity is known, return the account of the accelerators with the most bytes.
+        If no capacity is known, it is the account of the accelerators with the most bytes.
         """
         return min(
             self.accelerators,
@@ -253,7 +274,7 @@ class MemoryLedger:
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits; memory that is not known does not count."""
+        """Whether every load fits and every component has enough memory to work. Unknown capacities count as enough."""
         return self.within_capacity and not self.lacking
 
 
@@ -262,7 +283,10 @@ class MemoryLedger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """All ranks of one component that have the same number of accelerators each; 0: ranks that use only a host."""
+    """All ranks of one component that have equally many accelerators each.
+
+    `accelerators_per_rank`: 0 for ranks that use only a host.
+    """
 
     component: str
     accelerators_per_rank: int
@@ -270,7 +294,12 @@ class Occupancy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OccupancyClass:
-    """Accelerators, or nodes, with equal hardware and, for each `Occupancy`, equally many ranks."""
+    """Accelerators, or nodes, that have equal hardware and equally many ranks of every `Occupancy`.
+
+    `numbers`: numbers of the accelerators in the cluster, or of the nodes. `kind`: kind of accelerator. `memory_bytes`:
+    memory of one accelerator; 0: not known. `ranks`: occupancy -> number of its ranks on each accelerator or node.
+    `host_bytes`: memory of one node; 0: not known.
+    """
 
     numbers: Ranges  # of accelerators over the cluster, or of nodes
     kind: str  # of accelerator
@@ -280,10 +309,11 @@ class OccupancyClass:
 
 
 def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
-    """Return the bytes of one accelerator that stay free.
+    """Return the bytes of one accelerator that the plan leaves free.
 
-    `reserve`: bytes, a share of the memory, or "auto". `kind`: kind of the accelerator. With "auto", an emulated
-    accelerator reserves nothing, since its memory is only accounted. `memory_bytes`: of one accelerator.
+    `reserve`: the config's `memory.reserve`: bytes, a share of the memory, or "auto". `kind`: kind of the accelerator.
+    With "auto", nothing is reserved on an emulated accelerator, whose memory is only accounted. `memory_bytes`: memory
+    of the accelerator.
     """
     if reserve == "auto":
         reserve = 0.0 if kind == "emulated" else USUAL_RESERVE
@@ -297,9 +327,10 @@ def reserved(reserve: Reserve, kind: str, memory_bytes: int) -> int:
 def accelerator_classes(
     placement: HybridComponentPlacement,
 ) -> tuple[OccupancyClass, ...]:
-    """Return the accelerators in use, grouped by equal ranks and hardware, in the order of their lowest numbers.
+    """Return the accelerators in use, grouped by equal hardware and ranks, in the order of their lowest numbers.
 
-    The time is linear in nodes and segments: accelerators between two changes of hardware or ranks are handled at once.
+    The time is linear in nodes and segments, not in accelerators: neighbours with the same hardware and ranks are
+    handled together.
     """
     # First accelerator of a run of equal ones -> (kind, memory in bytes).
     hardware: dict[int, tuple[str, int]] = {}
@@ -344,7 +375,7 @@ def accelerator_classes(
 
 @functools.lru_cache(maxsize=8)
 def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, ...]:
-    """Return the nodes that have a rank, grouped by equal ranks and hardware, in the order of their lowest numbers.
+    """Return the nodes that have a rank, grouped by equal hardware and ranks, in the order of their lowest numbers.
 
     The time is linear in nodes and ranks.
     """
@@ -381,9 +412,17 @@ def host_classes(placement: HybridComponentPlacement) -> tuple[OccupancyClass, .
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
-    """All that a memory ledger is computed from.
+    """All inputs from which a memory ledger is computed.
 
-    Components without a demand count as 0 bytes, and the `notes` of the ledger name them.
+    Components without a demand count as 0 bytes, and the `notes` of the ledger name them. `needs`: the least residency
+    of each component in each stage. `offload`: component -> whether it releases accelerators that other components
+    need. `blocks`: component -> key of its config block, if that is not its name. `measured`: bytes of an earlier run,
+    which replace computed bytes. `unforeseen`: bytes that are added to the computed ones. `unknown`: components of
+    which only the host memory is known. `shared`: shared memory of the nodes. `reserve`: memory of each accelerator
+    that stays free. `batches`: component -> sequences per optimizer step of each replica, which micro-batches must
+    divide. `copies_checkpoints`: whether hosts hold copies of the state until a checkpoint is written. `job`: function
+    that plans the job with changed config lines and returns the new case, or None if the plan is rejected. `lines`: key
+    path -> value of the lines that this case has changed.
     """
 
     placement: HybridComponentPlacement
@@ -413,9 +452,9 @@ class MemoryCase:
     lines: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def with_lines(self, lines: Mapping[str, object]) -> MemoryCase | None:
-        """Return the case of the job with these config lines changed, too; None if the changed plan is rejected.
+        """Return the case of the job with further config lines changed; None if the changed plan is rejected.
 
-        `lines`: key path -> value. Lines that were changed before stay changed.
+        `lines`: key path -> value. Lines that this case has changed already stay changed.
         """
         assert self.job is not None, "asked of a case without a config"
         lines = {**self.lines, **lines}
@@ -427,8 +466,8 @@ class MemoryCase:
     def schedule(self) -> Schedule:
         """Return the schedule of the plan.
 
-        Here, components that `find_clashes` would report may stay on their accelerators: the ledger decides by bytes,
-        not by the rule of `find_clashes`.
+        A component that cannot leave accelerators which another component needs stays on them here. `find_clashes`
+        would report this as an error; the ledger decides by bytes whether it fits.
         """
         leaving = {c: self.offload.get(c, False) for c in self.placement.components}
         return schedule_of(self.placement, self.needs, leaving)
@@ -439,7 +478,10 @@ class MemoryCase:
         footprints: dict[str, dict[Placed, Footprint]] = {c: {} for c in components}
 
         def rank_in(used: OccupancyClass) -> dict[Occupancy, Footprint]:
-            """Return occupancy -> footprint of one rank, for `used`. Each footprint is computed once."""
+            """Return occupancy -> footprint of one rank, for each occupancy in `used`.
+
+            Footprints of equal placements are computed once.
+            """
             found = {}
             for occupancy in used.ranks:
                 placed = self._placed(occupancy, used)
@@ -514,9 +556,9 @@ class MemoryCase:
         ]
 
     def changed(self, components: Iterable[str], **values: object) -> MemoryCase:
-        """Return the case with other values in the demands of `components`.
+        """Return the case with changed values in the demands of `components`.
 
-        `values`: field of the demand, or key of the component's config block -> value. A change applies to all
+        `values`: field of the demand, or key of the component's config block -> new value. A change applies to all
         components that share the config block.
         """
         demands = dict(self.demands)
@@ -530,9 +572,9 @@ class MemoryCase:
 
 
 def _with(of: Any, key: str, value: object) -> Any:
-    """Return a copy of a dataclass with another value at a path of fields.
+    """Return a copy of a dataclass in which one field, possibly of a nested dataclass, has a new value.
 
-    `of`: the dataclass. `key`: the path, such as `block.optimizer.kind`.
+    `of`: the dataclass. `key`: the path of the field, such as `block.optimizer.kind`.
     """
     field, _, rest = key.partition(".")
     inside = _with(getattr(of, field), rest, value) if rest else value

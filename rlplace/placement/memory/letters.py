@@ -55,7 +55,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 class Letters:
     """The values of the letters (variables) of one model description, computed from one config.json.
 
-    Problems are collected, not raised; a number that is missing or wrong counts as 1.
+    Problems are collected, not raised. A number that is missing or wrong counts as 1.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Letters:
         return self._config.get("model_type")
 
     def give(self, name: str, value: int) -> None:
-        """Set the value of a letter that no key of the config has."""
+        """Set the value of a letter that is not read from the config.json."""
         self._values[name] = value
 
     def __getitem__(self, name: str) -> Any:
@@ -88,7 +88,10 @@ class Letters:
         return self._values[name]
 
     def value(self, written: Any) -> Any:
-        """Return the value of an entry of a description: a text is an expression, all else stands for itself."""
+        """Return the value of an entry of a description.
+
+        A text is computed as an expression. Any other entry is returned as it is.
+        """
         if isinstance(written, str):
             return meaning(written)(self, 0)
         return written
@@ -96,10 +99,10 @@ class Letters:
     def number(
         self, name: str, default: int | None = None, *, least: int = 1, letter: str = ""
     ) -> int:
-        """Return the whole number at key `name` of the config, or `default` if the config does not have the key.
+        """Return the whole number at key `name` of the config.json, or `default` if the key is missing.
 
-        `least`: the smallest number accepted. `letter`: the letter that the key gives. A number that is missing or
-        wrong is added to the problems of this letter, and 1 is returned.
+        `least`: the smallest number accepted. `letter`: the letter that the key gives. For a wrong number, or a missing
+        number without a default, a problem of this letter is recorded, and 1 is returned.
         """
         value = self._config.get(name)
         if value is None and default is not None:

@@ -20,7 +20,7 @@ from rlplace.placement.memory.quantised import bits_of, excepted
 
 
 class Head(enum.Enum):
-    """The output head on top of the transformer backbone."""
+    """The output head of a language model, after its last layer."""
 
     LANGUAGE = "language model"  # logits over the vocabulary
     SCORE = "score"  # one bias-free linear layer to the labels, no language model head: rewards, critics
@@ -33,7 +33,12 @@ _FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a language model: weights, kinds of layers, KV caches, and a vision encoder if the model has one."""
+    """The sizes of a language model: weights, kinds of layers, KV caches, and a vision encoder if the model has one.
+
+    `hidden`: width of the hidden states. `vocabulary`: width of the logits; 0 without a language model head. `kv`: the
+    KV caches. `root`: the weights outside the layers; tied weights once. `blocks`: the layers, grouped by equal sizes.
+    `notes`: parts of the model that are not counted. `tower`: the vision encoder; None for text models.
+    """
 
     hidden: int
     vocabulary: int  # width of the logits; 0 without a language model head
@@ -60,7 +65,10 @@ class ModelShape:
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
-        """Return (weight, number of layers that have the weight) for each weight; 1 for a weight outside the layers."""
+        """Return (weight, number of layers that have it) for each weight of the model.
+
+        The number is 1 for a weight outside the layers.
+        """
         inner = tuple((w, block.layers) for block in self._units for w in block.weights)
         return (*((w, 1) for w in self.root), *inner)
 
@@ -93,9 +101,10 @@ class ModelShape:
     ) -> list[tuple[int, int]]:
         """Return (elements on the fullest rank, number of layers) for each LoRA factor: [rank, in] and [out, rank].
 
-        `rank`: the rank of the factors. `tensor_parallel`, `shards`: as in `parts`. Source: Hu et al. 2022,
-        arXiv:2106.09685, section 4.1. Exact if all linear layers except experts are adapted. Tensor parallelism splits
-        one factor along the dimension in which it splits the weight; the other factor is whole.
+        `rank`: the rank of the factors. `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each
+        part of a split weight. Source: Hu et al. 2022, arXiv:2106.09685, section 4.1. Exact if all linear layers except
+        experts are adapted. Tensor parallelism splits one factor along the dimension in which it splits the weight; the
+        other factor is whole.
         """
         return [
             (
@@ -132,12 +141,12 @@ class ModelShape:
 
     @property
     def read_again(self) -> float:
-        """The share of a shared prompt token's cost that each further answer to the prompt costs again.
+        """The cost of a prompt token for each answer after the first, if the answers to a prompt share its computation.
 
-        The cost is the bytes that a layer saves for the token; the cost for the first answer counts as 1. A further
+        The cost is the bytes that a layer saves for the token, as a fraction of those for the first answer. A further
         answer saves only attention tensors: queries, keys, values and the attention output. As many key heads as query
         heads are counted, because ranks that exchange tokens for heads hold that many. This is an upper bound: other
-        saved tensors bring the true share nearer to 1.
+        saved tensors bring the true fraction nearer to 1.
         """
         attention = self.attention
         shares = list[float]()
@@ -154,7 +163,10 @@ class ModelShape:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The sizes of grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """The sizes of grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245).
+
+    `hidden`: width of the hidden states. `heads`: query heads. `kv_heads`: key heads. `head_dim`: width of a head.
+    """
 
     hidden: int
     heads: int
@@ -209,10 +221,10 @@ def shape_of(
 
 
 def with_bits(model: ModelShape, quantised: Mapping[str, Any]) -> ModelShape:
-    """Return the model with the bits of its quantised weights filled in.
+    """Return the model with the bits per number of its quantised weights filled in.
 
-    `quantised`: the `quantization_config` of its config.json. If its method is not known, the model gets a note
-    instead.
+    `quantised`: the `quantization_config` of the model's config.json. If its method is not known, no bits are filled
+    in, and the model gets a note.
     """
     bits = bits_of(quantised)
     method = quantised.get("quant_method")
@@ -277,7 +289,7 @@ def _with_text(
     head: Head,
     key: str,
 ) -> ModelShape:
-    """Return the shape of a model whose description leaves the decoder to a description of its own.
+    """Return the shape of a model whose decoder has a description of its own.
 
     `record`: the description of the whole model. `letters`: the values of its letters. `config`: the config.json of the
     model, in which one block has the keys of the decoder. `head`: the output head. `key`: key path of the model in the
@@ -297,9 +309,10 @@ def _with_text(
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[Block]:
-    """Yield the kinds of layers that the model has. The letters of all other kinds are not read.
+    """Yield the kinds of layers that the model has, as its config.json says.
 
-    `rows`: all kinds of layers in a description. `letters`: the values of its letters.
+    `rows`: all kinds of layers in a description. `letters`: the values of its letters; those of kinds that the model
+    does not have are not read.
     """
     for row in rows:
         layers = int(letters.value(row["layers"]))
@@ -328,10 +341,9 @@ def _kv(rows: Sequence[Mapping[str, Any]], letters: Letters) -> Iterator[KvLayer
 def _weights(
     rows: Sequence[Mapping[str, Any]], letters: Letters, layer: str = ""
 ) -> Iterator[Weight]:
-    """Yield the weights that the model has.
+    """Yield those of the described weights that the model has.
 
-    `rows`: weights in a description. `letters`: the values of its letters. `layer`: text before the names of the
-    weights.
+    `rows`: weights in a description. `letters`: the values of its letters. `layer`: prefix of the names of the weights.
     """
     for row in rows:
         if letters.value(row.get("if", True)):

@@ -33,9 +33,13 @@ class Moment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A forward pass, or a forward and backward pass, over `tokens` tokens on one rank.
+    """The sizes of a forward pass, or of a forward and backward pass, over `tokens` tokens on one rank.
 
-    `number`: bytes of a number in the compute dtype. `parallel`: tensor-parallel ranks.
+    `number`: bytes of a number in the compute dtype. `parallel`: tensor-parallel ranks. `copied`: whether the pass
+    computes with copies of the weights, gathered or of another dtype. `shared`: whether ranks hold shards of the
+    weights. `kept_gathered`: whether layers stay gathered from the forward to the backward pass. `exchanged`:
+    context-parallel ranks. `by_sequence`: whether attention runs one sequence at a time. `repeated`: whether keys and
+    values are repeated for every query head.
     """
 
     model: ModelShape
@@ -54,9 +58,9 @@ class Pass:
     repeated: bool = False  # keys and values are repeated for every query head
 
     def forward(self) -> Moment:
-        """Return the moment with the most bytes of a pass without gradients.
+        """Return the bytes at the moment of a pass without gradients that has the most.
 
-        It is at the head, in the largest layer, or at the start.
+        This moment is in the output head, in the largest layer, or at the start.
         """
         gathered = self._gathered()
         states = self._states(1) + self._beside
@@ -92,12 +96,12 @@ class Pass:
         earlier: bool,
         master: int,
     ) -> Moment:
-        """Return the moment with the most bytes in a forward and backward pass and the optimizer step.
+        """Return the bytes at the moment with the most, of a forward and backward pass and the optimizer step.
 
-        `trained`: elements of this rank's shards, (inside, outside) of the layers. `checkpointing`: whether activations
-        are computed again in the backward pass. `offload`: whether layer inputs are kept on the host. `earlier`:
-        whether gradients of earlier micro-batches exist. `master`: bytes that the optimizer step adds per trained
-        number.
+        `trained`: (number of trained elements inside the layers, number outside the layers) in the shards of this rank.
+        `checkpointing`: whether activations are computed again in the backward pass. `offload`: whether layer inputs
+        are kept on the host. `earlier`: whether gradients of earlier micro-batches exist. `master`: bytes that the
+        optimizer step adds per trained number.
         """
         return _fullest(
             *self._moments(trained, checkpointing, offload, earlier, master)
@@ -180,7 +184,7 @@ class Pass:
         yield Moment(0, beside, 0, layers + outside + master * sum(trained))
 
     def _arriving(self) -> Moment:
-        """Return the moment before the first layer.
+        """Return the bytes at the moment before the first layer.
 
         At that moment, the buffer with which the weights outside the layers were gathered still exists.
         """
@@ -196,9 +200,10 @@ class Pass:
         )
 
     def _exchange(self) -> int:
-        """Return the bytes of the exchange of tokens for heads around attention; 0 without context parallelism.
+        """Return the bytes of the exchange of tokens for heads that context-parallel ranks make around attention.
 
-        These are the inputs, the buffers to send and receive, and the tensors that are split by heads.
+        Counted are the inputs, the buffers to send and receive, and the tensors that are split by heads. The result is
+        0 without context parallelism.
         """
         if self.exchanged == 1:
             return 0
@@ -207,10 +212,11 @@ class Pass:
         return self._states(2) + 4 * each + 3 * self._copied_keys
 
     def _head_backward(self, tile: int, before: int, full: bool) -> tuple[int, int]:
-        """Return (bytes of scores, bytes of gradients) in the backward pass of the head.
+        """Return (bytes of scores, bytes of gradients) in the backward pass of the output head.
 
-        `tile`: bytes of the scores of a tile. `before`: bytes of gradients of earlier micro-batches. `full`: whether
-        the head has a gradient. In a dtype smaller than float32, products need memory in addition to their float32 sum.
+        `tile`: bytes of the scores (logits) of one tile. `before`: bytes of gradients of earlier micro-batches. `full`:
+        whether the head's weight has a gradient. In a dtype smaller than float32, products need memory in addition to
+        their float32 sum.
         """
         rows, entries = formulas.score_tile(
             self.tokens, self._cut(self.model.vocabulary), self.model.hidden

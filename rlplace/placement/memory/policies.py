@@ -96,9 +96,11 @@ def action_bytes(actions: Choices | Vector) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyShape:
-    """The sizes of a policy. This class itself describes an MLP. Parameters are float32.
+    """The sizes of a policy with float32 parameters. This class itself describes an MLP.
 
-    The buffers hold the statistics with which observations are normalised, in float64.
+    `buffer_bytes`: bytes of the float64 statistics with which observations are normalised. `widths`: layer widths of
+    the policy trunk: observation, hidden layers, outputs. `kept_each`: tensors that a hidden layer keeps for its
+    backward pass.
     """
 
     weights: tuple[Weight, ...]
@@ -117,7 +119,7 @@ class PolicyShape:
 
     @property
     def weights_bytes(self) -> int:
-        """The bytes of the whole policy that the actor sends and that is used for sampling."""
+        """The bytes of the whole policy, as the actor sends it and as rollout uses it."""
         return self.parameters_bytes + self.buffer_bytes
 
     @property
@@ -128,11 +130,11 @@ class PolicyShape:
         return 0
 
     def samples_bytes(self, samples: int) -> int:
-        """Return the bytes of `samples` samples as learning uses them."""
+        """Return the bytes of `samples` samples in the form in which learning uses them."""
         return formulas.policy_samples(self.widths, samples)
 
     def statistics_bytes(self, samples: int) -> int:
-        """Return the bytes that it takes to compute mean and variance of `samples` samples."""
+        """Return the temporary bytes for computing mean and variance of `samples` samples."""
         return formulas.policy_statistics(self.widths, samples, self.normalized)
 
     def pass_bytes(self, samples: int, compute: int) -> int:
@@ -146,7 +148,11 @@ class PolicyShape:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape(PolicyShape):
-    """The sizes of a policy network that torch has traced. The workspace of convolutions is not counted."""
+    """The sizes of a policy network that torch has traced. The workspace of convolutions is not counted.
+
+    `numbers`: float32 numbers in an observation. `outputs`: outputs of the network. `saved`: numbers that a pass over
+    one sample saves for its backward pass; 0: not known. `largest`: numbers of the largest tensor, per sample.
+    """
 
     observation_bytes: int
     numbers: int  # float32 numbers in an observation
@@ -168,9 +174,9 @@ class NetworkShape(PolicyShape):
         )
 
     def pass_bytes(self, samples: int, compute: int) -> int:
-        """Return the bytes of saved tensors and of two gradients as large as the largest tensor, for `samples` samples.
+        """Return the bytes of a forward and backward pass over `samples` samples.
 
-        `compute`: bytes per number.
+        Counted are the saved tensors, and two gradients as large as the largest tensor. `compute`: bytes per number.
         """
         terms = _FLOAT32 * (4 * self.outputs + 10)
         return samples * (
@@ -186,7 +192,7 @@ class NetworkShape(PolicyShape):
 def policy_shape(
     model: PolicyConfig, spaces: PolicySpaces, *, normalize_observations: bool
 ) -> PolicyShape:
-    """Return the sizes of a policy.
+    """Return the sizes of the policy that a config declares.
 
     An MLP has two trunks, policy and value, and a log standard deviation for each element of a continuous action. Any
     other network is traced by `models.describe_policy` in a subprocess, which needs torch. Raises ConfigError if torch
@@ -253,7 +259,7 @@ def _traced(model: PolicyConfig, spaces: PolicySpaces, normalize: bool) -> Polic
 
 
 def _plain(block: Any) -> Mapping[str, Any]:
-    """Return class name and fields of a config block as plain values. Blocks inside the block are converted as well."""
+    """Return the class name and the fields of a config block as plain values, nested blocks included."""
     kind = {"class": type(block).__name__}
     return kind | {
         f.name: _value(getattr(block, f.name)) for f in dataclasses.fields(block)

@@ -34,7 +34,13 @@ _MOMENTS = 2  # of Adam
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrainingDemand:
-    """The actor of a job on simulators. Every rank holds all weights in one float32 tensor, and the moments of Adam."""
+    """The memory demand of the actor of a job on simulators.
+
+    Every rank holds all weights in one float32 tensor, and the moments of Adam. `sync`: what sending weights takes on
+    an accelerator. `samples`: samples per iteration on the rank with the most. `minibatch`: samples of one minibatch on
+    this rank. `copied`: whether checkpoints are written from a copy on the host; None: checkpoints do not include this
+    policy.
+    """
 
     policy: PolicyShape
     sync: DeviceSync = dataclasses.field(default_factory=DeviceSync)
@@ -84,7 +90,7 @@ class PolicyTrainingDemand:
     def _learning(self, placed: Placed) -> Bytes:
         """Return purpose -> bytes at the moment of learning with the most bytes.
 
-        This moment is one of four: the statistics, the order of the samples, the pass of a minibatch, or the sum of
+        Four moments are compared: the statistics, the order of the samples, the pass of a minibatch, and the sum of
         gradients over ranks.
         """
         whole = self.policy.parameters_bytes
@@ -113,9 +119,10 @@ class PolicyTrainingDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRolloutDemand:
-    """A rollout rank of a job on simulators.
+    """The memory demand of a rollout rank of a job on simulators.
 
-    It holds the policy, one pass of the policy, and the workspace that its config declares.
+    The rank holds the policy, one pass of the policy, and the workspace that its config declares. `sync`: what
+    receiving weights takes on an accelerator. `rows`: environments for which actions are computed at once.
     """
 
     policy: PolicyShape

@@ -25,7 +25,7 @@ def excepted(name: str, kept: Sequence[str]) -> bool:
 
 
 def bits_of(quantised: Mapping[str, Any]) -> float:
-    """Return the bits per number of quantised weights; 0 if not known. Scales and zero points are included.
+    """Return the bits per number of quantised weights, scales and zero points included; 0 if not known.
 
     `quantised`: the `quantization_config` of a config.json. Sources: the documentation of each format that transformers
     5 reads.

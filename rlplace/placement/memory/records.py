@@ -51,14 +51,14 @@ def render_ledger(ledger: MemoryLedger) -> str:
 
 
 def render_hosts(ledger: MemoryLedger) -> list[str]:
-    """Return the text about host memory, in a list with one entry; [] if hosts hold nothing."""
+    """Return the text about host memory as a list with one entry; [] if hosts hold no memory."""
     if any(account.worst.total_bytes for account in ledger.hosts):
         return [_hosts(ledger.hosts)]
     return []
 
 
 def verdict(ledger: MemoryLedger) -> str:
-    """Return words that say whether the job fits, and how full the tightest accelerators are at their worst moment."""
+    """Return text that says whether the job fits, and how full the tightest accelerators are at their worst moment."""
     tightest = ledger.tightest
     if tightest is None:
         return "memory: no accelerator is used"
@@ -76,7 +76,7 @@ def verdict(ledger: MemoryLedger) -> str:
 
 
 def show_room(account: Account) -> str:
-    """Return the memory that components may use as text, such as `80 GiB`, or `76 GiB (80 GiB less 4 GiB reserve)`."""
+    """Return, as text, the memory that components may use: `80 GiB`, or `76 GiB (80 GiB less 4 GiB reserve)`."""
     all_of_it = show_bytes(account.capacity_bytes)
     kept = show_bytes(account.reserve_bytes)
     if account.reserve_bytes:
@@ -118,7 +118,10 @@ def _largest(load: Load) -> str:
 
 
 def _table(account: Account) -> list[str]:
-    """Return the lines of a table: a row for each distinct moment, a column for each component; the worst is marked."""
+    """Return the lines of a table with a row for each moment and a column for each component; the worst row is marked.
+
+    Entries that hold the same bytes as a stage next to them have no row.
+    """
     shown = _without_repeats(account.loads)
     components = list(
         dict.fromkeys(hold.component for load in account.loads for hold in load.holds)
@@ -143,7 +146,7 @@ def _table(account: Account) -> list[str]:
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
-    """Return the loads without entries that hold the same as the stage before or after them.
+    """Return the loads, leaving out each entry whose bytes are the same as in the stage before it or in its own stage.
 
     The very first entry is always kept.
     """
@@ -251,7 +254,7 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def record_measurements(measured: Measurements) -> dict[str, object]:
-    """Return measurements as plain values for a JSON file, which `read_measurements` can read."""
+    """Return measurements as plain values for a JSON file. `read_measurements` reads them back."""
     components = {
         c: {r.word: size for r, size in sorted(found.items())}
         for c, found in measured.items()
@@ -260,9 +263,9 @@ def record_measurements(measured: Measurements) -> dict[str, object]:
 
 
 def read_measurements(record: object, *, key: str = "measured") -> Measurements:
-    """Return the measurements in the plain values of a JSON file.
+    """Return the measurements from the plain values of a JSON file.
 
-    `key`: the origin of the record, for errors. Raises ConfigError with all problems at once.
+    `key`: where the record comes from, for errors. Raises ConfigError with all problems at once.
     """
     if not isinstance(record, Mapping) or record.get(_VERSION_KEY) != _VERSION:
         raise config_error(
@@ -293,7 +296,7 @@ def read_measurements(record: object, *, key: str = "measured") -> Measurements:
 
 
 def _not_measured(key: str, word: object, size: object) -> Problem:
-    """Return the problem of an entry whose residency is unknown or whose size is not valid.
+    """Return the problem of an entry in measurements whose residency is unknown or whose size is not valid.
 
     `key`: key path of its component. `word`: the residency. `size`: the size as it was read.
     """
@@ -309,7 +312,7 @@ def _not_measured(key: str, word: object, size: object) -> Problem:
 
 
 def _block(value: object) -> Mapping[object, object]:
-    """Return `value` if it is a mapping; else the mapping {"": value}, which the caller reports as a problem."""
+    """Return `value` if it is a mapping. Otherwise, return {"": value}, which the caller reports as a problem."""
     if isinstance(value, Mapping):
         return value
     return {"": value}

@@ -82,7 +82,7 @@ _SLICES = (2, 4, 8)  # accelerators of one engine; more than a node has are refu
 
 
 class Knob(enum.Enum):
-    """The fields of demands that can be solved for."""
+    """A size in the config for which `solve` can find the largest value that fits."""
 
     MICRO_BATCH = "micro_batch"
     TOKEN_BUDGET = "token_budget"  # of passes that are packed
@@ -134,8 +134,8 @@ def solve(
 ) -> Solution | None:
     """Return the largest value of `knob` with which everything fits; None if not even the smallest value fits.
 
-    `component`: the component that gets the value; None: all components that have the knob. Raises PlacementError if no
-    memory is known, or if no component to change has the knob.
+    `component`: the component whose value is changed; None: all components that have the knob. Raises PlacementError if
+    the memory of no accelerator or host is known, or if no component to change has the knob.
     """
     names = [name for name in _having(case, knob) if component in (None, name)]
     if not names:
@@ -182,9 +182,9 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
-    """Return the largest micro-batch up to `most` that divides the sequences per optimizer step of each replica.
+    """Return the largest micro-batch, at most `most`, that divides the sequences per optimizer step of each replica.
 
-    Return `most` if the micro-batch need not divide them. `names`: the components that get the micro-batch.
+    Return `most` if any micro-batch is allowed. `names`: the components that get the micro-batch.
     """
     whole = math.gcd(*(case.batches[name] for name in names if name in case.batches))
     return next(
@@ -193,11 +193,11 @@ def _dividing(case: MemoryCase, names: Sequence[str], most: int) -> int:
 
 
 def _share_left(case: MemoryCase, names: Sequence[str]) -> float:
-    """Return the largest memory share, rounded down to hundredths, with which everything stays within capacity.
+    """Return the largest memory share, rounded down to hundredths, with which every load stays within capacity.
 
     The share is given to all engines `names`. A small share may leave no room for the KV cache, and a large share no
-    room for other components. Only the second condition is monotone, so only the second is searched for; the KV cache
-    may still lack room.
+    room for other components. Only the second condition is monotone, so the search looks at it alone; the KV cache may
+    still lack room.
     """
 
     def fits(hundredths: int) -> bool:
@@ -231,11 +231,12 @@ def _no_knob(case: MemoryCase, knob: Knob, component: str | None) -> Problem:
 
 
 def fill_share(case: MemoryCase) -> MemoryCase:
-    """Return a case in which every engine without a KV cache size gets the memory that others and the reserve leave.
+    """Return a case in which each engine gets the share of memory that other components and the reserve leave free.
 
-    The share is computed by formulas alone, so it is equal with and without measurements of an earlier run. If nothing
-    is left, the share is the smallest possible one, and the ledger states what is lacking. A note is added to the case.
-    Raises PlacementError if no memory is known.
+    Engines with a KV cache of a given size are left alone. The share is computed by formulas alone, so it is equal with
+    and without measurements of an earlier run. If nothing is left, the share is the smallest possible one, and the
+    ledger states what is lacking. A note is added to the case. Raises PlacementError if the memory of some accelerators
+    is not known.
     """
     engines = _having(case, Knob.KV_SHARE)
     if not engines:
@@ -273,10 +274,10 @@ def fill_share(case: MemoryCase) -> MemoryCase:
 def render_solution(
     case: MemoryCase, knob: Knob, component: str | None, solution: Solution | None
 ) -> str:
-    """Return a solution as text, or the text that there is none.
+    """Return the result of `solve` as text, also if there is no solution.
 
-    `component`: the component that was solved for; None: all components that have the knob. `solution`: as `solve`
-    returns.
+    `component`: the component that was solved for; None: all components that have the knob. `solution`: the result of
+    `solve`; None: no value fits.
     """
     now = _tightest(case.ledger())
     if solution is None:
@@ -310,8 +311,10 @@ def _tightest(ledger: MemoryLedger) -> str:
 class Remedy:
     """One change of the config that saves memory.
 
-    `enough`: whether everything fits with this change. `also`: whether the change is meant together with the remedies
-    that are listed before it.
+    `fix`: the lines to write. `cost`: what the change costs, in words. `case`: the memory case with the change.
+    `saves_bytes`: bytes saved where most is lacking, at the worst moment. `enough`: whether everything fits with this
+    change. `also`: whether the change is meant together with the remedies that are listed before it. `lines`: key path
+    -> new value.
     """
 
     fix: str
@@ -326,9 +329,10 @@ class Remedy:
 
 
 def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
-    """Return the remedies of which each alone suffices, least intrusive first; otherwise a set that suffices together.
+    """Return the changes that make the job fit: if possible, changes of which each alone is enough.
 
-    If even the set does not suffice, it holds the changes that help most. The result is empty if everything fits.
+    These are ordered from least to most intrusive. If no single change is enough, the result is a set of changes that
+    are needed together, or that help most if even the set is not enough. The result is empty if everything fits.
     """
     if shortest(case.ledger()) is None:
         return ()
@@ -353,15 +357,15 @@ def find_remedies(case: MemoryCase) -> tuple[Remedy, ...]:
 
 
 def shortest(ledger: MemoryLedger) -> Account | None:
-    """Return the account of accelerators or hosts that lacks the most memory; None if all fit."""
+    """Return the account of accelerators or hosts that lacks the most bytes; None if all fit."""
     short = [account for account in ledger.accounts if not account.fits]
     return min(short, key=lambda account: account.margin_bytes or 0, default=None)
 
 
 def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
-    """Yield every change that saves memory where it lacks most, with the bytes that the change saves.
+    """Yield every change that saves memory on the accelerators or hosts that lack most, with the bytes that it saves.
 
-    `also`: stored in each remedy, see `Remedy`.
+    `also`: the value of `Remedy.also` for each change: whether it is meant together with earlier ones.
     """
     before = case.ledger()
     short = shortest(before)
@@ -384,9 +388,9 @@ def _weighed(case: MemoryCase, *, also: bool) -> Iterator[Remedy]:
 
 
 def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
-    """Yield the changes with which everything fits, including a KV cache that lacked room.
+    """Yield the changes that make everything fit, for a case in which a KV cache lacks room.
 
-    The case must have a config.
+    Nothing is yielded for a case without a config.
     """
     for component, _ in case.ledger().lacking if case.job is not None else ():
         for change in (
@@ -399,7 +403,7 @@ def _for_cache(case: MemoryCase) -> Iterator[Remedy]:
 
 
 def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
-    """Return the largest load in `ledger` on the accelerators or hosts of `short`.
+    """Return the largest load, in bytes, that `ledger` has on the accelerators or hosts of `short`.
 
     `short`: an account of another ledger, which may group accelerators and hosts differently.
     """
@@ -410,9 +414,9 @@ def _worst_bytes(ledger: MemoryLedger, short: Account) -> int:
 
 
 def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
-    """Yield possible changes of the components that hold memory in `short`, least intrusive kind of change first.
+    """Yield possible changes of the components that hold memory in `short`, the least intrusive kind of change first.
 
-    For each kind, the component that holds the most memory comes first.
+    Within each kind, the component that holds the most memory comes first. `short`: the account that lacks memory.
     """
     held = dict.fromkeys(hold.component for hold in short.worst.holds)
     present = [
@@ -472,7 +476,7 @@ def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Yield changes of an engine: tensor parallelism over more accelerators, and a smaller dtype of the KV cache."""
+    """Yield changes of an engine: tensor parallelism over more accelerators, and a KV cache with a smaller dtype."""
     demand = case.demands.get(component)
     if not isinstance(demand, EngineDemand):
         return
@@ -494,10 +498,10 @@ def _other_engine(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def _several(case: MemoryCase) -> str:
-    """Return the config key that gives an engine several accelerators.
+    """Return the config key with which an engine gets several accelerators.
 
-    In a run, one rank drives all accelerators of an engine, so the key counts accelerators per rank. In a plan without
-    a run, the key is the tensor-parallel size.
+    In a job that can run, one rank drives all accelerators of an engine, so the key is `accelerators_per_rank`. In a
+    case that is only planned, the key is `tensor_parallel_size`.
     """
     runs = any(
         isinstance(d, TrainingDemand) and d.packed for d in case.demands.values()
@@ -508,7 +512,7 @@ def _several(case: MemoryCase) -> str:
 
 
 def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[Remedy]:
-    """Yield placements in which several accelerators divide the work that one accelerator does now.
+    """Yield changes of the placement with which more accelerators divide the work that one accelerator does now.
 
     `key`: the key of the component's line that is changed. `what`: what the accelerators do together, in words.
     """
@@ -536,14 +540,14 @@ def _shared(case: MemoryCase, component: str, key: str, what: str) -> Iterator[R
 def _change(
     case: MemoryCase, component: str, key: str, value: object, cost: str
 ) -> Remedy:
-    """Return the change of one key in the component's config block. `cost`: what the change costs, in words."""
+    """Return the remedy that sets one key in the component's config block. `cost`: what the change costs, in words."""
     return _changed(case, component, {key: value}, cost)
 
 
 def _changed(
     case: MemoryCase, component: str, values: Mapping[str, object], cost: str
 ) -> Remedy:
-    """Return the change of several keys in the component's config block.
+    """Return the remedy that sets several keys in the component's config block.
 
     `values`: key -> value. `cost`: what the change costs, in words.
     """
@@ -577,7 +581,7 @@ def _offload(case: MemoryCase, component: str) -> Iterator[Remedy]:
 def _smaller_batch(
     case: MemoryCase, component: str, short: Account
 ) -> Iterator[Remedy]:
-    """Yield smaller passes: fewer sequences, or fewer tokens if passes are packed."""
+    """Yield a change to smaller passes: fewer sequences, or fewer tokens if passes are packed."""
     demand = case.demands.get(component)
     if not isinstance(demand, (TrainingDemand, ScoringDemand)):
         return
@@ -605,10 +609,11 @@ def _smaller_batch(
 def _useful(
     case: MemoryCase, component: str, knob: Knob, sizes: tuple[int, int], short: Account
 ) -> int:
-    """Return the largest size that is as useful as the smallest size, at every moment.
+    """Return the largest value of `knob` that helps as much as the smallest value, at every moment.
 
-    Where the smallest size makes a moment fit, the result makes the moment fit, too. All other moments need another
-    change. `sizes`: (smallest size, present size) of the knob. `short`: the account that does not fit.
+    A value helps as much if every moment that fits with the smallest value fits with it, too, and no other moment gets
+    fuller than with the smallest value. `sizes`: (smallest value, present value). `short`: the account that does not
+    fit.
     """
     least, now = sizes
 
@@ -644,9 +649,9 @@ def _smaller_cache(
 
 
 def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Yield a placement on all accelerators for a component that has only some of them.
+    """Yield the placement on all accelerators for a trained or scoring model that has only some of them.
 
-    Nothing is yielded if ranks of the component share accelerators.
+    Nothing is yielded if several ranks of the component share an accelerator.
     """
     if not isinstance(case.demands.get(component), (TrainingDemand, ScoringDemand)):
         return
@@ -668,7 +673,7 @@ def _more_ranks(case: MemoryCase, component: str) -> Iterator[Remedy]:
 
 
 def find_shortages(case: MemoryCase) -> tuple[Problem, ...]:
-    """Return one problem for each kind of accelerator or host that is too small, and for each KV cache without room.
+    """Return one problem for each group of accelerators or hosts that is too small, and for each KV cache without room.
 
     The result is empty if, and only if, the ledger of `case` fits.
     """
@@ -726,7 +731,7 @@ def _too_small(account: Account, fix: str | None, helped: bool) -> Problem:
 
 
 def proposals(remedies: Sequence[Remedy]) -> str | None:
-    """Return the `fix` text of a problem, one line per remedy; None without remedies."""
+    """Return the remedies as the `fix` text of a problem, at least one line for each; None without remedies."""
     if not remedies:
         return None
     joined = "and: " if remedies[0].also else "or: "
@@ -750,7 +755,7 @@ def proposals(remedies: Sequence[Remedy]) -> str | None:
 def _no_cache(case: MemoryCase, component: str, reason: str) -> Problem:
     """Return the problem of an engine whose KV cache lacks room. `reason`: what is lacking, in words.
 
-    No other demand can report that something is lacking.
+    Only engines can report that something is lacking.
     """
     largest_share = None
     if not has_knob(case.demands[component], Knob.KV_SHARE):

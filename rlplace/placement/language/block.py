@@ -59,9 +59,9 @@ def read_block(
 ) -> tuple[dict[str, ComponentSpec], list[Problem]]:
     """Return component -> spec for the components that are placed correctly, and the problems of the block.
 
-    `value`: the `component_placement` block as it was written. `components`: components that the algorithm needs; None:
-    any name may be placed. `sources`: key path -> the place in the config where it was written. `optional`: further
-    roles that may be placed.
+    `value`: the `component_placement` block as it was written. `groups`: the node groups. `components`: components that
+    the algorithm needs; None: any name may be placed. `sources`: key path -> the place in the config where it was
+    written. `optional`: further roles that may be placed.
     """
     faults: list[Fault] = []
     block = write(value, PATH, "component_placement", sources, components or ())
@@ -109,9 +109,10 @@ def read_block(
 def _specs_of(
     lines: Sequence[Line], placed: Mapping[int, Placed], faults: list[Fault]
 ) -> dict[str, ComponentSpec]:
-    """Return component -> spec for each line in `placed`, without lines whose parallel sizes do not fit their place.
+    """Return component -> spec for the components of each line that has a place.
 
-    `placed`: index of a line -> its pool and segments. Faults are added to `faults`.
+    Lines whose parallel sizes do not fit their place are left out. `placed`: index of a line -> its pool and segments.
+    Faults are added to `faults`.
     """
     specs: dict[str, ComponentSpec] = {}
     # Where components share their processes, what says so.
@@ -133,7 +134,10 @@ def _specs_of(
 def _spec(
     name: str, line: Line, pool: Pool, segments: Sequence[Segment]
 ) -> ComponentSpec:
-    """Return the spec of component `name` as `line` places it. The segments are sorted by their ranks."""
+    """Return the spec that places component `name` as its line says.
+
+    `pool`: what the numbers of the segments count. `segments`: in any order.
+    """
     by_rank = sorted(segments, key=lambda segment: segment.ranks.start)
     return ComponentSpec(
         name=name,
@@ -152,9 +156,8 @@ def _join_processes(
 ) -> dict[str, ComponentSpec]:
     """Return the specs of components with `process: shared`, with the name of their common process filled in.
 
-    `specs`: component -> spec. `sharers`: component -> its text `process: shared`. Components share processes if they
-    have the same place, compared rank by rank. Faults are added to `faults`. The result is empty if any line has a
-    fault.
+    `specs`: component -> spec. `sharers`: component -> its text `process: shared`. Components share processes if equal
+    ranks of them have equal places. Faults are added to `faults`. The result is empty if any line has a fault.
     """
     # Where a line could not be read, a component that seems alone may not be.
     complete = not faults

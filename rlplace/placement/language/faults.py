@@ -11,9 +11,11 @@ from rlplace.placement.language.text import Text
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """A mistake in a text of the config: an error code, the text, and `facts`, the values that the error message needs.
+    """A mistake in a text of the config.
 
-    The messages are in `rlplace/codes`.
+    `code`: the error code; its messages are in `rlplace/codes`. `text`: the text with the mistake. `error`: which of
+    the code's messages; "" if the code has only one. `span`: (first column, column after the last) of the mistake in
+    the text; None: the whole text. `facts`: name -> value that the message needs.
     """
 
     code: str

@@ -15,9 +15,9 @@ MOST_RANKS_EACH = 1024  # on one accelerator; more is a typing mistake
 
 
 def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
-    """Return whether a placement text has no ":" and so names no ranks. A fault is added to `faults` for a ":".
+    """Return whether a placement text names no ranks, that is, has no ":". If it has a ":", add a fault to `faults`.
 
-    `error`: which error of the code `bad-placement` the fault has.
+    `error`: which error of the code `bad-placement` the fault gets.
     """
     at = text.text.find(":")
     if at < 0:
@@ -49,7 +49,11 @@ def check_fit(
 def check_exist(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> bool:
-    """Return whether the pool has all numbers of the segments. Add a fault for each segment with other numbers."""
+    """Return whether all accelerator numbers of the segments exist in the pool.
+
+    A fault is added to `faults` for each segment with a number that does not exist. `text`: the placement as it was
+    written.
+    """
     code = "accelerator-out-of-range"
     if pool.noun == NODE:
         code = "node-out-of-range"
@@ -67,9 +71,9 @@ def check_exist(
 def _check_even(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment whose number of ranks is too large or uneven.
+    """Add a fault for each segment with too many ranks per accelerator, or with an uneven number of ranks.
 
-    Uneven means that the number of ranks and the number of accelerators do not divide each other.
+    The number is uneven if neither the number of ranks divides the number of accelerators, nor the reverse.
     """
     uneven: list[Segment] = []
     for segment in segments:
@@ -92,7 +96,10 @@ def _check_even(
 
 
 def _is_uneven(segment: Segment) -> bool:
-    """Return whether the numbers of ranks and accelerators of a segment do not divide each other."""
+    """Return whether a segment's ranks cannot be spread evenly over its accelerators.
+
+    They can if one of the two numbers divides the other.
+    """
     ranks = len(segment.ranks)
     accelerators = len(segment.accelerators)
     return bool(ranks % accelerators) and bool(accelerators % ranks)
@@ -101,7 +108,7 @@ def _is_uneven(segment: Segment) -> bool:
 def _check_duplicates(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment that has a number which another segment has, too."""
+    """Add a fault for each segment that has an accelerator number which is also in another segment."""
     # By their first numbers: a segment overlaps the one that reaches furthest, or none.
     reach, *ordered = sorted(segments, key=lambda s: s.accelerators.start)
     for segment in ordered:
@@ -117,9 +124,9 @@ def _check_duplicates(
 def _check_rank_order(
     text: Text, segments: Sequence[Segment], faults: list[Fault]
 ) -> None:
-    """Add a fault for the first ranks that are given twice or left out.
+    """Add a fault if ranks are given twice or left out; only the first such mistake is reported.
 
-    No second fault is added, because such a mistake shifts all later ranks.
+    The mistake shifts all later ranks, so further faults would only follow from it.
     """
     expected = 0
     for segment in sorted(segments, key=lambda s: s.ranks.start):
@@ -142,7 +149,7 @@ def _check_rank_order(
 def _check_cut(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> None:
-    """Add a fault for each segment with a rank that would lie on two nodes, or on accelerators of two products."""
+    """Add a fault for each segment with a rank whose accelerators would be on two nodes, or of two products."""
     # A segment, and the interval that begins within one of its ranks
     cut: list[tuple[Segment, Interval]] = []
     for segment in segments:
@@ -164,9 +171,9 @@ def _check_cut(
 
 
 def crossing(before: Interval, after: Interval) -> str:
-    """Return the error code for a rank that would lie on two intervals.
+    """Return the error code for a rank that lies on two intervals: "rank-spans-nodes" or "rank-spans-products".
 
-    The intervals are on two nodes, or on one node and of two products.
+    `before`, `after`: the intervals, which are on two nodes, or on one node but of two products.
     """
     if before.node == after.node:
         return "rank-spans-products"
@@ -180,10 +187,10 @@ def respread(
     spread: Spread,
     faults: list[Fault],
 ) -> tuple[Segment, ...]:
-    """Return segments with consecutive ranks spread over `pieces` by the rule `spread`.
+    """Return segments with consecutive ranks, which are spread over `pieces` by the rule `spread`.
 
-    `pieces`: numbers of the pool. Where a rank would be cut, or numbers would be left over, a fault is added to
-    `faults` and the result is ().
+    `pieces`: numbers of the pool. If a rank would lie on two nodes or products, or numbers would be left over, a fault
+    is added to `faults` and the result is ().
     """
     each = spread.each
     # Neighbouring pieces are one: a rank may lie across their border.
@@ -222,10 +229,10 @@ def check_parallel(
     segments: Sequence[Segment],
     faults: list[Fault],
 ) -> bool:
-    """Return whether the parallel sizes of a line fit its segments; if not, a fault is added to `faults`.
+    """Return whether the parallel sizes of a line fit its segments. If not, add a fault to `faults`.
 
     They fit if the accelerators divide into whole copies of the model, and each copy is on one node unless the line
-    allows two nodes. `line`: the line as it was written. `name`: the component.
+    allows two nodes. `line`: the line as it was written. `name`: the component. `parallel`: the sizes.
     """
     tensor = parallel.tensor_parallel_size
     context = parallel.context_parallel_size
@@ -282,7 +289,7 @@ def check_parallel(
 def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
     """Return the accelerators per rank of the first segment whose ranks do not fit copies of the model; None: all fit.
 
-    A rank fits if it holds whole copies or a whole part of one copy. `tensor`: accelerators of one copy.
+    A rank fits if it has whole copies, or if whole ranks make up one copy. `tensor`: accelerators of one copy.
     """
     for segment in segments:
         each = segment.accelerators_per_rank
@@ -294,7 +301,7 @@ def _uneven_rank(segments: Sequence[Segment], tensor: int) -> int | None:
 def _crossing_copy(
     tensor: int, pool: Pool, segments: Sequence[Segment]
 ) -> dict[str, object] | None:
-    """Return values for the error message about the first copy of a model that lies on two nodes; None if no copy does.
+    """Return values for the error message about the first copy of the model that lies on two nodes; None: no copy does.
 
     `tensor`: accelerators of one copy of the model.
     """

@@ -44,7 +44,7 @@ def read_segments(
 ) -> tuple[Segment, ...] | None:
     """Return the segments of a placement text; None if any part of the text cannot be read.
 
-    `pool`: what the numbers in the text count. Faults are added to `faults`.
+    `pool`: the things that the numbers in the text count, such as accelerators. Faults are added to `faults`.
     """
     facts = {"pool": pool}
     if text.value is None or not text.text.strip() or not text.items:
@@ -83,10 +83,10 @@ def _read_segment(
     pool: Pool,
     faults: list[Fault],
 ) -> Segment | None:
-    """Return one segment; None if it cannot be read.
+    """Return one segment of a placement text; None if it cannot be read.
 
-    `columns`: first column of the segment in the text, and the column after it. `following`: its first rank if it names
-    no ranks. Faults are added to `faults`.
+    `columns`: (first column, column after the last) of the segment. `following`: the rank with which the segment begins
+    if it names no ranks. `pool`: what the numbers count. Faults are added to `faults`.
     """
     span = stripped(text.text, *columns)
     match = SEGMENT.fullmatch(text.text, *columns)
@@ -117,9 +117,10 @@ def _read_segment(
 def _read_range(
     text: Text, piece: str, span: tuple[int, int], pool: Pool, faults: list[Fault]
 ) -> range | None:
-    """Return the numbers of accelerators or ranks that `piece` stands for; None if it stands for no numbers.
+    """Return the numbers of accelerators or ranks for which `piece` stands; None if it stands for no numbers.
 
-    `piece`: a number, a range, or a share such as `part 1/2`. `span`: its columns. Faults are added to `faults`.
+    `piece`: a number, a range, or a share such as `part 1/2`. `span`: its columns in the text. `pool`: what the numbers
+    count. Faults are added to `faults`.
     """
     share = _SHARE.fullmatch(piece)
     if share is not None:
@@ -153,10 +154,10 @@ def _read_in_part(
     pool: Pool,
     faults: list[Fault],
 ) -> None:
-    """Add a fault for the part of a segment that cannot be read: its accelerators, its ranks, or all of it.
+    """Find which part of an unreadable segment is wrong, and add a fault for that part to `faults`.
 
-    An example of a segment that is wrong as a whole is `cuda:0-7`. `span`: columns of the segment. `following`: its
-    first rank if it named no ranks.
+    The part is its accelerators, its ranks, or the whole segment, as in `cuda:0-7`. `span`: columns of the segment.
+    `following`: the rank with which the segment begins if it names no ranks.
     """
     columns = list(split_at(text.text, ":", *span))
     parts = [stripped(text.text, *part) for part in columns]
@@ -203,7 +204,10 @@ def split_at(
 
 
 def stripped(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return start and stop of text[start:stop] without the blanks at its ends; unchanged if it is all blank."""
+    """Return start and stop of text[start:stop] without the blanks at its ends.
+
+    If it has only blanks, return `start` and `stop` unchanged.
+    """
     inner = text[start:stop].strip()
     if not inner:
         return start, stop

@@ -46,7 +46,7 @@ _ENV_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 def read_node_groups(
     declared: object, topology: Topology, sources: Mapping[str, Source]
 ) -> tuple[NodeGroups, list[Problem]]:
-    """Return the node groups that are declared correctly, and the problems of the others.
+    """Return the node groups that are declared correctly, and the problems of all other node groups.
 
     `declared`: the value of `cluster.node_groups`. `sources`: key path -> the place in the config where it was written.
     """
@@ -97,8 +97,8 @@ def _blocks(
 ) -> list[Text]:
     """Return the blocks (mappings) in a list of the config.
 
-    A single block counts as a list of one, and None as an empty list. A fault with `code`, `error` and `facts` is added
-    to `faults` for each value that is no block. `facts`: values for the error message.
+    A single block counts as a list with one item, and None as an empty list. For each item that is not a block, a fault
+    with `code`, `error` and `facts` is added to `faults`. `facts`: values for the error message.
     """
     texts = [text]
     if text.value is None:
@@ -115,9 +115,9 @@ def _blocks(
 
 
 def _read_label(text: Text, taken: Collection[str], faults: list[Fault]) -> str | None:
-    """Return the label of a group; None if the label cannot be used.
+    """Return the label of a node group; None if the label cannot be used.
 
-    `taken`: the labels of the groups before this group. Faults are added to `faults`.
+    `taken`: the labels of earlier groups. Faults are added to `faults`.
     """
     name = str(text.value).strip()
     code = "bad-label"
@@ -138,7 +138,10 @@ def _read_label(text: Text, taken: Collection[str], faults: list[Fault]) -> str 
 
 
 def read_nodes(text: Text, topology: Topology, faults: list[Fault]) -> Ranges | None:
-    """Return the nodes that a `node_ranks` value names; None if it has a fault, which is added to `faults`."""
+    """Return the nodes that a `node_ranks` value names.
+
+    If the value is wrong, return None and add a fault to `faults`.
+    """
     pool = node_pool(topology.nodes)
     segments = read_segments(text, pool, faults)
     if segments is None or not check_exist(text, segments, pool, faults):
@@ -151,9 +154,9 @@ def read_nodes(text: Text, topology: Topology, faults: list[Fault]) -> Ranges | 
 def _read_envs(
     text: Text, members: Ranges, topology: Topology, faults: list[Fault]
 ) -> dict[int, RuntimeEnv]:
-    """Return node -> environment of its processes, for the nodes that an entry of `env_configs` names.
+    """Return node -> environment of its processes, for all nodes that the entries of `env_configs` name.
 
-    `members`: the nodes of the group. Faults are added to `faults`.
+    `text`: the value of `env_configs`. `members`: the nodes of the group. Faults are added to `faults`.
     """
     found: dict[int, RuntimeEnv] = {}
     for block in _blocks(text, "bad-env-config", "no_block", faults):
@@ -177,7 +180,10 @@ def _read_envs(
 
 
 def _read_env(block: Text, faults: list[Fault]) -> RuntimeEnv:
-    """Return the environment variables and the interpreter of one entry of `env_configs`."""
+    """Return the environment variables and the interpreter of one entry of `env_configs`.
+
+    Faults are added to `faults`.
+    """
     interpreter = entry_of(block, "python_interpreter_path")
     if not isinstance(interpreter.value or "", str):
         faults.append(Fault("bad-env-config", interpreter, "no_path"))
@@ -198,9 +204,9 @@ def _read_env(block: Text, faults: list[Fault]) -> RuntimeEnv:
 def _read_hardware(
     text: Text, members: Ranges, faults: list[Fault]
 ) -> list[HardwareItem]:
-    """Return the hardware items that a group declares correctly, ordered by node.
+    """Return the hardware items that a node group declares correctly, ordered by node.
 
-    `members`: the nodes of the group. Faults are added to `faults`.
+    `text`: the value of `hardware`. `members`: the nodes of the group. Faults are added to `faults`.
     """
     if text.value is None:
         return []

@@ -21,14 +21,20 @@ from rlplace.placement.machines.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeEnv:
-    """The environment variables and the Python interpreter of the processes on a node."""
+    """The environment variables and the Python interpreter of the processes on a node.
+
+    `env_vars`: pairs (name, value). `interpreter`: path of the Python to run; "": that of the driver.
+    """
 
     env_vars: tuple[tuple[str, str], ...] = ()
     interpreter: str = ""  # path of the Python to run; "": the driver's
 
 
 class NodeGroups:
-    """All node groups of a cluster, including the two groups that every cluster has. Immutable."""
+    """All node groups of a cluster. Immutable.
+
+    Every cluster has two groups that are not declared: one numbers its accelerators, the other one its nodes.
+    """
 
     def __init__(
         self,
@@ -59,9 +65,9 @@ class NodeGroups:
         return tuple(self._pools)
 
     def __getitem__(self, label: str) -> Pool:
-        """Return the pool of a group, or of several groups with labels joined by commas.
+        """Return the pool of a node group, or of several groups whose labels are joined by commas.
 
-        Raise KeyError if there is no such group.
+        Raise KeyError if a group does not exist.
         """
         pools = [self._pools[part] for part in label.split(",")]
         if len(pools) > 1:

@@ -26,9 +26,9 @@ HYBRID = "hybrid"  # some shared
 class HybridComponentPlacement:
     """The slots of all ranks of a job. Immutable; slots are computed on first use.
 
-    `cfg`: a Config, its cluster block, or one of these as a plain mapping. `cluster`: the machines. `components`: the
-    components of the algorithm; None: any name may be placed. `sources`: key path -> the place in the config where it
-    was written. Raises PlacementError with all problems at once.
+    Arguments: `cfg`: a Config, its cluster block, or one of these as a plain mapping. `cluster`: the machines.
+    `components`: the components of the algorithm; None: any name may be placed. `sources`: key path -> the place in the
+    config where it was written. Raises PlacementError with all problems at once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HybridComponentPlacement:
     def of(
         cls, specs: Mapping[str, ComponentSpec], groups: NodeGroups
     ) -> HybridComponentPlacement:
-        """Return a placement made of specs that are known to fit. `specs`: component -> spec."""
+        """Return a placement from specs that have been checked already. `specs`: component -> spec."""
         placement = cls.__new__(cls)
         placement._become(specs, groups)
         return placement
@@ -67,7 +67,7 @@ class HybridComponentPlacement:
         return tuple(self._specs)
 
     def spec(self, component: str) -> ComponentSpec:
-        """Return the spec of a component. Raise KeyError if it is not placed."""
+        """Return the spec of a component. Raise KeyError if the component is not placed."""
         try:
             return self._specs[component]
         except KeyError:
@@ -85,7 +85,7 @@ class HybridComponentPlacement:
         return self.spec(component).world_size
 
     def get_world_size(self, component: str) -> int:
-        """Return the number of ranks of a component. It equals `world_size`; this is the name that RLinf uses."""
+        """Return the number of ranks of a component. This is RLinf's name for `world_size`."""
         return self.world_size(component)
 
     def slots(self, component: str) -> Sequence[Slot]:
@@ -111,7 +111,10 @@ class HybridComponentPlacement:
         return Ranges.of(pieces)
 
     def canonical(self) -> dict[str, object]:
-        """Return a `component_placement` block in plain numbers; reading it gives an equal placement."""
+        """Return the placement as a `component_placement` block in plain numbers.
+
+        Reading that block gives an equal placement.
+        """
         return {name: spec.canonical() for name, spec in self._specs.items()}
 
     def shared(self, a: str, b: str) -> Ranges:
@@ -124,7 +127,10 @@ class HybridComponentPlacement:
         return [name for name in others if self.shared(name, component)]
 
     def relation(self, a: str, b: str) -> str:
-        """Return how components `a` and `b` share accelerators: "collocated", "disaggregated" or "hybrid"."""
+        """Return the relation of two components: "collocated", "disaggregated" or "hybrid".
+
+        They have the same accelerators, no common accelerators, or some common accelerators.
+        """
         shared = self.shared(a, b)
         if not shared:
             return DISAGGREGATED
@@ -134,7 +140,7 @@ class HybridComponentPlacement:
 
     @property
     def mode(self) -> str:
-        """The relation of all pairs of components with accelerators; "hybrid" if the relations differ.
+        """The relation of all pairs of components with accelerators, see `relation`; "hybrid" if the relations differ.
 
         If fewer than two components have accelerators, it is "disaggregated".
         """
@@ -156,9 +162,9 @@ def read_component_placement(
 ) -> tuple[dict[str, ComponentSpec], NodeGroups, list[Problem]]:
     """Return component -> spec for the components that are placed correctly, the node groups, and all problems.
 
-    `cfg`: as in `HybridComponentPlacement`. `components`: the components of the algorithm; None: any name may be
-    placed. `sources`: key path -> the place in the config where it was written. `optional`: further roles that may be
-    placed.
+    `cfg`: a Config, its cluster block, or one of these as a plain mapping. `components`: the components of the
+    algorithm; None: any name may be placed. `sources`: key path -> the place in the config where it was written.
+    `optional`: further roles that may be placed.
     """
     cluster: ClusterConfig | Mapping[str, object]
     cluster = cfg.cluster if isinstance(cfg, Config) else cfg

@@ -33,7 +33,13 @@ _INTEGER = re.compile(r"-?[0-9]{1,12}")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One line of `component_placement` after it was read; its ranks have no place yet."""
+    """One line of `component_placement` after it was read by itself. Its ranks have no place yet.
+
+    `names`: the components in its key. `whole`: key and value of the line. `where`: the part of the value that says
+    where. `pool`: what its numbers count. `asked`: what the line asks for: segments (ranks on numbers); a count of
+    numbers; `rest`; or the component whose place it takes. `spread`: how ranks are spread over a count of numbers.
+    `shares_process`: whether its ranks share processes with ranks of other components at the same place.
+    """
 
     names: tuple[str, ...]
     whole: Text  # key and value as they stand in `component_placement`
@@ -51,9 +57,9 @@ class Line:
 def read_line(
     whole: Text, names: tuple[str, ...], groups: NodeGroups, faults: list[Fault]
 ) -> Line | None:
-    """Return one line; None if the line alone shows a fault. Faults are added to `faults`.
+    """Return one line of `component_placement`; None if the line is wrong by itself. Faults are added to `faults`.
 
-    `whole`: key and value of the line. `names`: the components in its key.
+    `whole`: key and value of the line. `names`: the components in its key. `groups`: the node groups.
     """
     if isinstance(whole.value, str) and whole.value.strip() == CPU:
         # One process of the first node.
@@ -132,8 +138,8 @@ def names_of(
 ) -> tuple[tuple[str, ...], list[Fault]]:
     """Return the component names in the key of a line, and faults for names that are empty, unknown or given twice.
 
-    `text`: the line. `named`: the names in earlier lines. `components`: components of the algorithm; None: any name may
-    be placed. `optional`: further roles that may be placed.
+    `text`: the line. `named`: the components in earlier lines. `components`: components of the algorithm; None: any
+    name may be placed. `optional`: further roles that may be placed.
     """
     names = tuple(name.strip() for name in text.leaf.split(","))
     faults: list[Fault] = []
@@ -168,9 +174,9 @@ def is_cut(
 ) -> bool:
     """Return whether YAML has cut the key of a line at a comma.
 
-    YAML reads `{actor,rollout: 0-3}` as {actor: null, rollout: 0-3}. Outside of braces, a key without a value is only
-    an empty line, which is not a cut. `text`: the line. `block`: the block that has the line. `components`: components
-    of the algorithm; None: any name may be placed. One fault for all keys that were cut is added to `faults`.
+    YAML reads `{actor,rollout: 0-3}` as {actor: null, rollout: 0-3}. A line without a value outside of braces is not
+    cut, it is only empty. `text`: the line. `block`: the block that has the line. `components`: components of the
+    algorithm; None: any name may be placed. One fault for all pieces of a cut key is added to `faults`.
     """
     if text.value is not None:
         return False
@@ -202,7 +208,8 @@ def read_counts(
 ) -> dict[str, int]:
     """Return key -> count for each key in `keys` for which the block has a valid count.
 
-    `known`: all keys that the block may have. A fault is added to `faults` for each unknown key and each invalid count.
+    `known`: all keys that the block may have. A fault is added to `faults` for each other key, and for each count that
+    is not valid.
     """
     check_keys(block, known, faults)
     counts: dict[str, int] = {}
@@ -215,7 +222,10 @@ def read_counts(
 
 
 def check_keys(block: Text, known: Sequence[str], faults: list[Fault]) -> None:
-    """Add a fault for each key of a block that is unknown, or that is a piece of a value which YAML has cut."""
+    """Add a fault for each key of the block that is not in `known`.
+
+    If YAML has cut a value of the block at a comma, add one fault for that instead of one for each piece.
+    """
     if block.pieces:
         faults.append(Fault("comma-in-braces", block, "in_value"))
     for key, entry in block.entries.items():
@@ -225,9 +235,9 @@ def check_keys(block: Text, known: Sequence[str], faults: list[Fault]) -> None:
 
 
 def _read_count(text: Text, faults: list[Fault]) -> int | None:
-    """Return a whole number from 1 to MOST_COUNTED.
+    """Return the value of `text` if it is a whole number from 1 to MOST_COUNTED.
 
-    If the text is no such number, return None and add a fault to `faults`.
+    For any other value, return None and add a fault to `faults`.
     """
     value = text.value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -241,7 +251,7 @@ def _read_count(text: Text, faults: list[Fault]) -> int | None:
 
 
 def read_label(text: Text, groups: NodeGroups, faults: list[Fault]) -> str | None:
-    """Return the labels in a `node_group` value, joined by commas; None if a group does not exist or is broken.
+    """Return the labels in a `node_group` value, joined by commas; None if a group does not exist or has problems.
 
     The value is one label, several labels with commas, or a list of labels. Faults are added to `faults`.
     """
@@ -270,9 +280,10 @@ def _misjoined(
     found: Sequence[str],
     groups: NodeGroups,
 ) -> Fault | None:
-    """Return the fault of a group that does not exist or cannot be joined to the groups before it, or None.
+    """Return a fault if a node group does not exist or cannot be joined to the groups that are named before it.
 
-    `span`: columns of the label in the text. `label`: label of the group. `found`: the labels before it.
+    Return None if there is no fault. `span`: columns of the label in the text. `label`: label of the group. `found`:
+    the labels before it.
     """
     facts: dict[str, object] = {"label": label}
     if label not in groups.labels:
@@ -305,7 +316,8 @@ def _misjoined(
 def _renamed(line: Text) -> Text | None:
     """Return the line with keys of other libraries replaced by rlplace's keys.
 
-    Return None if the line has a place already, or if the replaced keys do not give exactly one place.
+    Return None if the line already has a key of rlplace that gives a place, or if the replaced keys do not give exactly
+    one place.
     """
     if any(key in PLACES for key in line.entries):
         return None
@@ -322,7 +334,10 @@ def _renamed(line: Text) -> Text | None:
 
 
 def _read_options(line: Text, faults: list[Fault]) -> dict[str, int]:
-    """Return key -> count for the valid counts of a line. Faults of all keys and options are added to `faults`."""
+    """Return key -> count for the valid counts of a line.
+
+    Faults of these counts, of unknown keys and of the other options are added to `faults`.
+    """
     counts = read_counts(line, COUNTS, KEYS, faults)
 
     # A rank is a process: so many on one accelerator are a typing mistake.
@@ -345,7 +360,10 @@ def _read_options(line: Text, faults: list[Fault]) -> dict[str, int]:
 def _read_place(
     where: Text, pool: Pool, faults: list[Fault]
 ) -> tuple[Segment, ...] | int | str | None:
-    """Return the place that a line asks for, in the form of `Line.asked`; None if it has a fault, added to `faults`."""
+    """Return the place that a line asks for, in the form of `Line.asked`. If it is wrong, return None and add a fault.
+
+    `where`: the part of the line that says where. `pool`: what its numbers count. The fault is added to `faults`.
+    """
     value = where.value
     word = str(value).strip()
     if where.leaf == "same_as":
@@ -375,7 +393,8 @@ def _read_fraction(
 ) -> int | None:
     """Return how many numbers are `part`/`total` of a pool.
 
-    If that is no whole number, or more than the pool, return None and add a fault to `faults`.
+    If that is not a whole number, or more than the pool has, return None and add a fault to `faults`. `where`: the
+    fraction as it was written.
     """
     count, remainder = divmod(pool.count * part, total)
     if part <= total and remainder == 0:

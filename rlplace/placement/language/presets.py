@@ -43,10 +43,11 @@ def expand_preset(
     groups: NodeGroups,
     faults: list[Fault],
 ) -> list[Line]:
-    """Return one line for each component in `roles`; [] if the block has a fault, which is added to `faults`.
+    """Return the lines for which a preset stands: one for each component in `roles`.
 
-    `block`: the block with the key `preset`. `sizes`: component -> number of its accelerators, if the block gives one;
-    the key "accelerators" has the number for all components together.
+    If the block has a fault, add it to `faults` and return []. `block`: the block with the key `preset`. `sizes`:
+    component -> number of its accelerators, if the block gives one; key "accelerators" -> number for all components
+    together. `groups`: the node groups.
     """
     rows = _rows_of(block.entries["preset"], roles, faults)
     total = groups.topology.num_accelerators
@@ -65,9 +66,9 @@ def expand_preset(
 
 
 def preset_roles(components: Sequence[str] | None) -> list[str]:
-    """Return the components that a preset places, the rollout last.
+    """Return the components that a preset places, with the rollout as the last one.
 
-    `components`: the components of the algorithm; None: the components of a PPO job.
+    `components`: the components of the algorithm; None: the components of a PPO job are used.
     """
     return sorted(components or _PPO, key=lambda name: name == "rollout")
 
@@ -75,8 +76,9 @@ def preset_roles(components: Sequence[str] | None) -> list[str]:
 def _rows_of(preset: Text, names: Sequence[str], faults: list[Fault]) -> list[Sets]:
     """Return the rows of a preset. For an unknown preset, return [] and add a fault to `faults`.
 
-    A row is a list of sets of components. The sets of a row lie side by side, and the components of a set share
-    accelerators. Each row begins at the first accelerator. `preset`: the name of the preset. `names`: the components.
+    A row is a list of sets of components. The components of a set share accelerators. The sets of a row lie side by
+    side, from the first accelerator on; rows lie on top of each other. `preset`: the name of the preset. `names`: the
+    components.
     """
     words = [word.strip() for word in str(preset.value).split("+")]
     if words == ["hybrid"]:
@@ -113,8 +115,9 @@ def _side_by_side(
 ) -> dict[str, range]:
     """Return component -> its accelerators, for the sets of one row. Each set gets the next free accelerators.
 
-    Sets without a size get equally many accelerators. `room`: how many accelerators there are. `sizes`: component ->
-    number of its accelerators, if the block gives one. Faults are added to `faults`.
+    Sets without a size get equally many of the remaining accelerators. `sets`: the components of a set share
+    accelerators. `room`: how many accelerators there are. `sizes`: component -> number of its accelerators, if the
+    block gives one. Faults are added to `faults`.
     """
     # The size of each set, by any of its components; None: it has no size.
     asked: list[int | None] = []
@@ -151,7 +154,10 @@ def _side_by_side(
 
 
 def _line(name: str, numbers: range, pool: Pool, block: Text) -> Line:
-    """Return a line that places a component on `numbers`, one rank on each."""
+    """Return a line that places component `name` on `numbers` of the pool, one rank on each.
+
+    `block`: the block of the preset.
+    """
     key = f"{block.key}.{name}"
     written = show_range(numbers)
     span = (0, len(written))

@@ -23,7 +23,8 @@ def resolve(
 ) -> dict[int, Placed]:
     """Return index of a line -> its pool and segments, for the lines that can be placed.
 
-    `named`: the components of all lines, including lines with faults. Faults are added to `faults`.
+    `named`: the components of all lines, also of lines with faults, which are not in `lines`. Faults are added to
+    `faults`.
     """
     placed = _settle(lines, faults)
     # Of a component that is placed twice, the first line counts.
@@ -36,8 +37,8 @@ def resolve(
     def follow(i: int, chain: Sequence[int]) -> Placed | None:
         """Return the place of line `i`; None if the line cannot be placed.
 
-        If the line asks for the place of another component, the line of that component is placed first. `chain`: the
-        lines that wait for the place of line `i`.
+        If the line takes the place of another component, the line of that component is placed first. `chain`: the lines
+        that wait for the place of line `i`.
         """
         line = lines[i]
         target = line.asked
@@ -108,14 +109,17 @@ def _settle(lines: Sequence[Line], faults: list[Fault]) -> dict[int, Placed]:
 
 
 def _turn(line: Line) -> int:
-    """Return when a line is placed: 0 for numbers or `same_as`, 1 for a count, 2 for `rest`. Lower turns come first."""
+    """Return the turn in which a line is placed: 0 for numbers or `same_as`, 1 for a count, 2 for `rest`."""
     if line.asked == REST:
         return 2
     return int(isinstance(line.asked, int))
 
 
 def _global_numbers(pool: Pool, segments: Sequence[Segment]) -> Ranges:
-    """Return the global accelerator numbers of segments; for a pool without accelerators, the numbers of the pool."""
+    """Return the numbers of the segments, counted over the whole cluster.
+
+    For a pool without accelerators, return the numbers of the pool.
+    """
     numbers = [segment.accelerators for segment in segments]
     if not pool.holds_accelerators:
         return Ranges.of(numbers)
@@ -128,11 +132,11 @@ def _global_numbers(pool: Pool, segments: Sequence[Segment]) -> Ranges:
 def _pick(
     line: Line, count: int, free: Ranges, others: Sequence[str], faults: list[Fault]
 ) -> tuple[Segment, ...]:
-    """Return segments on free numbers of the pool of a line. If that fails, return () and add a fault to `faults`.
+    """Return segments on free numbers of a line's pool. If that fails, return () and add a fault to `faults`.
 
-    The first piece of free neighbours that is large enough is used; without such a piece, whole free units from the
-    front. A unit is the numbers that must be on one node. `count`: how many numbers; REST: all free numbers. `free`:
-    the free numbers of the pool. `others`: the components of the other lines.
+    A unit is the group of numbers that must be on one node. If there are `count` free neighbouring numbers, the first
+    of these are used; otherwise, whole free units from the front. `count`: how many numbers; REST: all free numbers.
+    `free`: the free numbers of the pool. `others`: the components of the other lines.
     """
     pool = line.pool
     facts: dict[str, object] = {"line": line, "count": count, "pool": pool}
@@ -162,8 +166,8 @@ def _pick(
 def _first_fit(free: Ranges, pool: Pool, count: int, unit: int) -> list[range] | None:
     """Return `count` free numbers as ranges; None if there are not enough.
 
-    Neighbours in one piece are preferred. Without such a piece, whole units from the front are returned. `unit`: the
-    how many numbers a unit has; they all lie in one interval.
+    Neighbouring numbers are preferred. If there are too few neighbours, whole units from the front are returned.
+    `free`: the free numbers of the pool. `unit`: how many numbers a unit has; all numbers of a unit lie on one node.
     """
     for piece in free.pieces:
         starts = [piece.start]

@@ -38,7 +38,14 @@ from rlplace.placement.machines.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The place of one rank of a component."""
+    """The place of one rank of a component.
+
+    `node`: number of the node. `local_rank`: number of the rank among the component's ranks on this node.
+    `accelerators`: their numbers in the cluster. `local_accelerators`: their numbers within the node.
+    `visible_accelerators`: numbers within the node of all accelerators that the process sees. `node_group`: label of
+    its group. `hardware`: its hardware items other than accelerators. `runtime_env`: environment of its process.
+    `process`: name of the process, which slots of several components may share; "": a process of its own.
+    """
 
     component: str
     rank: int
@@ -72,31 +79,33 @@ def component_of(owner: str) -> str:
 
 
 class HasTopology(Protocol):
-    """Anything with a topology: a cluster, a Topology, or NodeGroups if nodes have labels."""
+    """Anything with the attribute `topology`: a cluster, a Topology, or NodeGroups for nodes with labels."""
 
     @property
     def topology(self) -> Topology: ...
 
 
 class PlacementStrategy(Protocol):
-    """Decides where the processes of one group run."""
+    """A rule that decides where the processes of one group run."""
 
     def get_placement(
         self, cluster: HasTopology, isolate_accelerator: bool = True
     ) -> Sequence[Slot]:
         """Return one slot per process, by rank. Raise PlacementError if the processes do not fit.
 
-        A slot has a component name only if the strategy is that of a component; otherwise the name is filled in when
-        the group is launched. `isolate_accelerator`: whether a process sees only its own accelerators; if not, it sees
-        all accelerators of its node.
+        The slots have a component name only if the strategy is that of a component; otherwise, the name is filled in
+        when the group is launched. `cluster`: the machines. `isolate_accelerator`: True: a process sees only its own
+        accelerators; False: it sees all accelerators of its node.
         """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedPlacementStrategy:
-    """A range of accelerators (first and last included), given to processes in order.
+    """A placement strategy that gives a range of accelerators to processes, in order.
 
-    The accelerators of one process are `stride` numbers apart.
+    The range is `start_hardware_rank` to `end_hardware_rank`, both included. Each process gets
+    `num_hardware_per_process` accelerators, whose numbers are `stride` apart. `node_group`: label of the group that
+    numbers them; None: the whole cluster.
     """
 
     start_hardware_rank: int
@@ -153,7 +162,11 @@ class PackedPlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlexiblePlacementStrategy:
-    """A list of accelerators for each process. Several processes may share an accelerator."""
+    """A placement strategy with a list of accelerators for each process. Processes may share accelerators.
+
+    `hardware_ranks_list`: the accelerators of each process. `node_group_label`: the group that numbers them; None: the
+    whole cluster.
+    """
 
     hardware_ranks_list: Sequence[Sequence[int]]
     node_group_label: str | None = None
@@ -172,9 +185,10 @@ class FlexiblePlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePlacementStrategy:
-    """One process for each entry of `node_ranks`, on the node with that number; processes hold no accelerators.
+    """A placement strategy that runs one process on a node for each entry of `node_ranks`.
 
-    If `node_group_label` is given, the numbers count the nodes of that group, from 0.
+    The processes have no accelerators. `node_ranks`: numbers of nodes. `node_group_label`: the group that numbers its
+    nodes from 0; None: the whole cluster.
     """
 
     node_ranks: Sequence[int]
@@ -200,9 +214,9 @@ class NodePlacementStrategy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ComponentPlacementStrategy:
-    """The place of one component of `component_placement`.
+    """A placement strategy with the place that `component_placement` gives to one component.
 
-    Its numbers are checked again if it is used on another cluster.
+    If it is used on another cluster than that of `groups`, its numbers are checked again.
     """
 
     spec: ComponentSpec
@@ -237,7 +251,7 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
     """Return the pool of a node group, or of several groups joined by commas.
 
     Raise PlacementError for an unknown label. `key`: class and argument that have the label, for errors. `label`: one
-    or more labels.
+    or more labels, joined by commas.
     """
     argument = key.rpartition(".")[2]
     faults: list[Fault] = []
@@ -253,10 +267,10 @@ def _pool(key: str, label: str, groups: NodeGroups) -> Pool:
 
 
 def _locate(held: Sequence[Sequence[int]], pool: Pool, key: str) -> list[Interval]:
-    """Return the interval of each rank.
+    """Return the interval of the pool on which each rank lies.
 
-    `held`: by rank, its numbers of `pool`, ascending. `key`: the name in errors. Raise PlacementError for numbers that
-    do not exist or are given twice, and for ranks on two nodes or products.
+    `held`: for each rank, its numbers of `pool`, ascending. `key`: the key path or class that an error names. Raise
+    PlacementError if a number does not exist or is given twice in a rank, or if a rank lies on two nodes or products.
     """
     if not held:
         raise PlacementError(
@@ -331,11 +345,11 @@ def _place(
     component: str = "",
     process: str = "",
 ) -> tuple[Slot, ...]:
-    """Return the slots of ranks 0..N-1.
+    """Return the slots of ranks 0..N-1. Raise PlacementError if a rank cannot be placed.
 
-    `held`: by rank, its numbers of `pool`. `key`: the name in errors. `isolate`: whether a rank sees only its own
-    accelerators. `component`: "" for a group that is no component. `process`: the components that share processes, such
-    as "env+rollout"; "" for none.
+    `held`: for each rank, its numbers of `pool`. `key`: the key path or class that an error names. `isolate`: whether a
+    rank sees only its own accelerators. `component`: "" if the slots do not belong to a component. `process`: the
+    components that share processes, such as "env+rollout"; "" for none.
     """
     locations = _locate(held, pool, key)
     slots: list[Slot] = []

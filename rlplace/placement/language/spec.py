@@ -18,7 +18,8 @@ CPU = "cpu"  # the placement of one process of the first node, on no accelerator
 class Segment:
     """Consecutive ranks, spread evenly over neighbouring numbers of a pool (mostly accelerators).
 
-    Either each rank has one or more numbers, or several ranks share a number.
+    Either each rank has one or more numbers, or several ranks share a number. `accelerators`: the numbers. `span`:
+    (first column, column after the last) of the segment in the placement text.
     """
 
     accelerators: range
@@ -44,7 +45,7 @@ class Segment:
         return range(first, first + each)
 
     def moved(self, accelerators: int, ranks: int) -> Segment:
-        """Return the segment with its accelerator numbers and its rank numbers shifted by these amounts.
+        """Return the segment with `accelerators` added to its accelerator numbers and `ranks` added to its ranks.
 
         Both amounts may be negative.
         """
@@ -56,7 +57,10 @@ class Segment:
         )
 
     def cut_to(self, numbers: range) -> Segment:
-        """Return the part of the segment on `numbers`, which must lie inside the segment and cut no rank."""
+        """Return the part of the segment on `numbers`.
+
+        The numbers must lie inside the segment, and no rank may lie partly outside of them.
+        """
         each = self.accelerators_per_rank
         sharing = self.ranks_per_accelerator
         before = numbers.start - self.accelerators.start
@@ -68,7 +72,10 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The rule that spreads ranks over numbers: several numbers for each rank, or several ranks on each number."""
+    """The rule that spreads ranks over numbers: several numbers for each rank, or several ranks on each number.
+
+    `each`: numbers per rank. `sharing`: ranks per number. At least one of the two is 1.
+    """
 
     each: int = 1  # accelerators_per_rank
     sharing: int = 1  # ranks_per_accelerator; one of the two is 1
@@ -94,7 +101,12 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """The parallel sizes of a component. They are checked against the component's placement."""
+    """The parallel sizes of a component. They are checked against the component's placement.
+
+    `tensor_parallel_size`: accelerators that split one copy of the model. `context_parallel_size`: copies that divide
+    the tokens of the same samples. `data_parallel_size`: number of copies; None: as many as there is room for.
+    `across_nodes`: whether one copy may lie on two nodes.
+    """
 
     # Accelerators that hold one copy of the model's layers in slices.
     tensor_parallel_size: int = 1
@@ -112,7 +124,12 @@ class Parallel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankLocations:
-    """The place of every rank of a component, as arrays indexed by rank: 20 bytes for each rank."""
+    """The place of every rank of a component, as arrays indexed by rank: 20 bytes for each rank.
+
+    `node`: number of the node. `first`: number of the rank's first accelerator in the cluster; -1: it has none.
+    `count`: number of its accelerators, whose numbers are consecutive. `process`: the components whose ranks share
+    processes, such as "env+rollout"; "": none.
+    """
 
     node: array[int]
     first: array[int]  # global number of the rank's first accelerator; -1: it has none
@@ -122,7 +139,12 @@ class RankLocations:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComponentSpec:
-    """The placement of one component. Its ranks are 0..world_size-1, each in exactly one segment."""
+    """The placement of one component. Its ranks are 0..world_size-1, each in exactly one segment.
+
+    `pool`: what the numbers count. `written`: the segments in numbers of the pool, by rank. `key`: key path in the
+    config. `text`: the placement text as written. `parallel`: its parallel sizes. `process`: the components whose ranks
+    share processes, such as "env+rollout"; "": each rank has a process of its own.
+    """
 
     name: str
     pool: Pool
@@ -135,9 +157,9 @@ class ComponentSpec:
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments in global accelerator numbers.
+        """The segments in accelerator numbers of the cluster.
 
-        A segment of the pool is cut where its global numbers are not neighbours; no rank is cut.
+        A segment is split where neighbouring numbers of the pool are not neighbours in the cluster. No rank is split.
         """
         found = []
         for segment in self.written:
@@ -148,7 +170,7 @@ class ComponentSpec:
 
     @functools.cached_property
     def accelerators(self) -> Ranges:
-        """The global numbers of the component's accelerators; empty for a component on nodes or other hardware."""
+        """The component's accelerators, numbered over the cluster; empty for a component on nodes or other hardware."""
         return Ranges.of(s.accelerators for s in self.segments)
 
     @functools.cached_property
@@ -210,7 +232,7 @@ class ComponentSpec:
         return quote(self.canonical(), inside=False)
 
     def canonical(self) -> str | dict[str, object]:
-        """Return the placement as a value for the config: a text if that is enough, else a block of keys."""
+        """Return the placement as a value for the config: a text if a text can say all of it, else a block."""
         parallel = self.parallel
         block = dict[str, object]()
         if self.node_group != WHOLE_CLUSTER:
@@ -249,10 +271,10 @@ def process_name(sharers: str, rank: int) -> str:
 
 
 def render_segments(segments: Iterable[Segment]) -> str:
-    """Return segments as placement text.
+    """Return segments as placement text, such as "0-3,4:4-5".
 
-    Neighbouring segments with one rank per accelerator are joined. Ranks are written only if they do not follow from
-    the order.
+    Neighbouring segments with one rank per accelerator are joined. Ranks are left out where reading the text gives the
+    same ranks without them.
     """
     # (accelerators, ranks) of segments and of joined neighbours with one rank for each.
     joined: list[tuple[range, range]] = []
@@ -283,7 +305,7 @@ def render_segments(segments: Iterable[Segment]) -> str:
 
 
 def parts(segment: Segment, pool: Pool) -> list[tuple[Interval, range]]:
-    """Return (interval, numbers of the segment in it) for each interval of the pool that the segment lies on."""
+    """Return (interval, numbers of the segment in it) for each interval of the pool on which the segment lies."""
     found = []
     for interval in pool.intervals_in(segment.accelerators):
         found.append((interval, overlap(interval.numbers, segment.accelerators)))

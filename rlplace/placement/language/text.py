@@ -23,7 +23,13 @@ _PIECE = re.compile(r"[0-9][0-9 :-]*|all")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A value of the config as it was written. No part of it has been checked."""
+    """A value of the config as it was written. No part of it has been checked.
+
+    `key`: its key path. `leaf`: its last key, such as "actor,rollout"; "-" for an item of a list. `text`: the value on
+    one line. `items`: for each list item (first column, column after the last, value); one entry for a value that is
+    not a list. `entries`: key -> Text, for a block. `pieces`: keys of a block that are really pieces of values, which
+    YAML has cut at commas. `sources`: key path -> the place in the config where it was written.
+    """
 
     key: str  # key path
     # The last key verbatim, such as "actor,rollout"; "-" for an item of a list.
@@ -53,8 +59,8 @@ def write(
     """Return a value of the config as Text, with a Text for each entry if the value is a block.
 
     `key`: its key path. `leaf`: its last key. `sources`: key path -> the place in the config where it was written.
-    `lines`: the known keys of a block of lines, in which values that YAML has cut at commas are joined again; None: any
-    other value.
+    `lines`: for the block `component_placement`: names that are always keys, never pieces of values that YAML has cut
+    at commas; None: the value is another one.
     """
     entries: dict[str, Text] = {}
     pieces: list[str] = []
@@ -85,7 +91,10 @@ def write(
 
 
 def entry_of(block: Text, key: str, value: object = None) -> Text:
-    """Return the Text at a key of a block. If `block` has no such key or is no block, return `value` as Text."""
+    """Return the Text of the entry `key` of a block.
+
+    If there is no such entry, return a Text with `value`.
+    """
     if key in block.entries:
         return block.entries[key]
     return write(value, f"{block.key}.{key}", key, block.sources)
@@ -100,7 +109,7 @@ def item_of(text: Text, index: int) -> Text:
 def joined(
     block: Mapping[object, object], known: Collection[str]
 ) -> tuple[dict[str, object], list[str]]:
-    """Return a block with values joined again that YAML has cut at commas, and the keys that were pieces of values.
+    """Return a block in which values that YAML has cut at commas are whole, and the keys that were pieces of values.
 
     YAML reads {placement: 0-3,5-7} as {placement: 0-3, 5-7: null}. `known`: keys that are never pieces of values.
     """
@@ -121,7 +130,7 @@ def joined(
 
 
 def one_line(value: object) -> str:
-    """Return a value as text on one line, as it is written inside of braces."""
+    """Return a value as text on one line, as YAML writes it inside of braces."""
     return quote(value).translate(_ONE_LINE)
 
 

@@ -31,10 +31,11 @@ def without_nodes(
     lost: Collection[int],
     again: str = AGAIN[0],
 ) -> dict[str, Any]:
-    """Return the cluster block for the nodes that are left. Whether the new placements fit is not checked.
+    """Return the `cluster` block of a job for the nodes that are left after some were lost.
 
-    `cluster`: the block of the job before the loss. `placement`: the placement of that job. `lost`: ranks of the lost
-    nodes. `again`: the placement text of components that have lost all ranks.
+    Whether the new placements fit is not checked. `cluster`: the block before the loss. `placement`: the placement
+    before the loss. `lost`: numbers of the lost nodes. `again`: the placement text, "rest" or "all", for components
+    that have lost all ranks.
     """
     left = dict(cluster)
     topology = placement.topology
@@ -54,7 +55,10 @@ def without_nodes(
 def placed_again(
     placement: HybridComponentPlacement, lost: Collection[int]
 ) -> list[str]:
-    """Return the components that have lost all ranks. `lost`: ranks of the lost nodes."""
+    """Return the components that have lost all ranks and so have to be placed again.
+
+    `lost`: numbers of the lost nodes.
+    """
     names = []
     for name in placement.components:
         if not _ranks_left(placement.spec(name), lost):
@@ -70,9 +74,9 @@ def _left_of(
 ) -> str | dict[str, object]:
     """Return the placement of a component on the nodes that are left, as a value for the config.
 
-    `lost`: ranks of the lost nodes. `again`: the placement text for a component on accelerators that has lost all
-    ranks. If the component is in a node group, all of that group is used instead. If all processes without accelerators
-    are lost, they move to the first node.
+    `lost`: numbers of the lost nodes. `again`: the placement text for a component that has lost all ranks; a component
+    of a node group gets the whole group instead. Processes without accelerators that are all lost move to the first
+    node.
     """
     spec = placement.spec(component)
     # Of several groups, those that have a node left.
@@ -108,7 +112,10 @@ def _left_of(
 
 
 def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ...]:
-    """Return the segments on the nodes that are left. Ranks and numbers are counted anew, without gaps."""
+    """Return the segments of a component on the nodes that are left.
+
+    Ranks and accelerators are numbered anew, without gaps. `lost`: numbers of the lost nodes.
+    """
     lost_intervals = [i for i in spec.pool.intervals if i.node in lost]
     gone = Ranges.of(interval.numbers for interval in lost_intervals)
     kept: list[Segment] = []
@@ -131,7 +138,10 @@ def _ranks_left(spec: ComponentSpec, lost: Collection[int]) -> tuple[Segment, ..
 def _machines(
     nodes: list[Mapping[str, Any]], lost: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries of `cluster.nodes` that have nodes left, ordered by rank and without the key `rank`."""
+    """Yield the entries of `cluster.nodes` that have nodes left, in the order of their nodes, without the key `rank`.
+
+    `nodes`: the entries before the loss. `lost`: numbers of the lost nodes.
+    """
     first = 0
     for node in sorted(nodes, key=lambda node: node.get("rank") or 0):
         ranks = range(first, first + int(node.get("count") or 1))
@@ -148,9 +158,9 @@ def _machines(
 def _groups(
     groups: list[Mapping[str, Any]], topology: Topology, lost: Collection[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the node groups that have nodes left, with the new numbers of their nodes.
+    """Yield the entries of `cluster.node_groups` that have nodes left, with the new numbers of their nodes.
 
-    A group that has lost all of its hardware is left out.
+    A group that has lost all of its hardware is left out. `lost`: numbers of the lost nodes.
     """
     for group in groups:
         entry = dict(group)
@@ -181,7 +191,10 @@ def _groups(
 def _renumber(
     block: dict[str, Any], key: str, topology: Topology, lost: Collection[int]
 ) -> bool:
-    """Replace the nodes in `block[key]` by their new numbers. Return whether any of these nodes is left."""
+    """Replace the nodes in `block[key]` by the new numbers of those that are left. Return whether any node is left.
+
+    `lost`: numbers of the lost nodes.
+    """
     written = write(block[key], PATH, key, {})
     nodes = read_nodes(written, topology, []) or Ranges()
     gone = Ranges.of(range(node, node + 1) for node in lost)

@@ -14,12 +14,18 @@ from rlplace.placement.machines.topology import Ranges, named
 
 
 def _no_label(fault: Fault) -> Facts:
-    """Return the facts for a missing label: a corrected line that names the last group of the cluster."""
+    """Return values for the error message about a missing label.
+
+    `line`: a corrected line that names the last group of the cluster.
+    """
     return {"line": line_of(fault.text, fault.facts["labels"][-1])}
 
 
 def _unknown_group(fault: Fault) -> Facts:
-    """Return the facts for an unknown group: a similar label if there is one, and a corrected line with that label."""
+    """Return values for the error message about a node group that does not exist.
+
+    `meant`: the suggestion of a similar label, if there is one. `line`: a corrected line with that label.
+    """
     label = fault.facts["label"]
     meant = did_you_mean(label, fault.facts["labels"])
     line = open_line(fault.text, "one of these")
@@ -29,17 +35,26 @@ def _unknown_group(fault: Fault) -> Facts:
 
 
 def _group_twice(fault: Fault) -> Facts:
-    """Return the facts for a group that is named twice: a corrected line that names each group once."""
+    """Return values for the error message about a node group that is named twice.
+
+    `line`: a corrected line that names each group once.
+    """
     return {"line": line_of(fault.text, ",".join(fault.facts["found"]))}
 
 
 def _first_group(fault: Fault) -> Facts:
-    """Return the facts for groups that cannot be joined: a corrected line that names only the first of them."""
+    """Return values for the error message about node groups that cannot be joined.
+
+    `line`: a corrected line that names only the first group.
+    """
     return {"line": line_of(fault.text, fault.facts["first"])}
 
 
 def _free_label(fault: Fault) -> Facts:
-    """Return the facts for a label that cannot be used: a label that is not in use."""
+    """Return values for the error message about a label that a node group cannot have.
+
+    `free`: a label that can be used instead.
+    """
     free = "train"
     if fault.facts["taken"]:
         free = f"{fault.facts['name']}_2"
@@ -52,15 +67,18 @@ def _named(nodes: Ranges) -> str:
 
 
 def _outside(fault: Fault) -> Facts:
-    """Return the facts for nodes outside the group: those nodes, and a corrected line with all nodes of the group."""
+    """Return values for the error message about nodes that are not in the node group.
+
+    `nodes`: these nodes, as text. `line`: a corrected line with all nodes of the group.
+    """
     members = str(fault.facts["members"])
     return {"nodes": _named(fault.facts["nodes"]), "line": line_of(fault.text, members)}
 
 
 def _item_outside(fault: Fault) -> Facts:
-    """Return the facts for hardware on a node outside the group.
+    """Return values for the error message about hardware on a node that is not in the node group.
 
-    The facts are the node, and a corrected line with the group's first node.
+    `node`: the node. `line`: a corrected line with the first node of the group.
     """
     members: Ranges = fault.facts["members"]
     line = line_of(fault.text, members.pieces[0].start)
@@ -68,9 +86,9 @@ def _item_outside(fault: Fault) -> Facts:
 
 
 def _two_envs(fault: Fault) -> Facts:
-    """Return the facts for nodes with two environments.
+    """Return values for the error message about nodes for which two environments are declared.
 
-    The facts are the nodes, and a corrected line with the nodes that have none yet.
+    `nodes`: these nodes, as text. `line`: a corrected line with the nodes that have no environment yet.
     """
     left: Ranges = fault.facts["left"]
     line = "remove this entry"

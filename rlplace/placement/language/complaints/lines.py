@@ -21,14 +21,21 @@ from rlplace.placement.machines.topology import Ranges
 
 
 def _empty_block(fault: Fault) -> Facts:
-    """Return the facts for an empty block: one line for each component that has to be placed."""
+    """Return values for the error message about an empty `component_placement` block.
+
+    `lines`: one line for each component that has to be placed. `first`: the first of these components.
+    """
     shown = fault.facts["components"] or ("actor",)
     lines = ", ".join(f"{component}: ..." for component in shown)
     return {"lines": lines, "first": shown[0]}
 
 
 def _cut_key(fault: Fault) -> Facts:
-    """Return the facts for a key that YAML has cut at a comma: a corrected line with the whole key in quotes."""
+    """Return values for the error message about a key that YAML has cut at a comma.
+
+    `got`: the pieces as YAML reads them. `empty`: the pieces without a value. `line`: a corrected line with the whole
+    key in quotes.
+    """
     keys = fault.facts["keys"]
     last = fault.facts["last"]
     return {
@@ -39,18 +46,15 @@ def _cut_key(fault: Fault) -> Facts:
 
 
 def _cut_value(fault: Fault) -> Facts:
-    """Return the facts for values that YAML has cut at commas.
-
-    The fact is a corrected line of the block with its values joined again.
-    """
+    """Return values for the error message about a block with values that YAML has cut at commas; see `_cut`."""
     return _cut(fault.text, _whole(fault.text))
 
 
 def _cut_lines(fault: Fault) -> Facts:
-    """Return the facts for a block whose keys and values YAML has cut at commas.
+    """Return values for the error message about a block with keys and values that YAML has cut at commas.
 
-    The fact is a corrected line of the block as it was meant. A key without a value belongs to the next key: {actor:
-    null, env: 0-3} was {actor,env: 0-3}.
+    The values are those that `_cut` returns. A key without a value belongs to the next key: {actor: null, env: 0-3} was
+    written as {actor,env: 0-3}.
     """
     found: dict[str, object] = {}
     names: list[str] = []
@@ -63,17 +67,17 @@ def _cut_lines(fault: Fault) -> Facts:
 
 
 def _whole(block: Text) -> dict[str, object]:
-    """Return a block with the values joined again that YAML has cut at commas."""
+    """Return a block in which values that YAML has cut at commas are joined again."""
     assert isinstance(block.value, Mapping)
     keys = [str(key) for key in block.value if str(key) not in block.pieces]
     return joined(block.value, keys)[0]
 
 
 def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
-    """Return the facts for a block that YAML has cut.
+    """Return values for the error message about a block that YAML has cut at commas.
 
-    The facts are the keys that are pieces of values, and a corrected line with `meant`. `meant`: the block as it was
-    meant.
+    `meant`: the block as it was meant. Returned are `pieces`, the keys that are pieces of values, and `line`, a
+    corrected line of the block.
     """
     assert isinstance(block.value, Mapping)
     # A piece such as 4:7 has become the number 247.
@@ -87,20 +91,24 @@ def _cut(block: Text, meant: Mapping[str, object]) -> Facts:
 
 
 def _whole_line(fault: Fault) -> Facts:
-    """Return the fact `got`: the key with its value."""
+    """Return {"got": text}, where the text is the key and value of the line. The error message then shows this text."""
     return {"got": f"{fault.text.leaf}: {fault.text.text}"}
 
 
 def _no_name(fault: Fault) -> Facts:
-    """Return the facts for an empty name in a key: a corrected line with the other names alone."""
+    """Return values for the error message about an empty name in a key, such as `actor,,env`.
+
+    `got`: the line. `line`: a corrected line without the empty name.
+    """
     others = ",".join(filter(None, fault.facts["names"])) or "actor"
     return _whole_line(fault) | {"line": f"{others}: {quote(fault.text.value)}"}
 
 
 def _unknown_name(fault: Fault) -> Facts:
-    """Return the facts for an unknown component: a similar name if there is one, the known names, and a corrected line.
+    """Return values for the error message about a component that does not exist.
 
-    The line has the similar name in place of the key, if the key had only one name.
+    `got`: the line. `meant`: the suggestion of a similar name, if there is one. `known`: the names that are allowed.
+    `line`: if the key has only this name, a corrected line with the similar name; else, words that say what to replace.
     """
     name = fault.facts["name"]
     components = fault.facts["components"]
@@ -117,10 +125,10 @@ def _unknown_name(fault: Fault) -> Facts:
 
 
 def _unknown_key(fault: Fault) -> Facts:
-    """Return the facts for an unknown key: the key that was probably meant, the known keys, and a corrected line.
+    """Return values for the error message about a key that does not exist.
 
-    The key that was meant is our name for a key of another library, else a similar key that the block does not have
-    yet.
+    `meant`: the suggestion of a key that the line does not have yet: rlplace's name for a key of another library, or a
+    similar key. `known`: the keys that are allowed. `line`: a corrected line with the suggested key.
     """
     key = fault.text.leaf
     known = fault.facts["known"]
@@ -167,9 +175,9 @@ def _known_places(fault: Fault) -> Facts:
 
 
 def _no_count(fault: Fault) -> Facts:
-    """Return the facts for a value that is no count.
+    """Return values for the error message about a value that is not a count.
 
-    The fact is a corrected line with a number, which is that of the text if it has one.
+    `line`: a corrected line. If the value is a number in quotes, the line has this number; else, it has a placeholder.
     """
     value = fault.text.value
     line = open_line(fault.text, "a number")
@@ -179,9 +187,9 @@ def _no_count(fault: Fault) -> Facts:
 
 
 def _no_fraction(fault: Fault) -> Facts:
-    """Return the facts for a fraction that gives no whole number.
+    """Return values for the error message about a fraction of the accelerators that is not a whole number.
 
-    The fact is a corrected line with the next smaller whole number, at least 1.
+    `line`: a corrected line with the next smaller whole number, at least 1.
     """
     count = max(1, fault.facts["count"])
     line = line_of(fault.text, {"accelerators": count})
@@ -191,9 +199,9 @@ def _no_fraction(fault: Fault) -> Facts:
 
 
 def _alone(fault: Fault) -> Facts:
-    """Return the facts for a shared process with a single component.
+    """Return values for the error message about `process: shared` in a component that shares its process with no other.
 
-    The fact is a corrected line for a component that can join it.
+    `remark`: a line for a component that could share the process; "" if there is no such component.
     """
     able = fault.facts["able"]
     remark = ""
@@ -212,9 +220,9 @@ def _circle(fault: Fault) -> Facts:
 
 
 def _unknown_target(fault: Fault) -> Facts:
-    """Return the facts for an unknown name after `same_as`.
+    """Return values for the error message about `same_as` with a component that is not placed.
 
-    The facts are a similar component if there is one, and a corrected line with it.
+    `meant`: the suggestion of a similar component, if there is one. `line`: a corrected line with that component.
     """
     text = fault.text
     names = fault.facts["line"].names
@@ -234,15 +242,18 @@ def _nothing_left(fault: Fault) -> Facts:
 
 
 def _no_units(fault: Fault) -> Facts:
-    """Return the facts for a count of accelerators that does not divide into units: the next multiple of a unit."""
+    """Return values for the error message about a count of accelerators that does not divide into units of one node.
+
+    `multiple`: the next larger count that does.
+    """
     unit = fault.facts["unit"]
     return {"multiple": -(-fault.facts["count"] // unit) * unit}
 
 
 def _not_free(fault: Fault) -> Facts:
-    """Return the facts for too few free accelerators.
+    """Return values for the error message about a count that is larger than the number of free accelerators.
 
-    The facts are how many are free, and corrected lines that use the places of other components.
+    `left`: which accelerators are free, in words. `line`: corrected lines that use the place of another component.
     """
     free: Ranges = fault.facts["free"]
     unit = fault.facts["unit"]
@@ -263,9 +274,9 @@ def _not_free(fault: Fault) -> Facts:
 
 
 def _unknown_preset(fault: Fault) -> Facts:
-    """Return the facts for an unknown preset.
+    """Return values for the error message about a preset that does not exist.
 
-    The facts are a similar preset if there is one, the known presets, and a corrected line.
+    `meant`: the suggestion of a similar preset, if there is one. `known`: all presets. `line`: a corrected line.
     """
     word = fault.facts["word"]
     text = fault.text.text
@@ -284,10 +295,10 @@ def _no_such_number(fault: Fault) -> Facts:
 
 
 def _sizes_differ(fault: Fault) -> Facts:
-    """Return the facts for different sizes in one set.
+    """Return values for the error message about a preset whose components share accelerators but have different sizes.
 
-    The facts are the sizes of all components of the set, and a corrected line that makes the smallest one equal. The
-    line gives the component with the smallest size the largest one.
+    `given`: the size of each of these components. `together`: their names. `line`: a line that gives the component with
+    the smallest size the largest size. `at`, `got`: the text to which the error points.
     """
     sized: Mapping[str, int] = fault.facts["sized"]
     smallest = min(sized, key=lambda name: sized[name])
@@ -299,9 +310,10 @@ def _sizes_differ(fault: Fault) -> Facts:
 
 
 def _too_few(fault: Fault) -> Facts:
-    """Return the facts for too few accelerators.
+    """Return values for the error message about a preset with too few accelerators for its sets of components.
 
-    The fact is a corrected line with equal sizes, or with as many accelerators as there are sets.
+    `line`: corrected lines: equal sizes for all components that have a size, or, if none has a size, a total of one
+    accelerator per set. `at`, `got`: the text to which the error points.
     """
     sets = fault.facts["sets"]
     sizes = fault.facts["sizes"]
@@ -319,9 +331,9 @@ def _too_few(fault: Fault) -> Facts:
 
 
 def _size(fault: Fault, key: str) -> Facts:
-    """Return the facts `at` and `got`, which make the problem point to the size of a component, not to the whole block.
+    """Return the values `at` and `got`, with which an error points to one entry of a block instead of the whole block.
 
-    `key`: the key of that size.
+    `key`: the key of that entry: a component whose size it is, or "accelerators".
     """
     text = entry_of(fault.text, key, 0)
     return {"at": text, "got": f"{key}: {text.text}"}

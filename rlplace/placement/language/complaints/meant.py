@@ -31,9 +31,9 @@ def meant_component(name: str, components: Collection[str]) -> str | None:
 
 
 def meant_numbers(piece: str) -> str | None:
-    """Return the numbers in `piece` in the notation of placement texts; None if it has no known notation.
+    """Return the numbers in `piece` in the notation of placement texts; None if the notation of `piece` is not known.
 
-    Known are `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`, `range(0,8)` and the like.
+    Known notations are `cuda:0-7`, `0..7`, `0-3;4-7`, `50%`, `range(0,8)` and similar ones.
     """
     guess = DASHES.sub("-", piece.lower()).strip()
     if guess in ("*", "everything", "all"):
@@ -64,9 +64,9 @@ def meant_numbers(piece: str) -> str | None:
 
 
 def meant_line(text: Text) -> str | None:
-    """Return the line with every piece in the notation of placement texts.
+    """Return a corrected line in which every piece of the value has the notation of placement texts.
 
-    Return None if the value is not one text, or if one of its pieces has no known notation.
+    Return None if the value is not a single text, or if the notation of a piece is not known.
     """
     if not isinstance(text.value, str) or len(text.text) > LONGEST:
         return None
@@ -90,15 +90,16 @@ def meant_line(text: Text) -> str | None:
 
 
 def _forwards(match: re.Match[str]) -> str:
-    """Return a range as text with its smaller number first."""
+    """Return the range in `match` as text, with the smaller number first."""
     first, last = sorted((int(match[1]), int(match[2])))
     return f"{first}-{last}"
 
 
 def without_gaps(text: Text) -> str:
-    """Return the line without its empty pieces.
+    """Return a corrected line without the empty pieces between commas.
 
-    If there are none, or the other pieces cannot be read, return the line with a description in place of its numbers.
+    If the value has no empty pieces, or its other pieces cannot be read, return the line with a placeholder as its
+    value.
     """
     pieces = [piece.strip() for piece in text.text.split(",")]
     rest = ",".join(filter(None, pieces))

@@ -28,7 +28,10 @@ _LONGEST_PIECE = 40  # characters that an error repeats
 
 
 def _other_type(fault: Fault) -> Facts:
-    """Return the facts for an item that is neither a number nor a text: the name of its type."""
+    """Return values for the error message about an item that is neither a number nor a text.
+
+    `kind`: the name of its type.
+    """
     item = fault.facts["item"]
     kind = type(item).__name__
     if isinstance(item, Mapping):
@@ -39,7 +42,10 @@ def _other_type(fault: Fault) -> Facts:
 
 
 def _other_number(fault: Fault) -> Facts:
-    """Return the facts for a number that counts nothing, such as 1.5: the number as text."""
+    """Return values for the error message about a number that cannot name an accelerator, such as 1.5.
+
+    `number`: the number as text. `article`: "a" or "an", for the word that follows.
+    """
     item = fault.facts["item"]
     number = show(item)
     if isinstance(item, float):
@@ -51,9 +57,10 @@ def _other_number(fault: Fault) -> Facts:
 
 
 def _base_60(fault: Fault) -> Facts:
-    """Return the facts for a pair that YAML has read as one number in base 60: the pair, and a corrected line.
+    """Return values for the error message about text such as 4:7 that YAML has read as one number in base 60.
 
-    The line has what the pair may mean: rank 0 on an accelerator, a range, else all.
+    `pair`: the text. `first`, `second`: its two numbers. `line`: a corrected line with what was probably meant: rank 0
+    on one accelerator, a range, or all.
     """
     pool: Pool = fault.facts["pool"]
     first, second = divmod(fault.facts["value"], BASE)
@@ -76,16 +83,19 @@ def _base_60(fault: Fault) -> Facts:
 
 
 def _reversed(fault: Fault) -> Facts:
-    """Return the facts for a range that runs backwards: a corrected line with the range forwards."""
+    """Return values for the error message about a range such as 7-0.
+
+    `line`: a corrected line with the smaller number first.
+    """
     forwards = f"{fault.facts['last']}-{fault.facts['first']}"
     line = meant_line(fault.text)
     return {"line": line or with_part(fault.text, span_of(fault), forwards)}
 
 
 def _no_part(fault: Fault) -> Facts:
-    """Return the facts for a share that does not exist.
+    """Return values for the error message about a share such as `part 2/1`, which does not exist.
 
-    The fact is a corrected line with the likely one (`part 1/2` for `part 2/1`).
+    `line`: a corrected line with the share that was probably meant, such as `part 1/2`.
     """
     number = fault.facts["number"]
     parts = fault.facts["parts"]
@@ -99,7 +109,10 @@ def _no_part(fault: Fault) -> Facts:
 
 
 def _slice(fault: Fault) -> Facts:
-    """Return the facts for a slice of Python such as `0:8`: a corrected line with the range that Python means."""
+    """Return values for the error message about a Python slice such as `0:8`.
+
+    `line`: a corrected line with the numbers that Python means, if they exist; else, rank 0 on the first number.
+    """
     start = fault.facts["start"]
     stop = fault.facts["stop"]
     pool: Pool = fault.facts["pool"]
@@ -111,21 +124,27 @@ def _slice(fault: Fault) -> Facts:
 
 
 def _gaps(fault: Fault) -> Facts:
-    """Return the facts for empty pieces: a corrected line without them."""
+    """Return values for the error message about empty pieces between commas.
+
+    `line`: a corrected line without these pieces.
+    """
     return {"line": without_gaps(fault.text)}
 
 
 def _all_ranks(fault: Fault) -> Facts:
-    """Return the facts for `all` in place of ranks.
+    """Return values for the error message about the word `all` in place of rank numbers.
 
-    The fact is a corrected line with the ranks that follow from the accelerators.
+    `line`: a corrected line with the rank numbers that follow from the accelerators.
     """
     ranks = show_range(fault.facts["ranks"])
     return {"line": with_part(fault.text, span_of(fault), ranks)}
 
 
 def _dash(fault: Fault) -> Facts:
-    """Return the facts for a dash in place of a hyphen: the dash, and a corrected line with hyphens."""
+    """Return values for the error message about a dash in place of a hyphen.
+
+    `sign`: the dash. `number`: its code point. `line`: a corrected line with hyphens.
+    """
     hyphenated = fault.facts["hyphenated"]
     # The first letter that is another one.
     pairs = zip(fault.facts["piece"], hyphenated, strict=True)
@@ -135,9 +154,10 @@ def _dash(fault: Fault) -> Facts:
 
 
 def _unreadable(fault: Fault) -> Facts:
-    """Return the facts for a piece that cannot be read.
+    """Return values for the error message about a piece that cannot be read.
 
-    The facts are the piece, and a corrected line with it in our notation, if known.
+    `piece`: the piece. `line`: a corrected line with the piece in the notation of placement texts, if its notation is
+    known.
     """
     span = span_of(fault)
     piece = fault.text.text[slice(*span)]
@@ -152,7 +172,10 @@ def _unreadable(fault: Fault) -> Facts:
 
 
 def _without_ranks(fault: Fault) -> Facts:
-    """Return the facts for ranks that are not allowed here: a corrected line without ranks."""
+    """Return values for the error message about rank numbers in a line in which they are not allowed.
+
+    `line`: a corrected line without rank numbers.
+    """
     unquoted = re.sub(r'[\[\]"]', "", fault.text.text)
     return {"line": line_of(fault.text, re.sub(r":[^,]*", "", unquoted))}
 
@@ -161,7 +184,10 @@ def _without_ranks(fault: Fault) -> Facts:
 
 
 def _missing(fault: Fault) -> Facts:
-    """Return the facts for numbers that do not exist: their names, their columns, and a corrected line."""
+    """Return values for the error message about numbers that do not exist in the pool.
+
+    `missing`: these numbers, in words. `span`: their columns. `line`: a corrected line.
+    """
     pool: Pool = fault.facts["pool"]
     segments: Sequence[Segment] = fault.facts["segments"]
     numbers = fault.facts["segment"].accelerators
@@ -182,19 +208,26 @@ def _missing(fault: Fault) -> Facts:
 
 
 def _numbers_span(fault: Fault) -> tuple[int, int]:
-    """Return the columns of the accelerators of a segment, which are before its colon."""
+    """Return the columns of a segment's accelerators, which are before its colon: (first, after the last)."""
     first, *_ = split_at(fault.text.text, ":", *span_of(fault))
     return stripped(fault.text.text, *first)
 
 
 def _ranks_span(fault: Fault) -> tuple[int, int]:
-    """Return the columns of the ranks of a segment, which are after its colon; without a colon, all its columns."""
+    """Return the columns of a segment's ranks, which are after its colon: (first, after the last).
+
+    Without a colon, return all columns of the segment.
+    """
     *_, last = split_at(fault.text.text, ":", *span_of(fault))
     return stripped(fault.text.text, *last)
 
 
 def _too_many(fault: Fault) -> Facts:
-    """Return the facts for too many ranks: their number, and a corrected line with one rank on each accelerator."""
+    """Return values for the error message about more ranks than are allowed on a segment's accelerators.
+
+    `ranks`: number of ranks. `on`: the number of accelerators, in words. `span`: columns of the ranks. `line`: a
+    corrected line with one rank on each accelerator.
+    """
     segment: Segment = fault.facts["segment"]
     on = counted(len(segment.accelerators), fault.facts["pool"].noun)
     ranks = segment.ranks.stop - segment.ranks.start
@@ -203,9 +236,10 @@ def _too_many(fault: Fault) -> Facts:
 
 
 def _uneven(fault: Fault) -> Facts:
-    """Return the facts for ranks that do not divide evenly: two corrected lines that mend all such segments.
+    """Return values for the error message about ranks that do not divide evenly over their accelerators.
 
-    One line has fewer ranks, the other has more.
+    `ranks`, `count`: numbers of ranks and accelerators of the segment. `lines`: two corrected lines, which mend all
+    such segments of the text; one has fewer ranks, the other has more.
     """
     segments: Sequence[Segment] = fault.facts["segments"]
     segment: Segment = fault.facts["segment"]
@@ -231,9 +265,9 @@ def _uneven(fault: Fault) -> Facts:
 
 
 def _twice(fault: Fault) -> Facts:
-    """Return the facts for accelerators that are named twice.
+    """Return values for the error message about accelerators that are named twice.
 
-    The facts are their names, and a corrected line with each accelerator once.
+    `numbers`: these accelerators, in words. `span`: their columns. `line`: a corrected line with each accelerator once.
     """
     segments: Sequence[Segment] = fault.facts["segments"]
     once = Ranges.of(segment.accelerators for segment in segments)
@@ -246,9 +280,9 @@ def _twice(fault: Fault) -> Facts:
 
 
 def _rank_order(fault: Fault) -> Facts:
-    """Return the facts for ranks that are given twice or left out.
+    """Return values for the error message about ranks that are given twice or left out.
 
-    The facts are their names, and a corrected line with the ranks in order.
+    `ranks`: these ranks, in words. `span`: the columns of ranks. `line`: a corrected line with consecutive ranks.
     """
     ranks = named("rank", fault.facts["wrong"], "is")
     line = line_of(fault.text, _renumbered(fault.facts["segments"], {}))
@@ -256,10 +290,10 @@ def _rank_order(fault: Fault) -> Facts:
 
 
 def _cut_rank(fault: Fault) -> Facts:
-    """Return the facts for a rank that lies on two nodes or products.
+    """Return values for the error message about a rank whose accelerators are on two nodes or of two products.
 
-    The facts are the rank and its accelerators, where it lies, and a corrected line for all such segments. In that line
-    each rank has fewer accelerators.
+    `rank`: the rank. `held`: its accelerators. `on`, `rule`: words about where it lies, and why that is wrong. `line`:
+    a corrected line in which the ranks of all such segments have fewer accelerators.
     """
     pool: Pool = fault.facts["pool"]
     segment: Segment = fault.facts["segment"]
@@ -286,7 +320,10 @@ def _cut_rank(fault: Fault) -> Facts:
 
 
 def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
-    """Return (what, why) for the error of a rank that lies on both intervals: words to complete its texts."""
+    """Return (where, why): words for the error message about a rank that lies on both intervals.
+
+    `before`, `after`: the intervals, which are on two nodes, or of two products. `pool`: what their numbers count.
+    """
     if before.node == after.node:
         why = f"a rank uses accelerators of one product; on node {after.node} another one starts at {after.first}"
         return "of two products", why
@@ -297,9 +334,11 @@ def between(before: Interval, after: Interval, pool: Pool) -> tuple[str, str]:
 
 
 def _spread(fault: Fault) -> Facts:
-    """Return the facts for ranks that cannot be spread over numbers.
+    """Return values for the error message about ranks that cannot be spread evenly over numbers.
 
-    The facts are the numbers, the largest size of a rank that fits, and, for a rank that would be cut, where that is.
+    `count`, `numbers`: how many numbers there are, and which. `size`: the largest number of accelerators per rank that
+    fits. `first`, `on`, `rule`: if a rank would lie on two nodes or products, where the second one begins, and words
+    about it.
     """
     pool: Pool = fault.facts["pool"]
     piece: range = fault.facts["piece"]
@@ -316,7 +355,10 @@ def _spread(fault: Fault) -> Facts:
 
 
 def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> str:
-    """Return the segments as placement text with consecutive ranks. `counts`: segment -> its new number of ranks."""
+    """Return the segments as placement text, with ranks numbered from 0 without gaps.
+
+    `counts`: segment -> its new number of ranks; other segments keep their number.
+    """
     renumbered: list[Segment] = []
     following = 0
     for segment in segments:
@@ -327,7 +369,10 @@ def _renumbered(segments: Sequence[Segment], counts: Mapping[Segment, int]) -> s
 
 
 def _most_even(pieces: Sequence[range], each: int, pool: Pool) -> int:
-    """Return the largest size of a rank below `each` with which ranks fill all pieces uncut, at least 1."""
+    """Return the largest number of accelerators per rank, below `each`, with which ranks fill all pieces; at least 1.
+
+    No rank may lie on two nodes or products. `pieces`: numbers of the pool.
+    """
     for size in range(each - 1, 1, -1):
         if all(
             len(piece) % size == 0 and pool.cut(piece, size) is None for piece in pieces
@@ -356,9 +401,9 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _uneven_copies(fault: Fault) -> Facts:
-    """Return the facts for accelerators that do not divide into copies.
+    """Return values for the error message about accelerators that do not divide into whole copies of the model.
 
-    The fact is corrected lines, each with one of the nearest sizes that fit.
+    `lines`: corrected lines with the nearest smaller and the nearest larger `tensor_parallel_size` that fit.
     """
     total = fault.facts["total"]
     tensor = fault.facts["sizes"].tensor_parallel_size
@@ -370,7 +415,10 @@ def _uneven_copies(fault: Fault) -> Facts:
 
 
 def _uneven_context(fault: Fault) -> Facts:
-    """Return the facts for copies that the context-parallel size does not divide: the next smaller size that does."""
+    """Return values for the error message about a `context_parallel_size` that does not divide the number of copies.
+
+    `copies`: the number of copies. `size`: the next smaller size that divides it.
+    """
     sizes = fault.facts["sizes"]
     copies = fault.facts["total"] // sizes.tensor_parallel_size
     size = _largest_divisor(copies, sizes.context_parallel_size)
@@ -378,9 +426,10 @@ def _uneven_context(fault: Fault) -> Facts:
 
 
 def _other_total(fault: Fault) -> Facts:
-    """Return the facts for parallel sizes that do not use all accelerators: a corrected line with sizes that do.
+    """Return values for the error message about parallel sizes whose product is not the number of accelerators.
 
-    It changes the number of copies, or the size of a copy.
+    `each`: the sizes of one copy, as text. `product`: the product. `line`: a corrected line, with another number of
+    copies or another size of a copy.
     """
     total = fault.facts["total"]
     sizes = fault.facts["sizes"]
@@ -395,7 +444,10 @@ def _other_total(fault: Fault) -> Facts:
 
 
 def _copy_on_two_nodes(fault: Fault) -> Facts:
-    """Return the facts for a copy on two nodes: the largest smaller size with which no copy lies on two nodes."""
+    """Return values for the error message about a copy of the model that lies on two nodes.
+
+    `fewer`: the largest smaller `tensor_parallel_size` with which no copy lies on two nodes.
+    """
     lengths = fault.facts["lengths"]
     fewer = fault.facts["sizes"].tensor_parallel_size - 1
     while any(length % fewer for length in lengths):

@@ -11,16 +11,16 @@ LONGEST = 160  # characters of a text that an error repeats; around the mistake 
 
 
 def lead_of(text: Text) -> str:
-    """Return the text before the value of a line: `actor: `, or `- ` in a list."""
+    """Return the text that stands before a value in its line: its key, such as `actor: `, or `- ` in a list."""
     if text.leaf == "-":
         return "- "
     return f"{quote(text.leaf)}: "
 
 
 def line_of(text: Text, value: object, remark: str = "") -> str:
-    """Return the line of a text with another value, such as `actor: 0-7`.
+    """Return a line with the key of `text` and a new value, such as `actor: 0-7`.
 
-    `remark`: words that follow in parentheses; "" for none.
+    `remark`: words that follow the value in parentheses; "" for none.
     """
     line = lead_of(text) + quote(value)
     if remark:
@@ -29,15 +29,18 @@ def line_of(text: Text, value: object, remark: str = "") -> str:
 
 
 def open_line(text: Text, what: str = "numbers, such as 0-3, or all") -> str:
-    """Return the line of a text with a description in place of its value: `actor: <a number>`.
+    """Return a line with the key of `text` and a placeholder as its value, such as `actor: <a number>`.
 
-    This is for errors that do not know which value was meant.
+    `what`: the words of the placeholder. Errors use such a line if they do not know which value was meant.
     """
     return f"{lead_of(text)}<{what}>"
 
 
 def with_part(text: Text, span: tuple[int, int], new: str) -> str:
-    """Return the line of a text with `new` in the columns `span`; if the text is very long, words about the change."""
+    """Return the line of a text, with `new` in place of the text in the columns `span`.
+
+    `span`: (first column, column after the last). For a very long text, return words that describe the change.
+    """
     start, stop = span
     if len(text.text) > LONGEST:
         return f"write {new} instead of {text.text[start:stop]}"
@@ -49,7 +52,7 @@ def with_part(text: Text, span: tuple[int, int], new: str) -> str:
 
 
 def near(text: str, span: tuple[int, int]) -> tuple[str, tuple[int, int]]:
-    """Return at most about LONGEST characters of a text around `span`, and the columns of `span` in them."""
+    """Return the part of a text around `span`, of about LONGEST characters at most, and the columns of `span` in it."""
     if len(text) <= LONGEST:
         return text, span
     start, stop = span

@@ -26,9 +26,9 @@ WRITERS = {**lines.WRITERS, **numbers.WRITERS, **groups.WRITERS}
 
 
 def problems_of(faults: Iterable[Fault]) -> list[Problem]:
-    """Return the problems of faults, in the order of the faults, at most MOST_MISTAKES for each key.
+    """Return the problems of faults, in the order of the faults, at most MOST_MISTAKES for each config key.
 
-    A component that is not placed because its name is misspelt has no problem of its own.
+    A component that is not placed because its name is misspelt gets no problem: the misspelt name has one already.
     """
     problems: list[Problem] = []
     told = Counter[str]()
@@ -43,14 +43,14 @@ def problems_of(faults: Iterable[Fault]) -> list[Problem]:
 
 
 def _is_misspelt(fault: Fault) -> bool:
-    """Return whether the component that a fault reports as not placed is in the block under a misspelt name."""
+    """Return whether a component that is reported as not placed is probably in the block under a misspelt name."""
     components = fault.facts["components"]
     wrong = [name for name in fault.facts["named"] if name not in components]
     return fault.facts["name"] in {meant_component(name, components) for name in wrong}
 
 
 def _problem(fault: Fault) -> Problem:
-    """Return the problem of a fault, with its words filled in."""
+    """Return the problem that a user reads for a fault, with the texts of its error code filled in."""
     kind = (fault.code, fault.error)
     facts: Facts = {name: _shown(fact) for name, fact in fault.facts.items()}
     if kind in WRITERS:
@@ -81,7 +81,7 @@ def _problem(fault: Fault) -> Problem:
 
 
 def _shown(fact: object) -> object:
-    """Return a list of names as one text, joined by commas; other values unchanged."""
+    """Return `fact` as one text, joined by commas, if it is a list of texts. Return any other value unchanged."""
     if isinstance(fact, list | tuple) and all(isinstance(name, str) for name in fact):
         return ", ".join(fact)
     return fact

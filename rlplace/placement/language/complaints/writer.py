@@ -1,4 +1,7 @@
-"""What a writer of words is: it returns the facts that the templates of a fault need besides those of the fault."""
+"""What a writer of words is: a function that returns the values which complete the error message of a fault.
+
+These values are in addition to the `facts` of the fault.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,6 @@ Writer = Callable[[Fault], Facts]
 
 
 def span_of(fault: Fault) -> tuple[int, int]:
-    """Return the columns of a fault, which must have some."""
+    """Return the columns that a fault marks, as (first column, column after the last). The fault must have some."""
     assert fault.span is not None
     return fault.span

@@ -43,7 +43,11 @@ LEAST_PARTICIPANTS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLocation:
-    """The keys of a channel that live in one place. The place is the shared memory of a node, or a single process."""
+    """The keys of a channel that live in one place: in the shared memory of a node, or in a single process.
+
+    `process`: name of the process; "": the place is the shared memory of `node`. `capacity_items`: the most items that
+    it holds. `under_way`: the most items that senders can put there before they must wait for a receiver.
+    """
 
     node: int
     process: str  # `Slot.process` of all its users; "": several processes, in the node's shared memory
@@ -54,7 +58,13 @@ class ChannelLocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPlan:
-    """One channel of the run. Its capacity is so large that no stage waits forever for room."""
+    """One channel of the run. Its capacity is so large that no stage waits forever for room.
+
+    `source`, `target`: the sending and the receiving component. `keys`: keys of target rank 0, then of rank 1, and so
+    on. `why`: the reason for the capacity. `targets`: places of the target ranks. `waiting`: by target rank, the most
+    items under way to it. `inside`: by target rank, 1 if all its senders are in its own process, else 0. `depth`:
+    capacity for each item under way. `declared`: whether a custom job declares the channel.
+    """
 
     name: str
     source: str
@@ -72,11 +82,11 @@ class ChannelPlan:
 
     @property
     def capacity_items(self) -> int:
-        """The largest number of items that all locations of the channel hold together."""
+        """The most items that the channel holds, over all its locations."""
         return self.depth * sum(self.waiting)
 
     def locations(self) -> tuple[ChannelLocation, ...]:
-        """Return the locations of the channel, ordered by their first key. Takes time linear in the number of keys."""
+        """Return the locations of the channel, ordered by their first key. The time is linear in the number of keys."""
         # Key: the number of a node; ~rank, which is below 0, for a location inside one process.
         ranks: dict[int, list[int]] = {}
         for rank, (node, inside) in enumerate(
@@ -107,7 +117,7 @@ class ChannelPlan:
 def plan_channels(
     config: Config, placement: HybridComponentPlacement, routes: Routes | None = None
 ) -> tuple[ChannelPlan, ...]:
-    """Return the channels of a run. Each is large enough for all items that can be under way at once.
+    """Return the channels of a run. Each channel has room for all items that can be under way in it at once.
 
     `routes`: the routes of rows in a job on simulators; None for a job on language models.
     """
@@ -123,8 +133,8 @@ def plan_channels(
 def asked_at_once(prompts: int, short_rounds: int) -> int:
     """Return the most prompts that can be under way at once.
 
-    `prompts`: prompts of an iteration. `short_rounds`: as in the config (`algorithm.short_rounds`). If it is 0, the
-    result is `prompts`; otherwise the prompts of one short round are added.
+    `prompts`: prompts of an iteration. `short_rounds`: value of `algorithm.short_rounds`: short rounds before each
+    round that waits for all answers. If it is above 0, the prompts of one short round are under way in addition.
     """
     return prompts + (-(-prompts // short_rounds) if short_rounds else 0)
 
@@ -134,9 +144,10 @@ def _simulator_channels(
 ) -> Iterator[ChannelPlan]:
     """Yield the channels of a job on simulators.
 
-    `stage_groups`: stage groups of each env rank. An env rank has at most one unanswered step per stage group, so the
-    channels of observations and of actions hold stage groups x shares. Trajectories are put into their channel in the
-    rollout stage and taken out in learn, so a whole iteration must fit. Weights are taken out while they are put in.
+    `stage_groups`: stage groups of each env rank. An env rank has at most one unanswered step for each stage group, so
+    the channels of observations and actions have room for one item per stage group and share of a route. Trajectories
+    are put into their channel in the rollout stage and taken out in learn, so a whole iteration must fit. Weights are
+    taken out while they are put in.
     """
     observed = routes.observations
     gathered = routes.trajectories
@@ -192,9 +203,10 @@ def _simulator_channels(
 def _text_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels of a job on language models, without the channels of scorers.
+    """Yield the channels of a job on language models, except those to and from scorers.
 
-    Each channel, except that of weights, holds a whole iteration or evaluation, so that no rank waits for room.
+    Each channel has room for a whole iteration or evaluation, so that no rank waits. The channel of weights has less
+    room.
     """
     algorithm, runner, each = (
         config.algorithm,
@@ -249,7 +261,10 @@ def _text_channels(
 def _scorer_channels(
     config: Config, placement: HybridComponentPlacement
 ) -> Iterator[ChannelPlan]:
-    """Yield the channels to scorers and from scorers. Each channel, except that of weights, holds whole iterations."""
+    """Yield the channels to and from scorers, in a job on language models.
+
+    Each channel has room for whole iterations. The channel of weights has less room.
+    """
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt
     for scorer in scorers_of(placement.components):
@@ -298,10 +313,10 @@ def channel_plan(
 ) -> ChannelPlan:
     """Return the plan of one channel from component `source` to component `target`.
 
-    `waiting`: the most items under way to each target rank, by rank; a single number stands for a channel with one key,
-    at target rank 0. `why`: the reason for the capacity, in words. `inside`: by target rank, 1 if all its producers are
-    in its own process, else 0; None: 0 for all ranks. `groups`: number of keys of each target rank, one for each stage
-    group; 0: one key. `depth`: capacity for each item under way.
+    `waiting`: by target rank, the most items under way to the rank; or a single number, for a channel with one key,
+    which is at target rank 0. `why`: the reason for the capacity, in words. `inside`: by target rank, 1 if all its
+    senders are in its own process, else 0; None: 0 for all ranks. `groups`: number of keys of each target rank, one for
+    each stage group; 0: one key. `depth`: capacity for each item under way.
     """
     at = placement.locations(target)
     if isinstance(waiting, int):
@@ -343,14 +358,14 @@ def plan_weights(
 def participants_of(channel: ChannelPlan, placement: HybridComponentPlacement) -> int:
     """Return an upper bound on the number of ranks and tools that use one location of a channel.
 
-    The number of requests that wait at that location has this upper bound, too.
+    It is also an upper bound on the number of requests that wait at that location.
     """
     users = (channel.source, channel.target)
     return participants_for(sum(map(placement.world_size, users)))
 
 
 def participants_for(ranks: int) -> int:
-    """Return an upper bound on the number of ranks and tools that use a channel. `ranks`: how many ranks use it."""
+    """Return an upper bound on the number of ranks and tools that use a channel which `ranks` ranks use."""
     return max(LEAST_PARTICIPANTS, 2 * ranks)
 
 
@@ -360,10 +375,10 @@ def _inside(
     sources: RankLocations,
     targets: RankLocations,
 ) -> bytearray:
-    """Return an array by target rank: 1 if all items for the rank come from its own process, else 0.
+    """Return, by target rank, 1 if all items for the rank come from its own process, else 0.
 
-    `givers`, `takers`: source rank and target rank of each share. `sources`, `targets`: locations of all ranks of the
-    two components.
+    `givers`, `takers`: source rank and target rank of each share of a route. `sources`, `targets`: places of all ranks
+    of the source component and of the target component.
     """
     shared = sources.process != "" and sources.process == targets.process
     inside = bytearray([shared]) * len(targets.node)

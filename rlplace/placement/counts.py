@@ -45,9 +45,10 @@ class Count:
 def explain_counts(
     config: Config, placement: HybridComponentPlacement
 ) -> tuple[Count, ...]:
-    """Return the numbers of a job on language models with their reasons.
+    """Return the numbers of a job on language models, each with its reason.
 
-    Each number follows from the numbers before it: engines, ranks, ratio of accelerators, samples and steps.
+    These are the numbers of engines and ranks, the ratio of accelerators, and the numbers of samples and steps. Each
+    number follows from the numbers before it.
     """
     return (
         *_engines(placement),
@@ -146,7 +147,11 @@ def _each(items: int, takers: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """The number of accelerators in use, and the number of accelerators that would be in use without sharing."""
+    """How many accelerators are in use, and how many would be in use if no component shared accelerators.
+
+    `by_component`: component -> number of accelerators that it uses. `used`: number of accelerators that any component
+    uses.
+    """
 
     by_component: Mapping[str, int]  # component -> accelerators that it uses
     used: int
@@ -177,7 +182,10 @@ class Savings:
 
 
 def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str, int]:
-    """Return stage -> number of accelerators with at least one component that is needed in that stage."""
+    """Return stage -> number of accelerators on which at least one component works in that stage.
+
+    A component works in a stage if `needs` gives it a residency above off there.
+    """
     at_work = {}
     for stage in needs.stages:
         needed = [c for c in placement.components if needs.of(stage, c) > Residency.OFF]
@@ -190,7 +198,7 @@ def count_active(placement: HybridComponentPlacement, needs: Needs) -> dict[str,
 
 
 def dedicate(placement: HybridComponentPlacement) -> HybridComponentPlacement | None:
-    """Return a placement with equal ranks and accelerators for each component, in which no accelerator is shared.
+    """Return a placement in which no accelerator is shared; each component has as many ranks and accelerators as now.
 
     Return None if no component has accelerators. Components without accelerators are left out. The segments of a
     component are placed next to each other, node after node, so that each rank stays on one node. The new placement has

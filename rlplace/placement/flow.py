@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(enum.StrEnum):
-    """How items and tensors travel between two ranks. It depends on the distance between the two ranks."""
+    """How items and tensors travel between two ranks. It depends on where the two ranks are."""
 
     SAME_PROCESS = "same_process"
     SAME_ACCELERATOR = "same_accelerator"
@@ -29,7 +29,7 @@ class Transport(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The rows start..stop-1 of a batch, which one source rank sends to one target rank."""
+    """The rows start..stop-1 of a batch, which rank `source` of one component sends to rank `target` of another."""
 
     source: int
     target: int
@@ -43,8 +43,9 @@ class Route:
     """How the rows of a batch are divided: each row goes from exactly one source rank to exactly one target rank.
 
     Source ranks and target ranks hold contiguous blocks of rows, in rank order. All source blocks have the same number
-    of rows. The sizes of two target blocks differ by at most one row. Shares are stored as numbers, in row order: share
-    i is the rows edges[i]..edges[i+1]-1, from rank sources[i] to rank targets[i].
+    of rows. The sizes of two target blocks differ by at most one row. Share i is the rows edges[i]..edges[i+1]-1, from
+    rank sources[i] to rank targets[i]. `name`: name of the data. `source`, `target`: the components. `origin`,
+    `destination`: places of all ranks of the source and of the target.
     """
 
     name: str = ""  # name of the data
@@ -92,7 +93,10 @@ class Route:
         return tuple(share for share in self.shares if share.target == rank)
 
     def transports(self) -> dict[Transport, int]:
-        """Return transport -> number of shares, nearest transport first; a transport without shares has no entry."""
+        """Return transport -> number of shares that travel by it, nearest transport first.
+
+        Transports without shares are left out.
+        """
         counts = Counter(self._transports())
         return {
             transport: counts[transport] for transport in Transport if counts[transport]
@@ -104,7 +108,11 @@ class Route:
 
 
 class Routes(NamedTuple):
-    """The routes of rows in a job with simulators; for weights see `Delivery`."""
+    """The routes of rows in a job on simulators.
+
+    `observations`: from env to rollout, for one stage group; actions return along the same route. `trajectories`: from
+    env to actor, for all environments.
+    """
 
     observations: Route  # env -> rollout; rows are those of one stage group; actions return along the same route
     trajectories: Route  # env -> actor; rows are all environments
@@ -120,8 +128,8 @@ def derive_routes(
 ) -> Routes:
     """Return the routes between env, rollout and actor, which may have different numbers of ranks.
 
-    `total_num_envs`: number of environments over all env ranks. It is a multiple of stage_groups x env ranks, as the
-    rules in `checks` require. `stage_groups`: stage groups of each env rank.
+    `total_num_envs`: number of environments over all env ranks; the rules in `checks` require a multiple of stage
+    groups x env ranks. `stage_groups`: stage groups of each env rank.
     """
     return Routes(
         observations=scatter_rows(
@@ -171,8 +179,8 @@ def scatter_rows(
 ) -> Route:
     """Return the route of `rows` rows from component `source` to component `target`.
 
-    The ranks of each component hold contiguous blocks of rows. Each overlap of a source block and a target block is one
-    share. `name`: name of the data.
+    The ranks of each component hold contiguous blocks of rows. The rows that a source block and a target block have in
+    common are one share. `name`: name of the data.
     """
     blocks = [
         block_edges(rows, placement.world_size(component))
@@ -198,16 +206,16 @@ def scatter_rows(
 def copy_nearest(
     placement: HybridComponentPlacement, source: str, target: str
 ) -> Route:
-    """Return a route of weights on which each target rank gets a copy from the nearest source rank.
+    """Return a route of weights on which each target rank gets a whole copy from the nearest source rank.
 
-    Each row of the route stands for one copy. Nearest means on the same accelerator, else on the same node, else
-    anywhere. Source ranks that are equally near take turns.
+    Each row of the route stands for one copy. A source rank on the same accelerator is nearest, then one on the same
+    node, then any other. Source ranks that are equally near take turns.
     """
     givers = placement.locations(source)
     takers = placement.locations(target)
 
     def places(node: int, first: int, count: int) -> tuple[tuple[str, int], ...]:
-        """Return the places of a rank as (kind, number), from small to large: its accelerators, its node, the cluster.
+        """Return the places of a rank as (kind, number): its accelerators, its node, and the cluster, in this order.
 
         `node`: node of the rank. `first`, `count`: its first accelerator, and how many accelerators it has.
         """
@@ -259,8 +267,8 @@ DEVICE_BUCKET_BYTES = 64 << 20
 class Delivery:
     """One copy of the weights of component `source`. It is put together once, and all ranks in `readers` read it.
 
-    The source ranks in `near` write their parts into the copy themselves. The other source ranks send their parts to
-    the first reader, which writes them into the copy.
+    `readers`: ranks of component `target`. `near`: source ranks on the node of the copy; they write their parts into
+    the copy themselves. All other source ranks send their parts to the first reader, which writes them into the copy.
     """
 
     readers: tuple[int, ...]  # target ranks, ascending, at least one
@@ -294,7 +302,10 @@ def deliver_by_node(
 
 
 class DeviceMember(NamedTuple):
-    """A member of a weight sync between accelerators: a rank, or one process of an engine that has several GPUs."""
+    """A member of a weight sync between accelerators: a rank, or one process of an engine that has several GPUs.
+
+    `part`: index of the process's GPU within the rank; None: the member is a whole rank.
+    """
 
     component: str
     rank: int
@@ -311,12 +322,13 @@ class DeviceMember(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDelivery(Delivery):
-    """Weights sent to each accelerator of the readers: by CUDA IPC if an actor rank is on it too, else by NCCL.
+    """Weights sent to each accelerator of the readers: by CUDA IPC if an actor rank is on it, too, else by NCCL.
 
-    A reader with one accelerator gets a whole copy. A reader with several accelerators is an engine with tensor
-    parallelism: each of its processes sees all weights and keeps its own part. A taker is a reader, or a process of
-    such an engine. The owner of a taker is the actor rank on the same accelerator. All actor ranks and all takers
-    without an owner form one NCCL group, since NCCL refuses two ranks on one accelerator.
+    A taker is a reader with one accelerator, which gets a whole copy, or one process of a reader with several. Such a
+    reader is an engine with tensor parallelism: each of its processes sees all weights and keeps its own part. The
+    owner of a taker is the actor rank on the same accelerator. All actor ranks and all takers without an owner form one
+    NCCL group, since NCCL refuses two ranks on one accelerator. `owners`: owner of each taker; None: it has none.
+    `actors`: number of actor ranks. `parts`: number of accelerators of each reader; (): one each.
     """
 
     # By taker: the actor rank on the same accelerator, which shares its memory with the taker; else None.
@@ -326,7 +338,7 @@ class DeviceDelivery(Delivery):
 
     @property
     def cut(self) -> bool:
-        """Whether a reader is an engine that splits weights over several GPUs.
+        """Whether some reader is an engine that splits weights over several GPUs.
 
         Such an engine gets whole weights, one by one.
         """
@@ -350,7 +362,7 @@ class DeviceDelivery(Delivery):
 
     @property
     def group(self) -> tuple[DeviceMember, ...]:
-        """The members of the NCCL broadcast: all actor ranks, and the takers without an owner."""
+        """The members of the NCCL broadcast: all actor ranks, and the takers on accelerators without an actor rank."""
         actors = (DeviceMember(self.source, rank) for rank in range(self.actors))
         return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
 
@@ -371,9 +383,9 @@ def deliver(
 ) -> tuple[Delivery, ...]:
     """Return how weights reach the rollout ranks: from GPU to GPU where possible, else by one copy on each node.
 
-    A GPU delivery needs actor ranks with one GPU each, no two on the same GPU. A rollout rank takes part if its GPUs
-    are not used by a rollout rank with a lower number. `cut`: whether rollout ranks with several GPUs are engines that
-    split their weights; if not, these rollout ranks get their weights from the copy on their node.
+    Delivery from GPU to GPU needs actor ranks with one GPU each, and no two actor ranks on the same GPU. A rollout rank
+    takes part if its GPUs are not used by a rollout rank with a lower number. `cut`: whether rollout ranks with several
+    GPUs are engines that split their weights and so can take part; False: they read the copy on their node.
     """
     actors = placement.locations("actor")
     rollouts = placement.locations("rollout")
@@ -415,7 +427,7 @@ def deliver(
 
 
 def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Return the deliveries whose weights pass through host memory, out of `deliveries`."""
+    """Return those of the deliveries whose weights pass through host memory."""
     return [
         delivery for delivery in deliveries if not isinstance(delivery, DeviceDelivery)
     ]
@@ -424,7 +436,7 @@ def deliver_through_host(deliveries: Iterable[Delivery]) -> list[Delivery]:
 def deliver_by_rank(
     ranks: int, source: str = "actor", target: str = "rollout"
 ) -> tuple[Delivery, ...]:
-    """Return one delivery for each of the target ranks 0..`ranks` - 1, which share no memory with each other."""
+    """Return one delivery of weights for each target rank 0..`ranks` - 1, for ranks that share no memory."""
     return tuple(
         Delivery(readers=(rank,), source=source, target=target) for rank in range(ranks)
     )

@@ -35,7 +35,12 @@ from rlplace.placement.schedule import (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The immutable plan of a job: places of ranks, residency in each stage, and what components send to each other."""
+    """The immutable plan of a job: places of ranks, residency in each stage, and what components send to each other.
+
+    `needs`: needs as the algorithm declares them; `schedule.needs` has them split into sub-stages. `offload`: component
+    -> whether it releases accelerators that other components need. `routes`: routes of rows. `channels`: () if the job
+    is only planned and does not run. `deliveries`: how weights are sent. `security`: of the traffic between nodes.
+    """
 
     topology: Topology
     placement: HybridComponentPlacement
@@ -60,7 +65,7 @@ class Plan:
 
     @property
     def savings(self) -> Savings:
-        """How many accelerators are saved because components share them."""
+        """How many accelerators are in use, and how many would be in use if components shared none."""
         sizes = {
             c: len(self.placement.accelerators(c)) for c in self.placement.components
         }
@@ -78,7 +83,11 @@ def _no_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The placement of a cluster block that was read. The rules of a job are checked on it before there is a plan."""
+    """A placement that was read, on which the rules of a job are checked before there is a plan.
+
+    `components`: the components of the algorithm, also those that could not be placed. `active`: their needs, split
+    into sub-stages.
+    """
 
     cluster: ClusterConfig
     # Components of the algorithm, placed or not
@@ -94,7 +103,12 @@ def _nothing(placed: Placed) -> Iterable[Problem]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules and names that a job adds when its cluster block is planned. By default, nothing more is checked."""
+    """What a job adds to the planning of its cluster block. By default, it adds nothing.
+
+    `optional`: components that may be placed in addition to those of the stages. `blocks`: component -> key of its
+    config block, if that is not its name. `check`, `waste`: functions that yield the problems and the warnings of a
+    placement. `routes`: function that returns the routes of a job that is only planned.
+    """
 
     # Components that may be placed, besides those that the stages name.
     optional: tuple[str, ...] = OPTIONAL
@@ -116,11 +130,11 @@ def plan_components(
     sources: Mapping[str, Source] | None = None,
     rules: Rules | None = None,
 ) -> Plan:
-    """Return the plan of a cluster block, without channels. Raise PlacementError with every problem at once.
+    """Return the plan of a cluster block, without channels. Raise PlacementError with all problems at once.
 
-    `needs`: what each stage needs; None: `text_needs` of the placed components. `offload`: the components with
-    `enable_offload`. `sources`: key path -> the place in the config where it was written. `rules`: the rules of the
-    job; None: `Rules()`, which adds no check.
+    `needs`: the least residency of each component in each stage; None: `text_needs` of the placed components.
+    `offload`: the components with `enable_offload`. `sources`: key path -> the place in the config where it was
+    written. `rules`: the rules of the job; None: `Rules()`, which adds no check.
     """
     if rules is None:
         rules = Rules()
@@ -160,12 +174,12 @@ def plan_components(
 
 
 def _written(problem: Problem, sources: Mapping[str, Source]) -> Problem:
-    """Return the problem with the place in the config where its key was written. `sources`: key path -> place."""
+    """Return the problem with the file and line of its config key filled in. `sources`: key path -> file and line."""
     return dataclasses.replace(problem, source=source_of(problem.key, sources))
 
 
 def weight_routes(placement: HybridComponentPlacement) -> tuple[Route, ...]:
-    """Return the route of weights from the actor to the engines, for a job that is planned but does not run.
+    """Return the route of weights from the actor to the engines, for a job that is only planned and does not run.
 
     Return () if actor or rollout is not placed.
     """

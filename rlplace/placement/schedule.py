@@ -63,7 +63,10 @@ class Residency(enum.IntEnum):
 class Needs:
     """The least residency of each component in each stage, as the algorithm requires it.
 
-    Stages are in the order in which they run. A component is active in the stages that name it.
+    `stages`: in the order in which they run. `residency`: stage -> component -> least residency; a component is active
+    in the stages that have it. `divisible`: stages whose components do not depend on each other, so that they may be
+    split. `early`: component -> an earlier stage in which its work may start. `ahead`: policy versions that rollout may
+    run ahead of learning; above 0, rollout continues during every stage.
     """
 
     stages: tuple[str, ...]
@@ -93,8 +96,8 @@ class Needs:
     def active_stages(self, stage: str, component: str) -> tuple[str, ...]:
         """Return the stages whose work a component does while `stage` runs; () if the component does nothing.
 
-        If rollout runs ahead of learning (`ahead` above 0), the stage "rollout" runs during every other stage, so a
-        component may work for both.
+        If rollout runs ahead of learning (`ahead` above 0), the stage "rollout" runs during every other stage. A
+        component may then work for both stages at once.
         """
         at_once = dict.fromkeys(("rollout", stage) if self.ahead else (stage,))
         return tuple(s for s in at_once if component in self.residency[s])
@@ -154,10 +157,10 @@ def text_needs(
 ) -> Needs:
     """Return the needs of a job on language models with the components `names`; actor and rollout are always included.
 
-    `actor_infers`: whether the actor computes log-probabilities before it learns; None: only if another component
+    `actor_infers`: whether the actor computes log-probabilities before it learns; None: it does if another component
     scores the samples. `refreshed`: whether the reference loads the actor's weights every few iterations.
-    `accumulates`: whether the actor starts to learn during rollout. Names without a known role are ignored here and
-    reported elsewhere.
+    `accumulates`: whether the actor starts to learn during rollout. Names without a known role are ignored; other
+    checks report them.
     """
     known = [n for n in names if role_of(n) in (*REQUIRED, *OPTIONAL)]
     components = tuple(dict.fromkeys((*REQUIRED, *known)))
@@ -195,7 +198,8 @@ def text_needs(
 def placed_names(block: Mapping[str, object]) -> list[str]:
     """Return the component names in a placement block.
 
-    For a preset, the names are actor, critic, reference, reward and rollout, and the keys of the block that have a dot.
+    A block with a preset stands for actor, critic, reference, reward and rollout, and for its keys with a dot, such as
+    `reward.math`.
     """
     if "preset" in block:
         return [
@@ -225,7 +229,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """All changes of residency on entry to a stage. All releases finish before the first acquire."""
+    """All changes of residency on entry to a stage. All releases finish before the first acquire begins."""
 
     stage: str
     releases: tuple[Move, ...]
@@ -234,7 +238,12 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The residency of each component in each stage, and the moves between stages."""
+    """The residency of each component in each stage, and the moves between stages.
+
+    `needs`: needs of the algorithm, by these stages. `residency`: stage -> component -> its residency. `first`: the
+    moves into the first stage at the start, when every component is off. `entries`: stage -> the moves on entry from
+    the stage before it; the stage before the first stage is the last stage.
+    """
 
     stages: tuple[str, ...]
     needs: Needs  # needs of the algorithm, in these stages
@@ -245,7 +254,7 @@ class Schedule:
     entries: Mapping[str, Transition]
 
     def between(self, before: str, after: str) -> Transition:
-        """Return the transition from stage `before` directly to stage `after`; the two need not be neighbours."""
+        """Return the moves from stage `before` directly to stage `after`. The two need not be neighbours."""
         return _transition(after, self.residency[before], self.residency[after])
 
     @property
@@ -263,9 +272,9 @@ def schedule_of(
 ) -> Schedule:
     """Return the residency of each component in each stage, and the moves between stages.
 
-    `offload`: component -> whether it may release accelerators. If a component may, and shares accelerators with a
-    component of another stage, it has in each stage only the residency that it needs. All other components stay full
-    throughout. `find_clashes` reports the components that stay full where they must not share accelerators.
+    `offload`: component -> whether it may release accelerators. A component that may, and that shares accelerators with
+    a component of another stage, has in each stage only the residency that it needs. All other components stay full in
+    all stages; `find_clashes` reports those that must not.
     """
     active = split_stages(needs, placement, offload)
     falling = {
@@ -307,9 +316,10 @@ def find_clashes(
 ) -> Iterator[Problem]:
     """Yield a problem for each component without offload that stays on accelerators which another component needs.
 
-    Two components that one stage needs in full must fit together anyway, so both may stay. `needs`: the needs, split
-    into sub-stages. `offload`: component -> whether it may release accelerators. `allow_resident`: components that may
-    stay in any case. `blocks`: component -> key of its config block, if the key is not the name of the component.
+    Two components are allowed to stay if some stage needs both at their peak, since they must fit together anyway.
+    `needs`: the needs, split into sub-stages. `offload`: component -> whether it may release accelerators.
+    `allow_resident`: components that may always stay. `blocks`: component -> key of its config block, if the key is not
+    its name.
     """
     for component in placement.components:
         if offload[component] or component in allow_resident:
@@ -351,9 +361,9 @@ def find_clashes(
 
 
 def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
-    """Return whether another component, in some stage, works on accelerators that this component could release.
+    """Return whether this component could release memory on accelerators on which another component works.
 
-    A component can release memory in a stage in which it needs less than its peak.
+    It can release memory in a stage in which it needs less than its peak.
     """
     others = placement.sharers(component)
     return any(
@@ -364,7 +374,7 @@ def makes_room(placement: Sharing, needs: Needs, component: str) -> bool:
 
 
 def _in_the_way(needs: Needs, stage: str, component: str, other: str) -> bool:
-    """Return whether in `stage` component `other` is active and `component` needs less than its peak."""
+    """Return whether `other` is active in `stage` while `component` needs less than its peak there."""
     return needs.of(stage, other) > Residency.OFF and needs.of(
         stage, component
     ) < needs.peak(component)
@@ -399,9 +409,9 @@ def split_stages(
 
     `offload`: component -> whether it may release accelerators. Two components that share accelerators run one after
     the other if both have offload; a component without offload would save no memory by waiting. A component moves to an
-    earlier stage (`needs.early`) only if no other component uses its accelerators in that stage, or in any stage if
-    rollout runs ahead of learning. A frozen component that has moved has no later stage. A stage without components is
-    dropped.
+    earlier stage (`needs.early`) only if no other component uses its accelerators in that stage; if rollout runs ahead
+    of learning, only if no other component uses them in any stage. A frozen component that has moved is removed from
+    its later stages. Stages without components are dropped.
     """
 
     def share(
@@ -460,8 +470,8 @@ def setup_order(
 
     `accelerators`: component -> its accelerators. Only components that share accelerators wait for each other. Engines
     come first: they measure free memory at start, and vLLM refuses to start if another process frees memory at that
-    time. Then the other components load and offload one after the other, so that no two of them are on the accelerators
-    at once.
+    time. Then all other components load and offload one after the other, so that no two of them are on the same
+    accelerators at once.
     """
     order = sorted(accelerators, key=lambda component: role_of(component) != "rollout")
     return {
@@ -475,5 +485,5 @@ def setup_order(
 
 
 def base_stage(stage: str) -> str:
-    """Return the stage to which a sub-stage belongs: `infer` for `infer 2`; any other stage is returned as it is."""
+    """Return the stage to which a sub-stage belongs: `infer` for `infer 2`. Any other stage is returned as it is."""
     return stage.partition(" ")[0]

@@ -18,7 +18,11 @@ from rlplace.units import counted
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Data that one component sends to another: its name, its amount, and the transports that carry it."""
+    """Data that one component sends to another: its name, its amount, and the transports that carry it.
+
+    `amount`: in words, such as "32 rows x 2 stage groups". `transports`: transport -> number of pairs of ranks.
+    `route`: which rank sends to which; None: any source rank may send to any target rank.
+    """
 
     name: str
     source: str
@@ -37,7 +41,7 @@ class Transfer:
 
 
 def transfers(plan: Plan) -> tuple[Transfer, ...]:
-    """Return the transfers of a plan in the order in which an iteration makes them. Weights come last."""
+    """Return what components send to each other in an iteration, in order of time. Weights come last."""
     if plan.routes:
         found = [_along(plan, route) for route in plan.routes]
     else:
@@ -79,9 +83,9 @@ _TEXT = {
 
 
 def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
-    """Return whether a channel announces weights that a delivery sends.
+    """Return whether a channel only announces weights, which a delivery sends.
 
-    The delivery is shown as a transfer already, so the channel is not.
+    The delivery is shown as a transfer, so the channel is not shown.
     """
     return any(
         channel.name == f"weights.{delivery.source}.{delivery.target}"
@@ -90,7 +94,7 @@ def _sends_weights(plan: Plan, channel: ChannelPlan) -> bool:
 
 
 def _amount(channel: ChannelPlan) -> str:
-    """Return, in words, the amount that a channel carries; "" for a channel that is not shown as a transfer."""
+    """Return, in words, how much data a channel carries; "" for a channel that is not shown as a transfer."""
     if channel.declared:
         return "items, as workers put them"
     return _TEXT.get(channel.name, _TEXT.get(role_of(channel.name), ""))
@@ -156,8 +160,8 @@ def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
     """Return transport -> number of pairs that exchange weights in a delivery.
 
     In a delivery through the host, a pair is a source rank and the copy on a node. In a delivery between accelerators,
-    a pair is a taker and its owner, or, for a taker without an owner, the taker and each source rank
-    (`DeviceDelivery`).
+    a taker and its owner are a pair; a taker without an owner makes a pair with each source rank. See `DeviceDelivery`
+    for these words.
     """
     actors = plan.placement.world_size(delivery.source)
     if not isinstance(delivery, DeviceDelivery):
@@ -187,9 +191,11 @@ def _copies(count: int) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The bytes that one iteration copies. Each rank is counted like the fullest rank of its component.
+    """The bytes that one iteration copies, without rows of samples, whose length is known only after generation.
 
-    Rows of samples are left out, because their length is known only after generation.
+    Each rank is counted like the fullest rank of its component. `to_host_bytes`, `from_host_bytes`: copied by moves
+    between accelerators and hosts. `weights_bytes`: transport -> bytes of one weight sync. `least_s`: "to_host",
+    "from_host" or a transport -> lower bound of the seconds that the copy takes; missing where no rate is declared.
     """
 
     to_host_bytes: int  # copied from accelerators to hosts on releases
@@ -239,9 +245,10 @@ def count_traffic(plan: Plan, ledger: MemoryLedger) -> Traffic:
 
 
 def weight_transfers(plan: Plan) -> list[Transfer]:
-    """Return the transfers of weights that a sync makes in each iteration.
+    """Return the transfers of weights that each iteration makes in its sync.
 
-    A plan has deliveries of weights. A plan that cannot run has none, so its route of weights is used instead.
+    If the job can run, its plan has deliveries of weights. If the job is only planned, its route of weights is used
+    instead.
     """
     synced = {(each.source, each.target) for each in plan.deliveries}
     found = []
@@ -256,7 +263,7 @@ def weight_transfers(plan: Plan) -> list[Transfer]:
 def _weight_bytes(
     plan: Plan, ledger: MemoryLedger, transfer: Transfer
 ) -> Counter[Transport]:
-    """Return transport -> bytes that one sync of weights sends."""
+    """Return transport -> bytes that one weight sync sends for a transfer of weights."""
     segments = plan.placement.spec(transfer.target).segments
     each = max((s.accelerators_per_rank for s in segments), default=1)
     copy = ledger.bytes(transfer.target, Residency.WEIGHTS) * each
@@ -313,10 +320,11 @@ def _least_seconds(
     weights: Mapping[Transport, int],
     receivers: Iterable[str],
 ) -> Iterator[tuple[str, float]]:
-    """Yield (kind of copy, least seconds) for copies that all accelerators in use make at once.
+    """Yield (kind of copy, least seconds) for copies that all accelerators in use make at the same time.
 
-    The rates are those of the slowest node. `copied`: "to_host" and "from_host" -> bytes of moves. `weights`: transport
-    -> bytes of one weight sync. `receivers`: the components that get weights.
+    The kind is "to_host", "from_host" or the value of a transport. The rates are those of the slowest node. `copied`:
+    "to_host" and "from_host" -> bytes of moves. `weights`: transport -> bytes of one weight sync. `receivers`: the
+    components that get weights.
     """
     nodes = [node for node in plan.topology.nodes if node.accelerators]
     if emulated(plan.topology) or not nodes:
@@ -347,7 +355,11 @@ def _least_seconds(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransportDetails:
-    """Texts about one transport: when it is used, and what carries items and tensors."""
+    """Texts about one transport.
+
+    `because`: when it is used. `items`: what carries the items of channels. `tensors`: what carries tensors that are on
+    accelerators.
+    """
 
     because: str
     items: str  # what carries the items of channels
@@ -373,7 +385,7 @@ _SECURITY = {
 def details_of(transport: Transport, plan: Plan) -> TransportDetails:
     """Return the texts about a transport in this plan.
 
-    Tensors travel like items if they are on emulated accelerators, or if every delivery passes through the host.
+    Tensors travel like items if accelerators are emulated, or if every delivery of weights passes through the host.
     """
     found = _DETAILS[transport]
     if transport is Transport.NETWORK:
@@ -397,7 +409,7 @@ def emulated(topology: Topology) -> bool:
 
 
 def transports_of(plan: Plan) -> dict[Transport, TransportDetails]:
-    """Return transport -> texts about it, for the transports that the transfers of a plan use, nearest first."""
+    """Return transport -> texts about it, for the transports that the plan uses, nearest first."""
     taken = {
         transport for transfer in transfers(plan) for transport in transfer.transports
     }

@@ -31,7 +31,10 @@ NODE = "node"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareItem:
-    """A piece of hardware other than an accelerator, such as a robot."""
+    """A piece of hardware other than an accelerator, such as a robot.
+
+    `config`: its block of the config, as written. `number`: its number within its node group.
+    """
 
     node: int
     type: str
@@ -41,9 +44,10 @@ class HardwareItem:
 
 
 class Interval(NamedTuple):
-    """Neighbouring numbers of a pool that one rank may hold together.
+    """Neighbouring numbers of a pool that one rank may have together.
 
-    They are on one node and, if they are accelerators, of one product.
+    They are on one node and, if they are accelerators, of one product. `numbers`: numbers in the pool. `base`: number
+    in the cluster of the first accelerator. `node_group`: label of the group.
     """
 
     numbers: range  # in the pool
@@ -61,7 +65,9 @@ class Interval(NamedTuple):
 class Pool:
     """The numbers 0..count-1 of accelerators, nodes or other hardware, and the place of each number.
 
-    A pool has at least one number. A lookup takes time logarithmic in the number of nodes.
+    A pool has at least one number. A lookup takes time logarithmic in the number of nodes. `label`: the node group or
+    groups. `noun`: what a number stands for. `intervals`: in ascending order, without gaps. `items`: by number, the
+    hardware items of a pool of hardware.
     """
 
     label: str  # the node group or groups as written
@@ -77,7 +83,7 @@ class Pool:
         intervals: Iterable[Interval],
         items: Iterable[HardwareItem] = (),
     ) -> Pool:
-        """Return a pool whose intervals and items are numbered from 0 on, in the given order."""
+        """Return a pool whose numbers follow the given order of the intervals and items, from 0 on."""
         numbered: list[Interval] = []
         first = 0
         for interval in intervals:
@@ -117,9 +123,9 @@ class Pool:
         return self.intervals[start - 1 : stop]
 
     def cut(self, numbers: range, each: int) -> Interval | None:
-        """Return the first interval that begins inside a rank; None if no rank is cut.
+        """Return the first interval that begins within the numbers of one rank; None if each rank lies on one interval.
 
-        `numbers`: numbers of the pool, given to ranks in order. `each`: how many neighbours each rank has.
+        `numbers`: numbers of the pool, given to ranks in order. `each`: how many numbers each rank has.
         """
         for interval in self.intervals_in(numbers)[1:]:
             if (interval.first - numbers.start) % each:
@@ -127,9 +133,9 @@ class Pool:
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
-        """Return pairs (numbers of the pool, global numbers of the same accelerators) for `numbers`.
+        """Return pairs (numbers of the pool, the same accelerators numbered over the cluster) for `numbers`.
 
-        There are as few pairs as possible; both entries of a pair are ranges. The result is () if the pool holds no
+        Both entries of a pair are ranges, and there are as few pairs as possible. The result is () if the pool has no
         accelerators.
         """
         if not self.holds_accelerators:
@@ -147,9 +153,9 @@ class Pool:
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
-        """Return the numbers of the pool that stand for `accelerators`, given as global numbers.
+        """Return the numbers in the pool of accelerators that are numbered over the cluster.
 
-        Accelerators outside the pool are left out.
+        Accelerators that are not in the pool are left out.
         """
         pieces: list[range] = []
         for interval in self.intervals:
@@ -184,7 +190,7 @@ def accelerator_pool(nodes: Iterable[Node], label: str = WHOLE_CLUSTER) -> Pool:
 
 
 def node_pool(nodes: Iterable[Node], label: str = ANY_NODE) -> Pool:
-    """Return the pool that counts `nodes`, in their order."""
+    """Return a pool whose numbers stand for `nodes`, in their order."""
     intervals = (Interval(range(1), node.rank, node.first, label) for node in nodes)
     return Pool.of(label, NODE, intervals)
 
@@ -197,7 +203,10 @@ def hardware_pool(items: Sequence[HardwareItem], label: str) -> Pool:
 
 
 def joined_pool(pools: Sequence[Pool], label: str) -> Pool:
-    """Return one pool with the numbers of several pools, one after the other. All pools must count the same thing."""
+    """Return one pool with the numbers of several pools, one after the other.
+
+    All pools must count the same kind of thing, such as accelerators.
+    """
     intervals: list[Interval] = []
     items: list[HardwareItem] = []
     for pool in pools:

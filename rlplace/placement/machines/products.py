@@ -23,7 +23,7 @@ def products() -> Mapping[str, int]:
 
 
 def memory_of(product: str) -> int:
-    """Return the memory in bytes that CUDA offers on one accelerator; 0 if the product is not known.
+    """Return the memory in bytes that CUDA offers on one accelerator of a product; 0 if the product is not known.
 
     `product`: its name, as a config, nvidia-smi or Ray writes it.
     """
@@ -31,9 +31,9 @@ def memory_of(product: str) -> int:
 
 
 def known_name(product: str) -> str:
-    """Return the name of a product as `products` has it.
+    """Return the name of a product in the form that `products` uses.
 
-    This name is in lower case, without maker, socket, kind of memory and spaces.
+    This form is in lower case, without maker, socket, kind of memory and spaces.
     """
     name = ""
     for word in re.split("[^a-z0-9]+", product.lower()):

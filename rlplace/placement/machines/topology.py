@@ -34,7 +34,7 @@ DECLARED = (
 class Ranges:
     """A set of whole numbers, stored as ascending ranges that do not touch.
 
-    The time of operations grows with the number of ranges.
+    The time of operations grows with the number of ranges, not of numbers.
     """
 
     pieces: tuple[range, ...] = ()
@@ -108,9 +108,9 @@ def show_range(piece: range) -> str:
 
 
 def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
-    """Return a range with its noun as text, such as `accelerator 3` or `accelerators 0-7`, with a verb if one is given.
+    """Return a range with its noun as text, such as `accelerator 3` or `accelerators 0-7`.
 
-    `one`: the verb for a single number; "" for no verb at all. `several`: the verb for more numbers.
+    `one`: a verb to add after a single number; "": never add a verb. `several`: the verb to add after several numbers.
     """
     text = f"{plural(len(piece), noun)} {show_range(piece)}"
     if not one:
@@ -122,7 +122,10 @@ def named(noun: str, piece: range, one: str = "", several: str = "are") -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Neighbouring accelerators of one node that are all of one product. `count`: how many."""
+    """Neighbouring accelerators of one node that are all of one product.
+
+    `count`: how many. `memory_bytes`: memory of one accelerator; 0: not known.
+    """
 
     count: int
     product: str
@@ -131,7 +134,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine. Its n accelerators have local numbers 0..n-1 and global numbers `first`..`first + n - 1`."""
+    """One machine. Its n accelerators have local numbers 0..n-1 and global numbers `first`..`first + n - 1`.
+
+    `accelerators`: their number. `kind`: "cuda" or "emulated". `memory_bytes`: memory of one accelerator, the least
+    where they differ; 0: not known. `product`: product of the accelerators; "": not known. `nvlink_gb_per_s`: rate
+    between two accelerators. `pcie_gb_per_s`: rate to host memory. `network_gb_per_s`: rate of each accelerator to
+    other nodes. Rates of 0 are not known. `runs`: only if the node has accelerators of several products.
+    """
 
     rank: int
     accelerators: int
@@ -150,12 +159,12 @@ class Node:
 
     @property
     def numbers(self) -> range:
-        """The global numbers of this node's accelerators."""
+        """The numbers in the cluster of this node's accelerators."""
         return range(self.first, self.first + self.accelerators)
 
     @property
     def alike(self) -> tuple[Run, ...]:
-        """The accelerators of this node in order, as runs of one product each; () for a node without accelerators."""
+        """The accelerators of this node in order, as runs of the same product; () for a node without accelerators."""
         if self.runs:
             return self.runs
         if not self.accelerators:
@@ -170,7 +179,10 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """All nodes in rank order. Accelerators are numbered over all nodes: first all of node 0, then all of node 1."""
+    """All nodes in rank order. Accelerators are numbered over all nodes: first all of node 0, then all of node 1.
+
+    `order`: the reason for the ranks of the nodes, in words.
+    """
 
     nodes: tuple[Node, ...]
     # The reason for the ranks of the nodes, in words.
@@ -196,7 +208,7 @@ class Topology:
     ) -> Topology:
         """Return a topology whose nodes all have the same number of accelerators.
 
-        `kind`: "cuda" or "emulated". `memory_bytes`: of one accelerator; 0: not known.
+        `kind`: "cuda" or "emulated". `memory_bytes`: memory of one accelerator; 0: not known.
         """
         return cls.uneven([accelerators_per_node] * num_nodes, kind, memory_bytes)
 
@@ -204,9 +216,9 @@ class Topology:
     def uneven(
         cls, accelerators: Sequence[int], kind: str = "emulated", memory_bytes: int = 0
     ) -> Topology:
-        """Return a topology with one node for each entry of `accelerators`, the node's number of accelerators.
+        """Return a topology with one node for each entry of `accelerators`, which is the node's number of accelerators.
 
-        `kind`: "cuda" or "emulated". `memory_bytes`: of one accelerator; 0: not known.
+        `kind`: "cuda" or "emulated". `memory_bytes`: memory of one accelerator; 0: not known.
         """
         nodes: list[Node] = []
         first = 0
@@ -224,12 +236,12 @@ class Topology:
 
     @property
     def topology(self) -> Topology:
-        """This topology itself. So a topology can be passed where a cluster, which has a topology, is expected."""
+        """This topology itself. With this attribute, a topology can be passed where a cluster is expected."""
         return self
 
     @property
     def memory_bytes(self) -> list[int]:
-        """The bytes of each accelerator, by global number."""
+        """The memory in bytes of each accelerator, by its number in the cluster."""
         sizes: list[int] = []
         for node in self.nodes:
             sizes += [node.memory_bytes] * node.accelerators
@@ -248,7 +260,10 @@ class Topology:
         return Ranges.of([range(self.num_accelerators)])
 
     def node_of(self, accelerator: int) -> Node:
-        """Return the node that has the accelerator with this global number. Raise IndexError if there is none."""
+        """Return the node that has an accelerator. Raise IndexError if there is no such accelerator.
+
+        `accelerator`: its number in the cluster.
+        """
         if not 0 <= accelerator < self.num_accelerators:
             raise IndexError(f"accelerator {accelerator} of {self.num_accelerators}")
         # A node without accelerators starts where the next one does; bisect_right passes over it.
@@ -258,7 +273,7 @@ class Topology:
     def parts(self, window: range) -> Iterator[tuple[Node, range]]:
         """Yield (node, its accelerators in `window`) for each node that has accelerators in `window`.
 
-        `window`, and the accelerators: global numbers.
+        All accelerators are numbered over the cluster.
         """
         for node in self.nodes[self.node_of(window.start).rank :]:
             if node.first >= window.stop:
@@ -302,9 +317,10 @@ def declare_topology(
 ) -> Topology:
     """Return the topology of declared machines, ordered by rank; if they have no ranks, in the order of the config.
 
-    `kind`: how the accelerators will be driven, "cuda" or "emulated". `num_nodes`, `accelerators_per_node`: the counts
-    in the config, which must be right; None: not given. `sources`: key path -> the place in the config where it was
-    written. `by`: where the machines are declared, in words. Raise PlacementError if a declaration or a count is wrong.
+    `kind`: how the accelerators will be driven, "cuda" or "emulated". `num_nodes`, `accelerators_per_node`: counts that
+    the config also has, to be checked; None: the config does not have them. `sources`: key path -> the place in the
+    config where it was written. `by`: where the machines are declared, in words. Raise PlacementError if a declaration
+    or a count is wrong.
     """
     problems = _check_nodes(nodes, num_nodes, accelerators_per_node, sources or {}, by)
     if problems:
@@ -324,10 +340,10 @@ def declare_topology(
 
 
 def _declared(declared: NodeConfig, rank: int, first: int, kind: str) -> Node:
-    """Return one machine of an entry. If the entry declares no memory size, the size is that of the product.
+    """Return one machine of an entry of `cluster.nodes`.
 
-    `declared`: the entry. `rank`: rank of the machine. `first`: global number of its first accelerator. `kind`: "cuda"
-    or "emulated".
+    If the entry declares no memory, the memory of the product is used. `declared`: the entry. `rank`: rank of the
+    machine. `first`: number in the cluster of its first accelerator. `kind`: "cuda" or "emulated".
     """
     runs = []
     for mixed in declared.mixed:
@@ -364,10 +380,10 @@ def _check_nodes(
     sources: Mapping[str, Source],
     by: str,
 ) -> list[Problem]:
-    """Return the problems of declared machines: wrong ranks, mixed accelerators, or wrong counts.
+    """Return the problems of declared machines: wrong ranks, or counts that contradict each other.
 
-    `num_nodes`, `each`: counts of nodes, and of accelerators per node, in the config; None: not given. `by`: where the
-    machines are declared, in words.
+    `num_nodes`, `each`: number of nodes, and of accelerators per node, that the config also has; None: it does not have
+    them. `by`: where the machines are declared, in words.
     """
     problems: list[Problem] = []
 
@@ -454,10 +470,11 @@ def _first_wrong_rank(nodes: Sequence[NodeConfig]) -> tuple[int, int] | None:
 
 
 def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the living nodes of Ray in the order of their ranks. Raise PlacementError if labels are missing or wrong.
+    """Return the living nodes that Ray reports, in the order of their ranks.
 
-    The label `rlplace-node-rank` of a node is its rank. If no node has the label, the head node is first, and the other
-    nodes follow by address.
+    The label `rlplace-node-rank` of a node is its rank. If no node has this label, the head node comes first, then all
+    other nodes by address. Raise PlacementError if only some nodes have the label, if a label is wrong, or if no node
+    is alive.
     """
     key = "ray.address"
     alive = [node for node in nodes if node.get("Alive", True)]
@@ -496,7 +513,7 @@ def in_rank_order(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def _label_of(node: Mapping[str, Any]) -> str | None:
-    """Return the rank in the label of a node of Ray, as text; None without a label."""
+    """Return the rank in the label of a node that Ray reports, as text; None if the node has no such label."""
     label: str | None = (node.get("Labels") or {}).get(RANK_LABEL)
     return label
 
@@ -504,7 +521,7 @@ def _label_of(node: Mapping[str, Any]) -> str | None:
 def _head_first(
     node: Mapping[str, Any],
 ) -> tuple[bool, bool, tuple[int, ...], str, int]:
-    """Return the sort key of a Ray node without a label: the head first, then numeric addresses, then host names."""
+    """Return the sort key of a node that Ray reports: the head comes first, then numeric addresses, then host names."""
     address = str(node.get("NodeManagerAddress", ""))
     numbers = tuple(int(part) for part in address.split(".") if part.isdecimal())
     is_name = len(numbers) < address.count(".") + 1

@@ -39,7 +39,7 @@ Attribute = str | float | None
 def element(name: str, *inside: str, **attributes: Attribute) -> str:
     """Return an SVG element as text.
 
-    `inside`: the content of the element, which must be SVG already. `attributes`: name -> value; in a name, each `_`
+    `inside`: the content of the element, which must be SVG already. `attributes`: name -> value. In a name, each `_`
     becomes `-`, and a last `_` is removed (`class_`). A float is written with one decimal. An attribute with the value
     None is left out.
     """
@@ -66,17 +66,17 @@ def text(x: float, y: float, shown: str, look: str, **attributes: Attribute) -> 
 
 
 def title(shown: str) -> str:
-    """Return a title element: a browser shows `shown` while the pointer is on the element around the title."""
+    """Return an SVG title element. A browser shows `shown` while the pointer is on the element around the title."""
     return element("title", escape(shown))
 
 
 def span(shown: str, look: str) -> str:
-    """Return a part of a text element with its own style. `shown`: the text. `look`: its class in the style sheet."""
+    """Return SVG for a part of a text with its own style. `shown`: the part. `look`: its class in the style sheet."""
     return element("tspan", escape(shown), class_=look)
 
 
 def swatch(x: float, y: float, width: int, look: str) -> str:
-    """Return a small rectangle for a legend. `x`, `y`: its corner. `look`: its class in the style sheet."""
+    """Return SVG for a small rectangle of a legend. `x`, `y`: its corner. `look`: its class in the style sheet."""
     return element("rect", class_=look, x=x, y=y, width=width, height=14, rx=4)
 
 
@@ -92,7 +92,7 @@ def picture(
     """Return an SVG document: a page of `width` x `height` pixels with `parts` on it.
 
     `label`: a description of the picture for screen readers. `parts`: SVG elements. `components`: how many colours are
-    used. `looks`: rules that are added to the style sheet.
+    used. `looks`: CSS rules that are added to the style sheet.
     """
     # Half a pixel further in: the line around the page is one pixel wide.
     page = element(
@@ -124,15 +124,15 @@ def picture(
 
 
 def colour(number: int) -> int:
-    """Return the number of the colour of the component with index `number` in the plan.
+    """Return the number of a component's colour. The colours repeat if there are more components than colours.
 
-    The colours repeat if there are more components than colours.
+    `number`: index of the component in the plan.
     """
     return number % len(PALETTE)
 
 
 def style(components: int) -> str:
-    """Return a style element with the classes of the first `components` colours.
+    """Return an SVG style element with the classes of the colours of the first `components` components.
 
     For colour 0, class `f0` is its fill, `s0` its fill and stroke, and `t0` its colour for texts.
     """
@@ -150,9 +150,9 @@ def style(components: int) -> str:
 
 
 def width_of(shown: str, size: float = _USUAL_SIZE, *, bold: bool = False) -> float:
-    """Return the estimated width of a text in pixels. `size`: the font size in pixels.
+    """Return the estimated width of a text in pixels. `size`: font size in pixels.
 
-    The letters are assumed to be as wide as letters of DejaVu Sans, the widest of the fonts in use.
+    Letters are assumed to be as wide as in DejaVu Sans, the widest of the fonts in use.
     """
     heights = 0.0
     for letter in shown:

@@ -32,7 +32,7 @@ Rank = tuple[str, int]  # component and number
 
 
 def explain_component(view: PlanView, component: str) -> str:
-    """Return a text about one component: its places, residency, partners and memory, each with its reason."""
+    """Return a text about one component: its places, residency, partners and memory, each with the reason."""
     spec = view.plan.placement.spec(component)
     title = f"{component}: {counted(spec.world_size, 'rank')}, {spec.render()}"
     if spec.text and spec.text != spec.render():
@@ -65,7 +65,7 @@ def explain_component(view: PlanView, component: str) -> str:
 
 
 def _partners(view: PlanView, component: str) -> Iterator[tuple[str, ...]]:
-    """Yield a row of texts for each transfer that the component sends or receives."""
+    """Yield a table row (texts) for each transfer that the component sends or receives."""
     for transfer in view.transfers:
         size = (transfer.amount, transfer.by_transport)
         if transfer.source == component:
@@ -120,13 +120,13 @@ def _residents(placement: HybridComponentPlacement, number: int) -> dict[str, st
 
 
 def _held(view: PlanView, load: Load, component: str) -> str:
-    """Return residency and bytes of a component at the moment of `load`, as text: `full, 2 GiB`."""
+    """Return residency and bytes of a component at the moment of `load`, as text such as `full, 2 GiB`."""
     residency = view.plan.schedule.residency[load.moment.stage][component]
     return f"{residency.word}, {show_bytes(load.of(component))}"
 
 
 def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str]:
-    """Return lines about the accelerators of a component, the components that share them, and copies of its model."""
+    """Return lines about where a component is: accelerators, components that share them, and copies of its model."""
     if not spec.accelerators:
         return [f"on {spec.pool.noun}s: it holds no accelerators"]
     lines: list[str] = []
@@ -165,7 +165,7 @@ def _where(placement: HybridComponentPlacement, spec: ComponentSpec) -> list[str
 
 
 def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (stage, residency, reason) for each stage."""
+    """Yield (stage, residency, reason) of a component for each stage, as texts."""
     schedule = view.plan.schedule
     for stage in schedule.stages:
         held = schedule.residency[stage][component]
@@ -173,7 +173,7 @@ def _when(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _because(view: PlanView, component: str, stage: str) -> str:
-    """Return the reason for the residency of a component in a stage, in words."""
+    """Return, in words, why a component has its residency in a stage."""
     plan = view.plan
     held = plan.schedule.residency[stage][component]
     need = plan.schedule.needs.of(stage, component)
@@ -206,7 +206,10 @@ def _because(view: PlanView, component: str, stage: str) -> str:
 
 
 def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, least seconds, details) for each move of a component and for its weight sync, if it has one."""
+    """Yield (what, least seconds, details), as texts, for each move and for the weight sync of a component.
+
+    A component that gets no weights has no row for the sync.
+    """
     for stage, seconds in least_move_seconds(view.plan, view.ledger, component):
         least = f"{seconds:.2g} s"
         yield f"enter {stage}", least, "copies between accelerators and hosts"
@@ -220,9 +223,10 @@ def _takes(view: PlanView, component: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
-    """Return the lines of a table of a component's memory: bytes by residency, then bytes for work by stage.
+    """Return the lines of a table of a component's memory.
 
-    Each residency has the bytes on an accelerator and on the host.
+    For each residency, the table has the bytes on an accelerator and on the host; for each stage, the bytes that its
+    work takes.
     """
     rows = []
     known = 0
@@ -246,7 +250,7 @@ def _weighs(ledger: MemoryLedger, component: str) -> list[str]:
 
 
 def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
-    """Return a text about two ranks: their places, the transport between them, and what each sends to the other.
+    """Return a text about two ranks: their places, the transport between them, and what each rank sends to the other.
 
     Both ranks must exist.
     """
@@ -281,7 +285,7 @@ def explain_pair(plan: Plan, one: Rank, other: Rank) -> str:
 
 
 def _place(slot: Slot) -> tuple[str, str, str]:
-    """Return (owner, node with accelerators, process) of a slot, in words."""
+    """Return (name of the rank, node with accelerators, process) of a slot, as texts."""
     held = "no accelerator"
     if slot.accelerators:
         numbers = Ranges.of(range(a, a + 1) for a in slot.accelerators)
@@ -293,7 +297,7 @@ def _place(slot: Slot) -> tuple[str, str, str]:
 
 
 def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, ends, content) of each transfer from rank `source` to rank `target`, in words."""
+    """Yield (name, ends, content), as texts, for each transfer from rank `source` to rank `target`."""
     between = f"{source[0]} rank {source[1]} -> {target[0]} rank {target[1]}"
     for transfer in transfers(plan):
         if (transfer.source, transfer.target) != (source[0], target[0]):

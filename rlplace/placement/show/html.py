@@ -33,7 +33,7 @@ _BRACKETS = (
 
 
 def render_html(view: PlanView, seconds: Iterable[str] = ()) -> str:
-    """Return the plan as an HTML page. `seconds`: HTML parts about the time of an iteration, shown on the page."""
+    """Return the plan as an HTML page. `seconds`: parts of the page, in HTML, about the time of an iteration."""
     if not view.fits:
         look, verdict = "tight", "does not fit"
     elif view.ledger.known:
@@ -75,7 +75,7 @@ def document(heading: str, parts: Iterable[str]) -> str:
 
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return HTML for boxes side by side. `pairs`: the large and the small text of each box."""
+    """Return HTML for boxes that stand side by side. `pairs`: (large text, small text) of each box."""
     cells = ""
     for big, small in pairs:
         inside = f"<b>{escape(big)}</b><span>{escape(small)}</span>"
@@ -84,7 +84,10 @@ def tiles(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _tiles(view: PlanView) -> Iterator[tuple[str, str]]:
-    """Yield (large text, small text) of each box: accelerators in use, the fullest accelerator, moves, weights."""
+    """Yield (large text, small text) of each box at the top of the page.
+
+    The boxes are about accelerators in use, the fullest accelerator, moves, and weights.
+    """
     # Accelerators in use, compared with a dedicated placement.
     if view.comparison is not None:
         savings = view.comparison.savings
@@ -134,7 +137,7 @@ def _problems(heading: str, problems: Sequence[Problem], look: str) -> Iterator[
 
 
 def _memory(view: PlanView) -> Iterator[str]:
-    """Yield HTML parts: a table of moments for each kind of accelerator, then the notes of the ledger."""
+    """Yield parts of the page in HTML: a table of moments for each kind of accelerator, then notes of the ledger."""
     accounts = view.ledger.accelerators
     if view.ledger.empty:
         return
@@ -155,9 +158,9 @@ def _memory(view: PlanView) -> Iterator[str]:
 
 
 def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
-    """Return the table cells of one moment: its name, a bar, bytes held and bytes free.
+    """Return the table cells of one moment, as texts: its name, a bar, bytes held and bytes free.
 
-    The text of the free bytes begins with "!" if the accelerator holds more than fits.
+    The cell of free bytes begins with "!" if more bytes are held than fit.
     """
     free = "?"
     if account.capacity_bytes:
@@ -169,9 +172,9 @@ def _moment(view: PlanView, account: Account, load: Load) -> tuple[str, ...]:
 
 
 def _bar(view: PlanView, account: Account, load: Load) -> str:
-    """Return an SVG bar whose parts show the bytes of each component.
+    """Return an SVG bar whose parts show the bytes of each component at one moment.
 
-    If the bytes of some moment are more than the capacity, a line marks the capacity.
+    If some moment of the account has more bytes than the capacity, a line marks the capacity.
     """
     most = max(account.capacity_bytes, account.worst.total_bytes, 1)
     # Units for a byte
@@ -213,9 +216,9 @@ def _bar(view: PlanView, account: Account, load: Load) -> str:
 
 
 def _tables(view: PlanView) -> Iterator[str]:
-    """Yield the tables of the plan in HTML.
+    """Yield the tables of the plan, in HTML.
 
-    The tables of routes, transports and channels are left out if they have no rows.
+    The tables of routes, transports and channels are left out if they are empty.
     """
     header: tuple[str, ...] = ("component", "placement", ">ranks", "shares with")
     yield "<h2>Where each component is</h2>\n" + table(header, _places(view))
@@ -250,7 +253,7 @@ def _tables(view: PlanView) -> Iterator[str]:
 
 
 def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
-    """Yield a row of table cells for each component. A row shows the colour that the component has in the picture."""
+    """Yield the table cells of one row for each component. A row shows the component's colour in the picture."""
     placement = view.plan.placement
     for at, spec in enumerate(view.components):
         shares = []
@@ -263,7 +266,7 @@ def _places(view: PlanView) -> Iterator[tuple[str, ...]]:
 
 
 def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:
-    """Yield a row of table cells for each stage: its name, the residency of each component, the moves on entry."""
+    """Yield the table cells of one row for each stage: its name, the residency of each component, moves on entry."""
     for stage in view.stages:
         moved = []
         for arrow, moves in (("\u2193", stage.releases), ("\u2191", stage.acquires)):
@@ -290,7 +293,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(tag: str, text: str, heading: str) -> str:
-    """Return one cell of a table in HTML. `tag`: th or td. `heading`: the heading of its column."""
+    """Return one cell of a table in HTML. `tag`: "th" or "td". `heading`: the heading of its column."""
     if text.startswith("<svg"):
         return f"<td>{text}</td>"
     looks = []

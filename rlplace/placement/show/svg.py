@@ -65,9 +65,10 @@ _CUT = 14  # length of the marks between the accelerators of a block
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the grid: neighbouring accelerators with the same components, within the nodes that `fold` stands for.
+    """One row of the grid: neighbouring accelerators with the same components.
 
-    `y`, `height`: where the row is on the page, in pixels.
+    `fold`: the node that the row belongs to, or several equal nodes that are drawn once. `accelerators`: numbered
+    within the node. `y`, `height`: where the row is on the page, in pixels.
     """
 
     fold: NodeFold
@@ -78,7 +79,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The numbers of the accelerators: over the cluster if `fold` is a single node, else within the node."""
+        """The accelerator numbers as text: numbers in the cluster if `fold` is a single node, else within the node."""
         base = 0
         if len(self.fold.nodes) == 1:
             base = self.fold.first
@@ -90,12 +91,16 @@ class Row:
 
     @property
     def starts_fold(self) -> bool:
-        """Whether this row is the first row of its nodes. The label of the nodes is written beside the first row."""
+        """Whether this row is the first row of its nodes. The label of the nodes stands beside their first row only."""
         return self.accelerators.start == 0
 
 
 class Cell(NamedTuple):
-    """What the accelerators of a row hold in one stage. Neighbouring rows with equal cells are drawn as one block."""
+    """What the accelerators of a row hold in one stage. Neighbouring rows with equal cells are drawn as one block.
+
+    `nodes`: the nodes of the row. `residents`: the components in memory. `sizes`: bytes of each resident; 0: not known.
+    `total`, `capacity`: bytes held by the fullest accelerator, and its capacity.
+    """
 
     nodes: range
     residents: tuple[str, ...]
@@ -127,7 +132,12 @@ class Box:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where the parts of the page are, in pixels. Every stage has a column that is `width` wide."""
+    """Where the parts of the page are, in pixels. Every stage has a column that is `width` wide.
+
+    `page`: width of the page. `left`: x of the first stage. `extra`: by how much everything below the names of the
+    components moves down. `notes`: for each stage, lines (arrow, text) about its moves. `elsewhere`: (component, y) for
+    components without accelerators. `grid_bottom`: y of the lower end of the grid.
+    """
 
     page: int  # width of the page
     left: int  # x of the first stage
@@ -143,7 +153,7 @@ class _Layout:
 
 
 def render_svg(view: PlanView) -> str:
-    """Return the plan as an SVG document that needs no other file, at least 960 pixels wide.
+    """Return the plan as an SVG document that needs no other file. It is at least 960 pixels wide.
 
     If memory is known, the blocks show bytes, and stages that do not fit are marked.
     """
@@ -197,9 +207,9 @@ def render_svg(view: PlanView) -> str:
 def _lay_out(
     view: PlanView, folds: Sequence[NodeFold], several: bool
 ) -> tuple[list[str], _Layout]:
-    """Return the drawn names of the components, and the places of stages, rows and texts.
+    """Return the drawn names of the components (SVG), and the places of stages, rows and texts.
 
-    `folds`: the nodes that have accelerators; equal neighbours are one entry. `several`: whether there is more than one
+    `folds`: the nodes with accelerators; equal neighbours are one entry. `several`: whether there is more than one
     node.
     """
     # Across: the labels at the left, then a column for each stage.
@@ -240,7 +250,7 @@ def _lay_out(
 
 
 def _remarks(view: PlanView, folds: Sequence[NodeFold]) -> list[str]:
-    """Return the lines of text below the grid: how many kinds of node are not drawn, and the components on hosts."""
+    """Return the lines of text below the grid: how many kinds of nodes are not drawn, and the components on hosts."""
     remarks = []
     if len(folds) > _MOST_FOLDS:
         remarks.append(f"and {len(folds) - _MOST_FOLDS} more kinds of node")
@@ -252,9 +262,9 @@ def _remarks(view: PlanView, folds: Sequence[NodeFold]) -> list[str]:
 def _draw_stage(
     view: PlanView, layout: _Layout, number: int, stage: StageView
 ) -> Iterator[str]:
-    """Yield the parts of the column of a stage: name, moves on entry, blocks, and the arrow from the stage before it.
+    """Yield the drawn parts (SVG) of a stage's column: name, moves on entry, blocks, and an arrow.
 
-    `number`: index of the stage.
+    The arrow comes from the stage before; the first stage has none. `number`: index of the stage.
     """
     x = layout.x(number)
     heading = f"{span(str(number + 1), 'soft')} {escape(stage.name)}"
@@ -287,7 +297,7 @@ def _without_accelerators(view: PlanView) -> list[ComponentSpec]:
 
 
 def _place_of(view: PlanView, component: str) -> str:
-    """Return where a component without accelerators is, as text: `node 0`, `nodes 0-3`, `Arms 0-1`."""
+    """Return where a component without accelerators is, as text such as `node 0`, `nodes 0-3` or `Arms 0-1`."""
     spec = view.plan.placement.spec(component)
     places = Ranges.of(segment.accelerators for segment in spec.written)
     noun = plural(len(places), spec.pool.noun)
@@ -297,19 +307,20 @@ def _place_of(view: PlanView, component: str) -> str:
 def _text(
     x: float, y: float, shown: str, look: str = "soft", **attributes: Attribute
 ) -> str:
-    """Return a text element at (`x`, `y`), rounded to one decimal. `look`: its class in the style sheet."""
+    """Return an SVG text element at (`x`, `y`), rounded to one decimal. `look`: its class in the style sheet."""
     return text(float(x), float(y), shown, look, **attributes)
 
 
 def _markup(x: float, y: float, inside: str, look: str, **attributes: Attribute) -> str:
-    """Return a text element at (`x`, `y`). `inside`: its content, which is SVG already. `look`: its class."""
+    """Return an SVG text element at (`x`, `y`). `inside`: its content, in SVG. `look`: its class in the style sheet."""
     return element("text", inside, class_=look, x=float(x), y=float(y), **attributes)
 
 
 def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> list[Row]:
-    """Return the rows of the grid with their `y` and `height`. A row is as high as its accelerators and its texts need.
+    """Return the rows of the grid with their `y` and `height` filled in.
 
-    `width`: width of a column, in pixels. `top`: y of the first row.
+    A row is as high as its accelerators and its texts need. `width`: width of a column, in pixels. `top`: y of the
+    first row.
     """
     drawn = sum(len(row.accelerators) for row in rows)
     unit = _GRID_HEIGHT / max(8, drawn)
@@ -329,7 +340,7 @@ def _placed(view: PlanView, rows: Sequence[Row], width: float, top: float) -> li
 
 
 def _turned_height(view: PlanView, row: Row, width: float) -> float:
-    """Return the height that the turned texts in the narrow blocks of a row need; 0 if no block is narrow.
+    """Return the height in pixels that the vertical texts in the narrow blocks of a row need; 0 if no block is narrow.
 
     `width`: width of a column, in pixels.
     """
@@ -347,20 +358,23 @@ def _turned_height(view: PlanView, row: Row, width: float) -> float:
 
 
 def _held(size: int) -> str:
-    """Return a number of bytes as text, such as "4.2 GiB"; "" if `size` is 0, which means unknown."""
+    """Return a number of bytes as text, such as "4.2 GiB"; "" for 0, which means that the number is not known."""
     if size:
         return show_bytes(size)
     return ""
 
 
 def _share(cell: Cell, width: float) -> float:
-    """Return the width of each block if all components of `cell` lie side by side. `width`: of the column."""
+    """Return the width of each block if all components of `cell` lie side by side. `width`: width of the column."""
     blocks = len(cell.residents)
     return (width - _BLOCK_GAP * (blocks - 1)) / max(1, blocks)
 
 
 def _is_narrow(component: str, bytes_held: str, width: float) -> bool:
-    """Return whether the name or the bytes would be too small to read in a block that is `width` wide."""
+    """Return whether a block is too narrow to show the component's name and bytes in letters that can be read.
+
+    `bytes_held`: the bytes, as text. `width`: width of the block, in pixels.
+    """
     words = component.split(".")
     longest = max(width_of(word, _LEAST_FONT, bold=True) for word in words)
     return longest > width - 8 or width_of(bytes_held, _LEAST_BYTES) > width - 4
@@ -379,9 +393,9 @@ def _left(rows: Sequence[Row]) -> int:
 
 
 def _names(view: PlanView, page: int) -> tuple[list[str], int]:
-    """Return (drawn colour, name and place of each component; the height in pixels that they need below the title).
+    """Return the drawn names of the components (SVG), each with its colour and place, and the height that they need.
 
-    `page`: width of the page.
+    `page`: width of the page. All sizes are in pixels.
     """
     labels = []
     for spec in view.components:
@@ -412,9 +426,10 @@ def _names(view: PlanView, page: int) -> tuple[list[str], int]:
 
 
 def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
-    """Yield the accelerator numbers at the left: one for each accelerator if there is room, else the range of a row.
+    """Yield the accelerator numbers (SVG) at the left of the grid.
 
-    `left`: x of the first stage. `several`: whether the grid has more than one node.
+    There is one number for each accelerator if there is room, else the range of each row. `left`: x of the first stage.
+    `several`: whether the grid has more than one node.
     """
     yield _text(_MARGIN, rows[0].y - 11, "accelerator")
     for row in rows:
@@ -435,10 +450,10 @@ def _scale(rows: Sequence[Row], left: int, several: bool) -> Iterator[str]:
 
 
 def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
-    """Return the moves on entry to a stage as (arrow, text) lines, releases before acquires.
+    """Return the moves on entry to a stage as lines (arrow, text), releases before acquires.
 
-    The lines fit in a column that is `width` wide. The first line of releases and of acquires has an arrow; a further
-    line has a space instead. Without moves, the one line is ("", "nothing moves").
+    The lines fit in a column that is `width` pixels wide. Only the first line of the releases and of the acquires has
+    an arrow; further lines have a space. Without moves, the only line is ("", "nothing moves").
     """
     letters = int((width + _GAP - 22) / width_of("x"))
     lines: list[tuple[str, str]] = []
@@ -453,7 +468,7 @@ def _notes(stage: StageView, width: float) -> list[tuple[str, str]]:
 
 
 def _legend(view: PlanView, left: int, y: float, page: int) -> tuple[list[str], int]:
-    """Return the drawn legend, which explains each style of block that occurs, and its height.
+    """Return the drawn legend (SVG), which explains each style of block that occurs, and its height in pixels.
 
     `left`, `y`: where the legend begins. `page`: width of the page.
     """
@@ -512,10 +527,10 @@ def _draw_run(
     x: float,
     width: float,
 ) -> Iterator[str]:
-    """Yield the drawn content of neighbouring rows with equal cells: a block for each resident component, side by side.
+    """Yield the blocks (SVG) of neighbouring rows with equal cells: one for each resident component, side by side.
 
-    `cell`: the content of each row of `run`. `x`, `width`: of the column. An empty cell gives one block "free"; a frame
-    marks a cell whose bytes are more than its capacity.
+    `cell`: the content of each row of `run`. `x`, `width`: place of the column. A cell without residents gives one
+    block "free". A frame marks a cell with more bytes than its capacity.
     """
     over = 0 < cell.capacity < cell.total
     top = run[0].y + 2
@@ -557,7 +572,7 @@ def _block(
     box: Box,
     size: int,
 ) -> str:
-    """Return the drawn block of a component on the neighbouring rows `run`.
+    """Return the drawn block (SVG) of a component on the neighbouring rows `run`.
 
     `box`: the rectangle of the block. `size`: bytes on each accelerator; 0 if not known.
     """
@@ -595,9 +610,9 @@ def _filled(number: int, look: str, box: Box) -> str:
 
 
 def _ink(number: int, look: str) -> str:
-    """Return the style class of a text on a block: white on a block in full colour, else the colour of the component.
+    """Return the style class of a text on a block: white on a block in full colour, else the component's colour.
 
-    `number`: the colour of the component. `look`: the style class of the block.
+    `number`: the component's colour. `look`: the style class of the block.
     """
     if look == Residency.FULL.word:
         return "on"
@@ -605,7 +620,7 @@ def _ink(number: int, look: str) -> str:
 
 
 def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) -> str:
-    """Return the drawn block of a component that has no accelerators. `box`: the rectangle of the block."""
+    """Return the drawn block (SVG) of a component without accelerators. `box`: the rectangle of the block."""
     look = stage.look(component)
     number = colour(view.plan.placement.components.index(component))
     place = _place_of(view, component)
@@ -620,10 +635,11 @@ def _draw_elsewhere(view: PlanView, component: str, stage: StageView, box: Box) 
 def _label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> list[str]:
-    """Return the texts on a block: name, state and bytes of a component.
+    """Return the texts (SVG) on a block: name, state and bytes of a component.
 
-    A low block has them on one line, a narrow block on one turned line, any other block on a line each. `state`: off,
-    weights, full or waits. `bytes_held`: bytes as text; "" if not known. `look`: class of the texts in the style sheet.
+    A low block has them on one line, a narrow block on one vertical line, any other block on a line each. `state`:
+    "off", "weights", "full" or "waits". `bytes_held`: bytes as text; "" if not known. `look`: class of the texts in the
+    style sheet. `box`: the rectangle of the block.
     """
     if box.height < _TWO_LINES:
         return [_low_label(component, state, bytes_held, look, box)]
@@ -633,9 +649,9 @@ def _label(
 
 
 def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box) -> str:
-    """Return one line of text: the name, followed by state and bytes if there is room for them.
+    """Return one line of text (SVG) on a low block: the name, then state and bytes if there is room.
 
-    Arguments: see `_label`.
+    The arguments are those of `_label`.
     """
     room = box.width - 8
     named = span(component, "name")
@@ -657,9 +673,9 @@ def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box)
 def _turned_label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> str:
-    """Return one line of text that runs upwards: name and state, with the bytes if there is room.
+    """Return one vertical line of text (SVG) on a narrow block: name and state, then the bytes if there is room.
 
-    Arguments: see `_label`.
+    The arguments are those of `_label`.
     """
     room = box.height - 12
     words = f"{component} {state}"
@@ -678,9 +694,9 @@ def _turned_label(
 def _tall_label(
     component: str, state: str, bytes_held: str, look: str, box: Box
 ) -> list[str]:
-    """Return the name, split at its dots if it is too long, with state and bytes on lines below.
+    """Return the texts (SVG) on a block that is not low or narrow: the name, and state and bytes on the lines below.
 
-    Arguments: see `_label`.
+    A name that is too long is split at its dots. The arguments are those of `_label`.
     """
     # `reward.math` has two lines where one would be too long.
     words = component.split(".")
@@ -722,10 +738,10 @@ def _centred(
     size: float,
     transform: str | None = None,
 ) -> str:
-    """Return a text element whose middle is at `x` and whose base line is at `y`.
+    """Return an SVG text element whose middle is at `x` and whose base line is at `y`.
 
-    `inside`: its content, which is SVG already. `look`: its class in the style sheet. `size`: font size in pixels.
-    `transform`: of the SVG element; None for none.
+    `inside`: its content, in SVG. `look`: its class in the style sheet. `size`: font size in pixels. `transform`: its
+    SVG attribute of this name; None: no attribute.
     """
     sized = None
     if size != _USUAL_FONT:

@@ -37,7 +37,7 @@ Rows = list[tuple[str, ...]]
 
 
 def render_text(view: PlanView) -> str:
-    """Return the plan as text: all chapters that have something to show, with an empty line between two chapters."""
+    """Return the plan as text: all chapters that have something to show, with an empty line between them."""
     topology = view.plan.topology
     placement = view.plan.placement
     heading = f"plan: {placement.mode}, {view.machines}"
@@ -62,7 +62,7 @@ def render_text(view: PlanView) -> str:
 
 
 def render_short(view: PlanView) -> str:
-    """Return the plan in about a dozen lines of 80 columns: places, whether memory suffices, savings, warnings."""
+    """Return the plan in about a dozen lines of 80 columns: places, whether memory is sufficient, savings, warnings."""
     rows: Rows = [("component", "ranks", "placement")]
     for spec in view.components:
         place = clipped(spec.render(), _LONGEST_CELL)
@@ -83,9 +83,9 @@ def render_short(view: PlanView) -> str:
 
 
 def _places(view: PlanView) -> str:
-    """Return the chapter about places: a row for each component, then maps of the nodes.
+    """Return the chapter about places: a row for each component, then a map of each kind of node.
 
-    Each kind of node has one map, if the map fits on the page.
+    A map that does not fit on the page is left out.
     """
     rows: Rows = [("component", "ranks", "each rank has", "placement")]
     for spec in view.components:
@@ -113,7 +113,7 @@ def _rank_sizes(spec: ComponentSpec) -> str:
 def _map(fold: NodeFold) -> list[str]:
     """Return the lines of a map of a node: a column for each accelerator, a row for each component.
 
-    A cell has the numbers of the ranks of that component on that accelerator. `fold`: the node, or equal nodes.
+    A cell has the numbers of the component's ranks on the accelerator. `fold`: the node, or several equal nodes.
     """
     # The numbers are global for a single node, those of the first node for several.
     single = len(fold.nodes) == 1
@@ -143,9 +143,9 @@ def _map(fold: NodeFold) -> list[str]:
 
 
 def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
-    """Return, for each accelerator of a node, the ranks of a component on it as text; "." for no ranks.
+    """Return, for each accelerator of a node, the numbers of a component's ranks on it as text; "." for no ranks.
 
-    `base`: a number that is added to each rank, since `fold` counts the ranks on each node from 0.
+    `base`: a number that is added to each rank, because ranks in `fold` are counted from 0 on each node.
     """
     cells = ["."] * fold.accelerators
     for segment in fold.local[component]:
@@ -159,9 +159,9 @@ def _cells(fold: NodeFold, component: str, base: int) -> list[str]:
 
 
 def _pairs(placement: HybridComponentPlacement) -> Iterator[str]:
-    """Yield the chapter about pairs: which accelerators each two components share.
+    """Yield the chapter about pairs: which accelerators each pair of components shares.
 
-    With a single component, yield nothing.
+    Nothing is yielded if there is only one component.
     """
     rows: Rows = []
     for a, b in itertools.combinations(placement.components, 2):
@@ -211,7 +211,7 @@ def _stages(view: PlanView) -> str:
 
 
 def _paragraphs(notes: Sequence[str]) -> list[str]:
-    """Return the notes as lines, each note wrapped at the edge of the page."""
+    """Return the lines of the notes. Each note is wrapped at the edge of the page."""
     lines: list[str] = []
     for note in notes:
         lines += textwrap.wrap(note, WIDTH - _INDENT)
@@ -227,7 +227,7 @@ def _move(move: Move) -> str:
 
 
 def _transfers(view: PlanView) -> Iterator[str]:
-    """Yield the chapter about routes: which component sends what to which component, and by which transports."""
+    """Yield the chapter about routes: what each component sends to which other component, and by which transports."""
     if not view.transfers:
         return
     heading = "transport: pairs of ranks"
@@ -252,7 +252,7 @@ def _transfers(view: PlanView) -> Iterator[str]:
 
 
 def _transports(view: PlanView) -> Iterator[str]:
-    """Yield the chapter about the transports in use: the reason for each, and what carries items and tensors."""
+    """Yield the chapter about the transports in use: when each is used, and what carries items and tensors."""
     if not view.transports:
         return
     rows: Rows = [("transport", "because", "items go by", "device tensors by")]
@@ -287,7 +287,7 @@ def _counts(view: PlanView) -> Iterator[str]:
 
 
 def _memory(view: PlanView) -> str:
-    """Return the chapter about memory: the ledger, or the reasons if nothing is known."""
+    """Return the chapter about memory: the ledger, or, if nothing is known of the memory, the reasons for that."""
     if view.ledger.empty:
         notes = _paragraphs(view.ledger.notes)
         return "\n\n".join(
@@ -321,7 +321,7 @@ def _wrapped(rows: Sequence[Sequence[str]], gap: int = GAP) -> list[str]:
 def _savings(view: PlanView) -> Iterator[str]:
     """Yield the chapter about savings: accelerators at work in each stage, with and without sharing.
 
-    Without sharing, every component has accelerators of its own.
+    Without sharing means that every component has accelerators of its own.
     """
     if view.comparison is None:
         return
@@ -353,9 +353,10 @@ def _savings(view: PlanView) -> Iterator[str]:
 
 
 def show_work(count: int | None, used: int) -> str:
-    """Return how many of the accelerators in use are at work, with the share, as text: `4 (50%)`.
+    """Return how many of the accelerators in use are at work, with the percentage, as text: `4 (50%)`.
 
-    `count`: accelerators at work; None gives "-", for a placement without this stage. `used`: accelerators in use.
+    `count`: accelerators at work; None gives "-", for a placement that does not have the stage. `used`: accelerators in
+    use.
     """
     if count is None:
         return "-"
@@ -365,7 +366,7 @@ def show_work(count: int | None, used: int) -> str:
 def _traffic(view: PlanView) -> Iterator[str]:
     """Yield the chapter about the bytes that moves and syncs copy in each iteration.
 
-    If no bytes are known, yield nothing.
+    Nothing is yielded if no bytes are known.
     """
     traffic = view.traffic
     if not traffic.total_bytes:
@@ -388,9 +389,9 @@ def _traffic(view: PlanView) -> Iterator[str]:
 
 
 def _least(view: PlanView, what: str) -> str:
-    """Return the least seconds that a copy takes, in words; "" if no rate is declared.
+    """Return, in words, the least seconds that a kind of copy takes; "" if no rate is declared.
 
-    `what`: the kind of copy, a key of `Traffic.least_s`.
+    `what`: the kind of copy, a key of `Traffic.least_s` such as "to_host".
     """
     seconds = view.traffic.least_s.get(what)
     if seconds is None:
@@ -432,7 +433,7 @@ def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
 
 
 def render_diff(left: PlanView, right: PlanView) -> str:
-    """Return two plans as one text of 100 columns, with `*` before each line in which they differ."""
+    """Return a comparison of two plans as text of 100 columns, with `*` before each line in which the plans differ."""
     chapters = compare(left, right)
     facts = [fact for found in chapters.values() for fact in found]
 
@@ -507,7 +508,7 @@ def _facts(view: PlanView) -> dict[str, dict[str, str]]:
 
 
 def _machine_facts(view: PlanView) -> dict[str, str]:
-    """Return what is compared about machines -> its value.
+    """Return the rows of a comparison about machines: what is compared -> its value in this plan, as text.
 
     Compared are nodes, accelerators in use, and accelerators at work in each stage.
     """
@@ -527,9 +528,9 @@ def _machine_facts(view: PlanView) -> dict[str, str]:
 
 
 def _memory_facts(view: PlanView) -> dict[str, str]:
-    """Return what is compared about memory -> its value.
+    """Return the rows of a comparison about memory: what is compared -> its value in this plan, as text.
 
-    Compared are whether memory suffices, the fullest accelerator, and the shared memory.
+    Compared are whether memory is sufficient, the fullest accelerator, and the shared memory.
     """
     fits = "not known"
     if not view.fits:

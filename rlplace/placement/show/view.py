@@ -35,7 +35,10 @@ ELLIPSIS = " \u2026"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """One stage and the moves on entry to it; all releases come before the first acquire."""
+    """One stage and the moves on entry to it; all releases come before the first acquire.
+
+    `held`: component -> its residency. `waiting`: components that are resident although the stage does not need them.
+    """
 
     name: str
     held: Mapping[str, Residency]  # what each component keeps on its accelerators
@@ -56,7 +59,7 @@ class StageView:
     def look(self, component: str) -> str:
         """Return the style of a component in pictures: "off", "weights", "full" or "waits".
 
-        "waits" is for a component that is resident although the stage does not need it; else the style is the
+        "waits" is for a component that is resident although the stage does not need it. Any other style is the
         residency.
         """
         if component in self.waiting:
@@ -68,7 +71,9 @@ class StageView:
 class NodeFold:
     """Neighbouring nodes whose accelerators are used in the same way by the same components, shown as one node.
 
-    With folded nodes, a plan of 1,000 nodes fits on one page.
+    With folded nodes, a plan of 1,000 nodes fits on one page. `accelerators`: their number on one node. `first`: number
+    in the cluster of the first accelerator. `first_rank`: component -> its lowest rank on the first node. `local`:
+    component -> its segments on one node; accelerators are numbered within the node, and ranks from 0.
     """
 
     nodes: range
@@ -108,7 +113,12 @@ class NodeFold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Numbers of this placement beside those of a placement in which every component has accelerators of its own."""
+    """Numbers of this placement beside those of a placement in which every component has accelerators of its own.
+
+    `savings`: accelerators in use in both. `here`, `apart`: stage -> accelerators at work, in this placement and in the
+    other one. `here_bytes`, `apart_bytes`: bytes of the fullest accelerator at its worst moment, in this placement and
+    in the other one.
+    """
 
     savings: Savings
     here: Mapping[str, int]  # stage -> accelerators at work
@@ -119,7 +129,14 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A plan, its memory ledger, and everything that is shown of the two. Immutable."""
+    """A plan, its memory ledger, and everything that is shown of them. Immutable.
+
+    `name`: name of the config. `machines`: the machines in words. `ahead`: how far rollout may run ahead of learning,
+    in words; "" if they take turns. `channels`: each channel with a text that says where its items are. `folds`: the
+    nodes; equal neighbours are one entry. `counts`: numbers of a job on language models, with their reasons.
+    `shortages`: problems of memory. `comparison`: with a placement without sharing; None if no component has
+    accelerators.
+    """
 
     name: str  # of the config
     plan: Plan
@@ -145,14 +162,14 @@ class PlanView:
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits; memory that is not known does not count."""
+        """Whether the memory of everything fits. Memory that is not known counts as fitting."""
         return self.ledger.fits
 
     def __repr__(self) -> str:
         return f"<plan of {self.name}: {', '.join(spec.name for spec in self.components)} on {self.machines}>"
 
     def _repr_html_(self) -> str:
-        """Return the picture of the plan as text that a notebook displays."""
+        """Return the picture of the plan as SVG, which a notebook displays."""
         from rlplace.placement.show.svg import render_svg
 
         return f'<div style="max-width: 72em">{render_svg(self)}</div>'
@@ -163,8 +180,8 @@ def view_plan(
 ) -> PlanView:
     """Return everything that is shown of a plan.
 
-    `case`: the memory case of the plan, with the same placement, needs and offload. `name`: name of the config.
-    `counts`: the numbers of a job on language models, with their reasons.
+    `case`: the memory case of the same placement, needs and offload as the plan. `name`: name of the config. `counts`:
+    the numbers of a job on language models, with their reasons.
     """
     placement = plan.placement
     ledger = case.ledger()
@@ -247,7 +264,7 @@ def _fullest_bytes(ledger: MemoryLedger) -> int:
 
 
 def _products(topology: Topology) -> str:
-    """Return the products of the accelerators as text, such as `H100, 80 GiB each`, with " + " between several."""
+    """Return the products of the accelerators as text, such as `H100, 80 GiB each`; several are joined by " + "."""
     # A dict keeps the order of the nodes.
     words: dict[str, None] = {}
     for node in topology.nodes:
@@ -262,7 +279,7 @@ def _products(topology: Topology) -> str:
 def locate(channel: ChannelPlan) -> str:
     """Return where the items of a channel are, as text.
 
-    Examples: `node 0`, `nodes 0-1, 4 items each`, `8 processes, 2 items each`.
+    Examples are `node 0`, `nodes 0-1, 4 items each` and `8 processes, 2 items each`.
     """
     locations = channel.locations()
     processes = [h.process for h in locations if h.process]
@@ -288,14 +305,14 @@ def locate(channel: ChannelPlan) -> str:
 
 
 def show_move(move: Move) -> str:
-    """Return a move as text, such as `actor full -> off`, with an arrow sign for `->`."""
+    """Return a move as text, such as `actor full -> off`, with an arrow sign in place of `->`."""
     return f"{move.component} {move.before.word} \u2192 {move.after.word}"
 
 
 def fold_nodes(placement: HybridComponentPlacement) -> tuple[NodeFold, ...]:
-    """Return all nodes in order, with equal neighbours joined in one `NodeFold`.
+    """Return all nodes in order. Neighbouring nodes that are used in the same way are joined in one `NodeFold`.
 
-    Takes time linear in nodes x components and in segments.
+    The time is linear in nodes x components, and in segments.
     """
     topology = placement.topology
     # What each component has on each node; a node never cuts a rank.
@@ -333,9 +350,9 @@ _ROUTE = ("source", "target", "rows", "shares")
 
 
 def render_json(view: PlanView) -> dict[str, Any]:
-    """Return the plan as plain values for JSON. Takes time linear in ranks and shares.
+    """Return the plan as plain values for JSON. Equal plans give equal dicts, with their keys in the same order.
 
-    Equal plans give equal dicts, with their keys in the same order.
+    The time is linear in ranks and shares.
     """
     plan = view.plan
     placement = plan.placement
@@ -386,7 +403,7 @@ def _component_record(view: PlanView, spec: ComponentSpec) -> dict[str, Any]:
 
 
 def _pairs_record(placement: HybridComponentPlacement) -> list[dict[str, str]]:
-    """Return for each pair of components its relation and the accelerators that both use."""
+    """Return the relation and the common accelerators of each pair of components, as plain values for JSON."""
     pairs = []
     for a, b in itertools.combinations(placement.components, 2):
         relation = placement.relation(a, b)
@@ -396,7 +413,7 @@ def _pairs_record(placement: HybridComponentPlacement) -> list[dict[str, str]]:
 
 
 def _channel_record(channel: ChannelPlan) -> dict[str, Any]:
-    """Return capacity, keys and locations of a channel as plain values."""
+    """Return capacity, keys and locations of a channel as plain values for JSON."""
     locations = []
     for location in channel.locations():
         record = _fields(location, "node", "keys", "capacity_items")
@@ -423,7 +440,7 @@ def _savings_record(comparison: Comparison | None) -> dict[str, Any] | None:
 def _plain(value: object) -> Any:
     """Return a value in plain types for JSON.
 
-    Records and mappings become dicts, tuples become lists, and a residency becomes its word.
+    Dataclasses and mappings become dicts, tuples become lists, and a residency becomes its name.
     """
     if isinstance(value, Residency):
         return value.word
@@ -437,15 +454,15 @@ def _plain(value: object) -> Any:
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
-    """Return attribute name -> value of that attribute of `value`, in plain types for JSON, in the order of `names`."""
+    """Return attribute name -> value in plain types for JSON, for the attributes `names` of `value`, in this order."""
     return {name: _plain(getattr(value, name)) for name in names}
 
 
 def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the routes of a plan as plain values for JSON, in a list.
+    """Return the routes of a plan, and deliveries of weights if it has some, as plain values for JSON.
 
-    If weights have deliveries, return a dict instead: name -> route, and a name that begins with "weights" -> the
-    deliveries between two components.
+    Without deliveries, the result is the list of routes. With deliveries, it is a dict: name -> route, and a name that
+    begins with "weights" -> the deliveries between two components.
     """
     if not plan.deliveries:
         return [_fields(route, *_ROUTE) for route in plan.routes]
@@ -459,7 +476,7 @@ def _routes(plan: Plan) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
-    """Return the deliveries of weights from component `source` to component `target` as plain values."""
+    """Return the deliveries of weights from component `source` to component `target` as plain values for JSON."""
     copies = []
     for delivery in plan.deliveries:
         if (delivery.source, delivery.target) != (source, target):
@@ -474,6 +491,6 @@ def _copies(plan: Plan, source: str, target: str) -> list[dict[str, Any]]:
 
 
 def _problems(problems: Iterable[Problem]) -> list[dict[str, Any]]:
-    """Return problems or warnings as plain values for JSON, without their places in the config."""
+    """Return problems or warnings as plain values for JSON, without the file and line of their config keys."""
     names = ("code", "key", "what", "why", "fix")
     return [_fields(problem, *names) for problem in problems]

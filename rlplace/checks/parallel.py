@@ -9,9 +9,9 @@ from rlplace.placement.language.spec import ComponentSpec
 
 
 def undivided(spec: ComponentSpec, error: str) -> Iterator[Found]:
-    """Yield the parallel sizes above 1 of a component whose ranks have nothing to divide.
+    """Yield a place for each parallel size above 1 of a component whose ranks have nothing to divide.
 
-    `error`: name of the error of the code `parallel-sizes`; it says why there is nothing to divide.
+    `error`: which error of the code `parallel-sizes` it is; it says why there is nothing to divide.
     """
     sizes = {
         "tensor_parallel_size": spec.parallel.tensor_parallel_size,

@@ -16,7 +16,7 @@ from rlplace.placement.schedule import Residency
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
-    """Return pairs (component, component whose rows it scores) that share accelerators."""
+    """Return pairs (component, leader) that share accelerators; the component scores the leader's rows."""
     return [
         (a, b)
         for partner, leader in PARTNERS.items()
@@ -27,7 +27,7 @@ def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
 
 
 def _uneven(case: Placed) -> Iterator[Found]:
-    """Yield pairs of partners (`_partners`) whose numbers of ranks do not divide each other."""
+    """Yield a place for each pair of partners (see `_partners`) whose numbers of ranks do not divide each other."""
     placement = case.placement
     for partner, leader in _partners(placement):
         ranks = placement.world_size(partner)
@@ -43,7 +43,7 @@ def _uneven(case: Placed) -> Iterator[Found]:
 
 
 def _unequal(case: Placed) -> Iterator[Found]:
-    """Yield pairs of partners (`_partners`) that share only some of their accelerators."""
+    """Yield a place for each pair of partners (see `_partners`) that share only some of their accelerators."""
     placement = case.placement
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) == COLLOCATED:
@@ -65,7 +65,7 @@ def _actor_shares_with_engines(case: Placed) -> bool:
 
 
 def _idle_beside_engines(case: Placed) -> Iterator[Found]:
-    """Yield the actor's accelerators that no other component uses while the engines generate."""
+    """Yield one place if the actor has accelerators that no other component uses while the engines generate."""
     placement = case.placement
     busy = Ranges(())
     for component in placement.components:

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedJob(Placed):
-    """A job of a kind that rlplace itself provides, with its config and its placement.
+    """A job that comes with rlplace, with its config and its placement.
 
-    The rules of these jobs look at it.
+    The rules of these jobs are checked on it.
     """
 
     config: Config
 
     @classmethod
     def of(cls, config: Config, placed: Placed) -> PlacedJob:
-        """Return the job with this config and this placement. `placed`: the placement as it was read."""
+        """Return a job with this config and this placement."""
         return cls(
             config=config,
             cluster=placed.cluster,
@@ -39,10 +39,10 @@ class PlacedJob(Placed):
 
 
 def runs(case: PlacedJob) -> bool:
-    """Return whether the job can run. The other jobs are only planned."""
+    """Return whether the job can run. A job that cannot run is only planned."""
     return case.config.runs
 
 
 def planned_only(case: PlacedJob) -> bool:
-    """Return whether the job is only planned and never runs."""
+    """Return whether the job is only planned and cannot run."""
     return not case.config.runs

@@ -22,9 +22,9 @@ Case = TypeVar("Case", contravariant=True)
 class Found:
     """One place in a job that breaks a rule.
 
-    `key`, `got`, `span`, `source`: as in `Problem`. `error`: which error it is, for a code that has several. `reasons`:
-    the reasons that hold, if the code has a table of reasons. `facts`: name -> value, for the names in the texts of the
-    code.
+    `key`: key path in the config. `got`: what is written there; None: nothing. `error`: which error it is, for a code
+    that has several. `span`: columns of `got` to mark. `source`: file and line. `reasons`: the reasons that hold, if
+    the code has a table of reasons. `facts`: name -> value, for the names in the texts of the code.
     """
 
     key: str
@@ -44,9 +44,10 @@ def at_key(
     reasons: Sequence[str | Reason] = (),
     **facts: object,
 ) -> Found:
-    """Return the `Found` for a key of the config that breaks a rule.
+    """Return the place of a config key that breaks a rule.
 
-    `value`: the value in the config; None: the key is not in the config. `error`, `reasons`, `facts`: as in `Found`.
+    `value`: the value in the config; None: the key is not in the config. `error`: which error it is, for a code that
+    has several. `reasons`: the reasons that hold. `facts`: values for the texts of the code.
     """
     got = None
     if value is not None:
@@ -55,20 +56,24 @@ def at_key(
 
 
 def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
-    """Return the `Found` for the placement line of a component that breaks a rule. `error`, `facts`: as in `Found`."""
+    """Return the place of a component's placement line that breaks a rule.
+
+    `error`: which error it is, for a code that has several. `facts`: values for the texts of the code.
+    """
     return Found(key=spec.key, got=spec.text, error=error, facts=facts)
 
 
 def always(case: object) -> bool:
-    """Return True. A rule with this function as `applies` is checked in every case."""
+    """Return True: a rule with this function as `applies` is checked for every job."""
     return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Generic[Case]):
-    """A rule that a job must keep, and the error code if the job breaks it.
+    """A rule that a job must keep.
 
-    `facts`: yields each place that breaks the rule. `applies`: whether the rule is checked for a job.
+    `code`: the error code if the job breaks the rule. `facts`: function that yields each place that breaks the rule.
+    `applies`: function that says whether the rule is checked for a job.
     """
 
     code: str
@@ -79,7 +84,7 @@ class Rule(Generic[Case]):
 def broken(rules: Iterable[Rule[Case]], case: Case) -> Iterator[Problem]:
     """Yield a problem for each place in `case` that breaks a rule, in the order of the rules.
 
-    `case`: what the rules look at, such as a job with its placement.
+    `case`: what the rules are checked on, such as a job with its placement.
     """
     for rule in rules:
         if not rule.applies(case):

@@ -58,7 +58,7 @@ _SECTIONS: Mapping[Outcome, tuple[str, str]] = {
 
 
 def run_import(words: list[str]) -> int:
-    """Import the config of another library, write the result, and return the exit code.
+    """Import the config of another library, write the converted config, and return the exit code.
 
     `words`: words of the command line after `import`.
     """
@@ -107,10 +107,10 @@ def run_import(words: list[str]) -> int:
 
 
 def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imported:
-    """Import the config of another library.
+    """Return the converted config of another library.
 
     `library`: name of the other library. `sources`: paths of files, or flags and overrides as they are typed.
-    `per_node`: accelerators of a node; 0: as the original says. Raises ConfigError.
+    `per_node`: accelerators of a node; 0: as the original config says. Raises ConfigError.
     """
     if library not in LIBRARIES:
         near = did_you_mean(library.lower(), LIBRARIES)
@@ -135,9 +135,10 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
 def import_settings(
     library: str, settings: Sequence[Setting], per_node: int = 0
 ) -> Imported:
-    """Import settings that were read before. `per_node`: accelerators of a node; 0: as the original says.
+    """Return the converted config from settings of another library that were read before.
 
-    Raises ConfigError for values that cannot be read.
+    `per_node`: accelerators of a node; 0: as the original config says. Raises ConfigError for values that cannot be
+    read.
     """
     target = LANGUAGE_MODEL
     if library == "rlinf" and simulated(settings):
@@ -172,8 +173,10 @@ def _settings(library: str, sources: Sequence[str]) -> list[Setting]:
 
 
 def _with_defaults(file: Path, text: str) -> list[Setting]:
-    """Return the settings of a YAML file with the text `text`, and of the files in its `defaults`
-    if all of them exist.
+    """Return the settings of a YAML file and of the files that its `defaults` name.
+
+    If one of these files does not exist, only the settings of the file itself are returned. `text`: the text of the
+    file.
     """
     written = read_yaml(text, str(file))
     if not any(setting.key.startswith("defaults") for setting in written):
@@ -195,9 +198,9 @@ def _joined(words: Sequence[str]) -> str:
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a word is the path of a file and not a flag or an override.
+    """Return whether a word is the path of a file. If not, it is a flag or an override.
 
-    A missing file counts as a path, so that it is reported.
+    A missing file counts as a path, so that it is reported as missing.
     """
     if word.startswith("-") or " --" in word or "=" in word or "\n" in word:
         return False
@@ -231,9 +234,9 @@ def _read(path: Path) -> str:
 
 
 def render_yaml(imported: Imported) -> str:
-    """Return the result as the text of a YAML file: the config, between comments.
+    """Return the text of a YAML file with the converted config.
 
-    The comments above the config are a summary. The comments below the config say what became of each setting.
+    Comments above the config are a summary. Comments below the config say what became of each setting.
     """
     return (
         _comment(_head(imported))
@@ -245,7 +248,7 @@ def render_yaml(imported: Imported) -> str:
 
 
 def render_report(imported: Imported) -> str:
-    """Return the result as text without the config: a summary, and what became of each setting."""
+    """Return a summary of the import, and what became of each setting, as text without the config."""
     return "\n".join([*_head(imported), "", *_body(imported)]) + "\n"
 
 
@@ -273,7 +276,7 @@ def _head(imported: Imported) -> list[str]:
 
 
 def _body(imported: Imported) -> list[str]:
-    """Return lines of text with the problems, then with all settings by outcome."""
+    """Return lines of text: the problems of the original, then all its settings, grouped by what became of them."""
     lines: list[str] = []
     if imported.findings:
         lines.append("Does not hold:\n")
@@ -298,9 +301,9 @@ def _body(imported: Imported) -> list[str]:
 
 
 def _row(result: MappingResult) -> tuple[str, str]:
-    """Return a table row: a setting, and the text of its result.
+    """Return a table row: (a setting, what became of it).
 
-    For a setting that is not known, the row has its line and the nearest known name.
+    For a setting that is not known, the row has its place in the file and the nearest known name.
     """
     setting, source = str(result.setting), result.setting.source
     if result.outcome != "unknown":

@@ -65,11 +65,12 @@ _KL_ESTIMATORS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MappingResult:
-    """What became of one setting of the original.
+    """What became of one setting of the original config.
 
-    `outcome` is one of these words. equal: the converted config has the setting, with the same meaning; differs: the
-    converted config has the setting, with another meaning; implied: rlplace always does what the setting asks for;
-    unmapped: the rules have the setting, but rlplace has no key for it; unknown: the rules do not have the setting.
+    `outcome` is one of these words. "equal": the converted config has the setting, with the same meaning. "differs":
+    the converted config has the setting, with another meaning. "implied": rlplace always does what the setting asks
+    for. "unmapped": the setting is known, but rlplace has no key for it. "unknown": the setting is not known. `text`:
+    the key and value in the converted config, or the reason why there is none.
     """
 
     setting: Setting
@@ -79,7 +80,11 @@ class MappingResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The kind of job that a config of another library is converted to."""
+    """The kind of job that a config of another library is converted to.
+
+    `tags`: config block -> keys that are always written in it. `whole`: whether all of the config is planned, such as
+    batch sizes; False: only the placement. `shrinks`: whether `--tiny` can make a small job of it.
+    """
 
     job: JobName
     # Config blocks of this job, with the keys that are always written
@@ -116,7 +121,7 @@ class Imported:
 
 
 class Draft:
-    """A config under construction, with what became of each setting and the problems found so far."""
+    """A config under construction. It also records what became of each setting, and the problems found so far."""
 
     def __init__(
         self,
@@ -145,11 +150,11 @@ class Draft:
         return default
 
     def has(self, key: str) -> bool:
-        """Return whether a setting is given, and is neither false nor empty."""
+        """Return whether the original config has a setting, with a value that is neither false nor empty."""
         return bool(self.value(key))
 
     def count(self, key: str, default: int, least: int = 0) -> int:
-        """Return the value of a setting, a whole number of at least `least`; `default` if it is not given.
+        """Return the value of a setting that must be a whole number of at least `least`; `default` if it is not given.
 
         For any other value, record a problem and return `default`.
         """
@@ -174,10 +179,10 @@ class Draft:
         return default
 
     def refuse(self, key: str, error: str, **facts: Any) -> None:
-        """Record that the value of the setting `key` cannot be used.
+        """Record a problem: the value of the setting `key` cannot be used.
 
-        `error`: which text of the problem applies. `facts`: values for the text. The method `results` raises all
-        recorded problems together.
+        `error`: which text of the problem applies. `facts`: values for the text. The method `results` raises all these
+        problems together.
         """
         setting = self.given[key]
         reason = "known"
@@ -201,10 +206,10 @@ class Draft:
         settings: Mapping[str, object] | None = None,
         **facts: Any,
     ) -> None:
-        """Record a problem of the settings `keys` of the original.
+        """Record a problem of the settings `keys` of the original config.
 
-        `code`: code of the problem. `error`: which of its texts. `settings`: better values, which the texts show in the
-        form of the original. `facts`: other values for the texts.
+        `code`: code of the problem. `error`: which of its texts applies. `settings`: setting -> better value, which the
+        text suggests. `facts`: further values for the text.
         """
         words = []
         for key, value in (settings or {}).items():
@@ -235,7 +240,7 @@ class Draft:
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def assume(self, text: str, why: str) -> None:
-        """Record that the converted config has a value that no setting asks for.
+        """Record a value that the converted config has although no setting asks for it.
 
         `text`: key and value. `why`: the reason for the value.
         """
@@ -266,7 +271,7 @@ class Draft:
             block.pop(key.rpartition(".")[2], None)
 
     def at(self, key: str) -> object:
-        """Return the present value of a key of rlplace; None if it is not written.
+        """Return the value that a key has so far in the converted config; None if the key is not written.
 
         The third part of the key may contain dots, as in cluster.component_placement.reward.math.
         """
@@ -278,9 +283,9 @@ class Draft:
         return value
 
     def derive(self, ours: str, value: object, *keys: str) -> None:
-        """Write a key of rlplace whose value is computed from the settings `keys`.
+        """Write a key of the converted config whose value was computed from the settings `keys`.
 
-        `ours`: the key. If none of the settings is given, the value comes from their defaults, and is written only if
+        `ours`: the key. If none of the settings is given, `value` comes from their defaults. It is then written only if
         it differs from the default of rlplace.
         """
         given = any(key in self.given for key in keys)
@@ -295,9 +300,9 @@ class Draft:
                 )
 
     def becomes(self, key: str, *ours: str) -> None:
-        """Record that the setting `key` maps to the keys `ours` of rlplace, or to keys within these blocks.
+        """Record that the setting `key` of the original becomes the keys or blocks `ours` of the converted config.
 
-        The keys of rlplace may be written later.
+        These may be written later.
         """
         self._decided[key] = ("equal", ours)
 
@@ -305,7 +310,7 @@ class Draft:
         self._decided |= dict.fromkeys(keys, ("unmapped", why))
 
     def implied(self, why: str, *keys: str) -> None:
-        """Record that the settings `keys` ask for what rlplace always does. `why`: text that says so."""
+        """Record that the settings `keys` ask for what rlplace always does. `why`: what that is, in words."""
         self._decided |= dict.fromkeys(keys, ("implied", why))
 
     # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -319,7 +324,7 @@ class Draft:
         return ()
 
     def has_key(self, key: str) -> bool:
-        """Return whether a config of rlplace has the dotted key, which may be a block."""
+        """Return whether configs of rlplace have a key or block with the dotted name `key`."""
         return self._field(key) is not None
 
     def default_of(self, key: str) -> object:
@@ -350,9 +355,10 @@ class Draft:
     # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply_rules(self) -> None:
-        """Write all keys of rlplace whose values the rules decide.
+        """Write all keys of the converted config whose values follow from the rules of the library.
 
-        They include keys whose default in the other library differs from the default of rlplace.
+        Keys of settings that are not given are written, too, if the other library's default differs from rlplace's
+        default.
         """
         if self.rules.algorithm is not None:
             self._set_algorithm(*self.rules.algorithm)
@@ -391,7 +397,7 @@ class Draft:
     def _set_algorithm(self, key: str, usual: str) -> None:
         """Write the name of the algorithm. For an unknown estimator, write ppo if there is a critic, else grpo.
 
-        `key`: setting that names the estimator. `usual`: default value of the setting.
+        `key`: setting that names the advantage estimator. `usual`: default of this setting.
         """
         critic = "critic" in self.placed
         estimator = self.value(key, usual or ("gae" if critic else "grpo"))
@@ -421,10 +427,10 @@ class Draft:
             self.assume(f"algorithm.name: {name}", f"by the default of {key} there")
 
     def set_model(self, ours: str, *keys: str) -> None:
-        """Write a model: its path, and the keys of its config.json if its name is known.
+        """Write a model: its path, and the keys of its config.json if the model's name is known.
 
-        `ours`: key of rlplace, such as actor.model. `keys`: settings that may name the model; the first one given
-        counts.
+        `ours`: key of the converted config, such as actor.model. `keys`: settings that may name the model; the first
+        one that is given is used.
         """
         key = next((key for key in keys if key in self.given), keys[0])
         name = self.value(key)
@@ -449,7 +455,7 @@ class Draft:
             )
 
     def _set_kl(self) -> None:
-        """Write place, weight and estimator of the KL term, from the first KL rule that is switched on."""
+        """Write place, weight and estimator of the KL term. They come from the first KL rule that is switched on."""
         kl = next(
             (kl for kl in self.rules.kl if self.value(kl.when or kl.switch, kl.on)),
             None,
@@ -507,8 +513,9 @@ class Draft:
     # ── the results ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def results(self) -> tuple[MappingResult, ...]:
-        """Return what became of each setting, in the original order. Raises ConfigError for values
-        that cannot be used.
+        """Return what became of each setting, in the order of the original config.
+
+        Raises ConfigError for values that cannot be used.
         """
         if self._wrong:
             raise ConfigError([*self._wrong.values()])
@@ -552,8 +559,9 @@ class Draft:
         return "unmapped", rule.otherwise or rule.why
 
     def _misspelt(self, key: str) -> str | None:
-        """Return the known key of the same block that `key` misspells; None if there is none, or if that key is given
-        too.
+        """Return the known setting that `key` probably misspells; None if there is none.
+
+        The known setting is in the same block and is not given itself.
         """
         block, _, leaf = key.rpartition(".")
         if key in self.rules.rules or not block:
@@ -576,7 +584,10 @@ class Draft:
     def _complete(
         self, key: str, outcome: Outcome, ours: Sequence[str]
     ) -> tuple[Outcome, str]:
-        """Return the final outcome of a setting that maps to the keys `ours`, and a text with their final values."""
+        """Return the outcome of a setting that becomes the keys `ours`, and a text with the values of these keys.
+
+        The outcome is "unmapped" if none of the keys was written; else it is `outcome`.
+        """
         values = {name: self.at(name) for name in ours}
         if all(value is None for value in values.values()):
             return (
@@ -597,7 +608,7 @@ class Draft:
 
 
 def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imported:
-    """Return the result of a draft whose placement is complete.
+    """Return the result of an import, from a draft whose placement is complete.
 
     `topology`: the machines. `offload`: component -> whether the component leaves its accelerators in the original
     library. Components that stay on accelerators of other components are written into `cluster.allow_resident`. Raises
@@ -649,9 +660,9 @@ def finish(draft: Draft, topology: Topology, offload: Mapping[str, bool]) -> Imp
 def ordered(
     mapping: Mapping[str, object], job: JobName, root: type = Config
 ) -> dict[str, object]:
-    """Return a mapping with its blocks and keys in the usual order of configs.
+    """Return a config or block with its keys in the usual order of rlplace's configs.
 
-    `job`: the kind of job that the config is for. `root`: the dataclass that has the keys of the mapping.
+    `job`: the kind of job that the config is for. `root`: the dataclass whose fields are the keys of the mapping.
     """
     fields = sorted(
         fields_of(root, job).items(), key=lambda item: item[0] not in _MACHINES
@@ -672,9 +683,10 @@ def ordered(
 def _lay_out(
     draft: Draft, topology: Topology, offload: Mapping[str, bool]
 ) -> tuple[Plan | None, Sequence[Problem]]:
-    """Return the plan of a draft and its problems. The plan is None if there is no valid plan.
+    """Return the plan of a draft and its problems. The plan is None if the placement is wrong.
 
-    If only batch sizes are wrong, the plan is made from the placement alone.
+    If only other parts of the config are wrong, the plan is made from the placement alone. `offload`: component ->
+    whether it leaves its accelerators.
     """
     problems: Sequence[Problem] = ()
     if draft.target.whole:

@@ -39,7 +39,7 @@ _RLINF_TENSOR = "rollout.tensor_parallel_size"
 
 
 def simulated(settings: Sequence[Setting]) -> bool:
-    """Return whether the settings are a job of RLinf with simulators: whether they place `env`."""
+    """Return whether the settings of RLinf are a job on simulators. They are if they place the component `env`."""
     return any(
         "env" in _rlinf_names(s.key)
         for s in settings
@@ -94,8 +94,8 @@ def _rlinf_names(key: str) -> list[str]:
 def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
     """Return a number of accelerators per node that is enough for all placement lines, at least `_RLINF_WIDTH`.
 
-    `lines`: settings with the placement lines. `nodes`: number of nodes. For a job with simulators whose lines have no
-    number, the result may be less than `_RLINF_WIDTH`: the largest number that divides the simulators evenly.
+    `lines`: settings with the placement lines. `nodes`: number of nodes. If a job on simulators has no number in its
+    lines, the result is the largest number up to `_RLINF_WIDTH` that divides the simulators evenly.
     """
     sizes = {"cluster": nodes} | _rlinf_groups(draft)
     width = 0
@@ -133,7 +133,7 @@ def _rlinf_width(draft: Draft, lines: Sequence[Setting], nodes: int) -> int:
 
 
 def _rlinf_groups(draft: Draft) -> dict[str, int]:
-    """Return the number of nodes of each group of accelerators, by its label."""
+    """Return label -> number of nodes, for each node group of accelerators."""
     found: dict[str, int] = {}
     groups = draft.value("cluster.node_groups")
     for group in groups if isinstance(groups, list) else []:
@@ -152,9 +152,10 @@ def _rlinf_envs(draft: Draft) -> int:
 
 
 def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
-    """Write one placement line of RLinf, without components that rlplace does not have.
+    """Write one placement line of RLinf. Components that rlplace does not have are left out and reported.
 
-    `tensor`: accelerators of one engine. If there are several, the engines get a placement line of their own.
+    `setting`: the line. `tensor`: accelerators of one engine; if above 1, the engines get a placement line of their
+    own.
     """
     names = _rlinf_names(setting.key)
     value = setting.value
@@ -197,7 +198,7 @@ def _rlinf_place(draft: Draft, setting: Setting, tensor: int) -> None:
 
 
 def _rlinf_set_rollout(draft: Draft) -> None:
-    """Write the action chunk, and the steps and optimizer steps of an iteration, if their settings are given."""
+    """Write the action chunk, and the steps and minibatches of an iteration, if RLinf's settings for them are given."""
     passes = draft.count("algorithm.rollout_epoch", 1, 1)
     chunk = draft.count("actor.model.num_action_chunks", 1, 1)
     chunk_key = "actor.model.num_action_chunks"
@@ -250,10 +251,10 @@ def _rlinf_set_sinks(draft: Draft) -> None:
 
 
 def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
-    """Return for each placed component whether it leaves its accelerators.
+    """Return placed component -> whether it leaves its accelerators.
 
-    A component leaves if its `enable_offload` is set, or if all three parts of its Megatron state are offloaded.
-    Rollout leaves as well if the engines of the job's task always sleep.
+    A component leaves if its `enable_offload` is set, or if weights, optimizer and gradients are all offloaded
+    (Megatron). Rollout also leaves if the engines always sleep in jobs of this task.
     """
     leaves = {c: draft.has(f"{c}.enable_offload") for c in draft.placed}
     for component in ("actor", "critic"):
@@ -380,9 +381,9 @@ def _set_verl_correction(draft: Draft) -> None:
 
 
 def _set_verl_prompts(draft: Draft) -> None:
-    """Write the data files as a text task with one turn, placed on CPUs, with its rewards.
+    """Write the data files as a text task with one turn, placed on CPUs, and its rewards.
 
-    Also write token budgets, if the original counts its micro-batches in tokens.
+    Also write token budgets if verl counts its micro-batches in tokens.
     """
     paths = {key: draft.value(f"data.{key}_files") for key in ("train", "val")}
     files = {
@@ -459,9 +460,10 @@ def _ulysses(block: str) -> tuple[str, ...]:
 
 
 def _both_offload(draft: Draft, block: str, component: str) -> bool:
-    """Return whether a component offloads both parameters and optimizer state. rlplace moves them together.
+    """Return whether verl offloads both parameters and optimizer state of a component.
 
-    `block`: prefix of the component's settings. `component`: name of the component in rlplace.
+    rlplace moves them only together, so offloading one of them is reported. `block`: prefix of the component's
+    settings. `component`: its name in rlplace.
     """
     keys = [f"{block}.{part}_offload" for part in ("param", "optimizer")]
     moved = [draft.has(key) for key in keys]
@@ -482,7 +484,7 @@ def _both_offload(draft: Draft, block: str, component: str) -> bool:
 
 
 def _set_verl_loss(draft: Draft) -> None:
-    """Write how token losses are averaged; GSPO averages over sequences, whatever the setting."""
+    """Write how the losses of tokens are averaged. GSPO always averages over sequences; its setting is ignored."""
     key = f"{_VERL}actor.loss_agg_mode"
     if draft.value(_VERL_MODE) == "gspo":
         draft.implied("there, the loss of gspo is the mean over sequences", key)
@@ -685,8 +687,9 @@ def import_roll(draft: Draft, per_node: int) -> Imported:
 
 
 def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
-    """Yield each component of ROLL with the numbers of its accelerators; an entry of `rewards` is a component
-    `reward.NAME`.
+    """Yield (component, numbers of its accelerators) for each component that ROLL places on accelerators.
+
+    An entry of `rewards` becomes a component `reward.NAME`.
     """
     keys = {f"{theirs}.device_mapping": ours for theirs, ours in _ROLL_ROLES.items()}
     keys |= {
@@ -713,8 +716,9 @@ def _roll_devices(draft: Draft) -> Iterator[tuple[str, Ranges]]:
 
 
 def _device_numbers(node: ast.expr) -> list[int]:
-    """Return the numbers of an expression such as `list(range(0, 8)) + [12]`. Raises ValueError for
-    other expressions.
+    """Return the numbers of a Python expression such as `list(range(0, 8)) + [12]`.
+
+    Raises ValueError for an expression of any other form.
     """
     match node:
         case ast.List(elts=items) | ast.Tuple(elts=items):
@@ -825,9 +829,11 @@ def import_areal(draft: Draft, per_node: int) -> Imported:
 
 
 def _areal_component(backend: str | None, name: str | None, actor_placed: bool) -> str:
-    """Return the component that a part of AReaL's allocation means: by its name, else by the purpose of its backend.
+    """Return the component for which a part of AReaL's allocation stands.
 
-    `backend`: such as "sglang" or "fsdp". `name`: the name in brackets. A trainer without a name is the actor.
+    `name`: the name in brackets, which decides if there is one; None: no name. `backend`: "sglang" and "vllm" are the
+    rollout, any other backend is the actor; None: no backend. `actor_placed`: whether the actor is placed already; then
+    a part without name and backend is the rollout.
     """
     if name:
         return {"ref": "reference", "gen": "rollout"}.get(name, name)

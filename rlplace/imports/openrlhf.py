@@ -36,9 +36,9 @@ _COMPARING = (
 
 
 def import_openrlhf(draft: Draft, per_node: int) -> Imported:
-    """Convert flags of OpenRLHF's PPO trainer.
+    """Return the converted config from flags of OpenRLHF's PPO trainer.
 
-    `per_node`: accelerators of a node; 0: the most that any model asks of one node.
+    `per_node`: accelerators of a node; 0: the most that any model asks for on one node.
     """
     asks = {
         c: (f"{flags}.num_nodes", f"{flags}.num_gpus_per_node")
@@ -98,7 +98,7 @@ def import_openrlhf(draft: Draft, per_node: int) -> Imported:
 
 
 def _absent(draft: Draft) -> dict[str, str]:
-    """Return component -> reason, for the components that a job with these flags does not have."""
+    """Return component -> reason in words, for each component that a job with these flags does not have."""
     absent: dict[str, str] = {}
     estimator = draft.value("algo.advantage.estimator", "gae")
     if estimator != "gae":
@@ -124,8 +124,8 @@ def _place(
 ) -> Allocation:
     """Place the models by their sizes, then the engines, and return the allocation.
 
-    `asks`: for each component, its flags for nodes and for accelerators of a node. `per_node`: accelerators of a node;
-    0: as the flags say.
+    `asks`: component -> its flags for the number of nodes and of accelerators per node. `per_node`: accelerators of a
+    node; 0: as the flags say.
     """
     together = draft.has("train.colocate_all")
     key = "ds.tensor_parallel_size"
@@ -171,7 +171,7 @@ def _place(
 
 
 def _check_samples(draft: Draft, actor: int) -> None:
-    """Report a job with fewer micro-batches than processes of the actor, which OpenRLHF refuses to start.
+    """Report a problem if there are fewer micro-batches than actor processes; OpenRLHF refuses to start such a job.
 
     `actor`: number of accelerators of the actor.
     """
@@ -203,9 +203,9 @@ def _check_samples(draft: Draft, actor: int) -> None:
 
 
 def _offloads(draft: Draft) -> dict[str, bool]:
-    """Return for each component whether it leaves its accelerators in OpenRLHF.
+    """Return component -> whether it leaves its accelerators in OpenRLHF. Also write how the engines sleep.
 
-    Engines sleep only if all models share their accelerators and sampling does not go on during training.
+    Engines sleep only if all models share their accelerators and sampling does not continue during training.
     """
     key = "vllm.enable_sleep"
     sleep, together, ahead = (
@@ -238,7 +238,7 @@ def _offloads(draft: Draft) -> dict[str, bool]:
 
 
 def _place_remote_reward(draft: Draft) -> None:
-    """Place a reward that is an HTTP endpoint or a Python file: it needs a process and no accelerator."""
+    """Place a reward that is an HTTP endpoint or a Python file. It needs a process, but no accelerator."""
     key = "reward.remote_url"
     if not draft.has(key) or draft.has("train.agent_func_path"):
         return
@@ -260,7 +260,7 @@ def _place_remote_reward(draft: Draft) -> None:
 
 
 def _set_dtype(draft: Draft) -> None:
-    """Write the dtypes: DeepSpeed keeps 16-bit weights, and 32-bit weights with the optimizer state."""
+    """Write the dtypes: 16-bit weights, and 32-bit master weights in the optimizer, as DeepSpeed keeps them."""
     dtype = "fp16" if draft.value("ds.param_dtype") == "fp16" else "bf16"
     for model in ("actor", "critic"):
         if model in draft.placed:
@@ -278,7 +278,7 @@ def _set_dtype(draft: Draft) -> None:
 def _set_lengths(draft: Draft) -> None:
     """Write the lengths of prompt and answer.
 
-    Newer versions of OpenRLHF have one flag for both together, older versions one flag for each.
+    Newer versions of OpenRLHF have one flag for the sum of the two lengths, older versions one flag for each.
     """
     if draft.value("data.max_len") is None:
         for part, ours in (
@@ -303,7 +303,7 @@ def _set_lengths(draft: Draft) -> None:
 
 
 def _set_betas(draft: Draft) -> None:
-    """Write the betas of Adam. In the older spelling, one flag sets the betas of both actor and critic."""
+    """Write the betas of Adam. In OpenRLHF's older spelling, one flag sets the betas of actor and critic."""
     keys: tuple[str, ...] = ()
     betas: tuple[float, float] | None = (0.9, 0.95)
     for model in ("actor", "critic"):
@@ -355,9 +355,9 @@ def _set_clips(draft: Draft) -> None:
 
 
 def _set_schedule(draft: Draft) -> None:
-    """Write averaged weights, staleness, number of iterations, and where the KL term is.
+    """Write averaged weights, staleness, number of iterations, and whether the KL term is in the loss.
 
-    Report an estimator that compares answers if each prompt has only one answer.
+    Report a problem if the advantage estimator compares answers and each prompt has only one answer.
     """
     if "reference" in draft.placed and draft.has("algo.kl.use_loss"):
         draft.derive("algorithm.kl_in", "loss", "algo.kl.use_loss")
@@ -399,8 +399,9 @@ def _set_schedule(draft: Draft) -> None:
 
 
 def _set_prompts(draft: Draft) -> None:
-    """Write the data as a text task with one turn, placed on CPUs; scores come from the reward component, if there is
-    one.
+    """Write the data as a text task with one turn, placed on CPUs.
+
+    If there is a reward component, the scores come from it.
     """
     path = draft.value("data.prompt_dataset")
     if not isinstance(path, str) or not path:
@@ -432,7 +433,10 @@ def _set_prompts(draft: Draft) -> None:
 
 
 def _set_passes(draft: Draft) -> None:
-    """Write the token budgets of the models. A job without prompts is only planned, and counts sequences instead."""
+    """Write how many tokens a pass of each model has. If no run is possible yet, nothing is written.
+
+    A run needs prompts and the actor's model.
+    """
     switch = "train.dynamic_batch_enable"
     learned = "train.max_tokens_per_gpu"
     scored = "rollout.max_tokens_per_gpu"
@@ -481,7 +485,10 @@ def _set_passes(draft: Draft) -> None:
 def _two(
     draft: Draft, key: str, default: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Return the two numbers of a flag; `default` if it is not given. Any other value is recorded as a problem."""
+    """Return the two numbers of a flag; `default` if the flag is not given.
+
+    For any other value, record a problem and return `default`.
+    """
     value = draft.value(key)
     if (
         isinstance(value, tuple | list)

@@ -14,7 +14,7 @@ Asks = Mapping[str, tuple[str, str]]
 
 
 class Allocation:
-    """Places components on a cluster of equal nodes, one after the other, from the next free accelerator on."""
+    """Places components on a cluster of equal nodes. Each component gets the next free accelerators."""
 
     def __init__(self, draft: Draft, width: int) -> None:
         self.where: dict[str, Ranges] = {}
@@ -31,8 +31,9 @@ class Allocation:
     ) -> None:
         """Place a component on the next `count` accelerators.
 
-        `copy`: accelerators of a model replica; a replica stays on one node, or starts a node if it is larger than a
-        node. `anew`: whether to start at accelerator 0, on accelerators that other components use too.
+        `copy`: accelerators of a model replica. A replica stays on one node; a replica larger than a node starts at the
+        first accelerator of a node. `anew`: whether to start at accelerator 0, on accelerators that other components
+        also use.
         """
         pieces: list[range] = []
         at = 0 if anew else self._next
@@ -49,7 +50,7 @@ class Allocation:
     def share(self, component: str, leader: str, count: int) -> None:
         """Place a component on the first `count` accelerators of the component `leader`.
 
-        If the leader has fewer, the component also gets the next free ones.
+        If the leader has fewer than `count`, the component also gets the next free accelerators.
         """
         own = Ranges.of(range(n, n + 1) for n in [*self.where[leader]][:count])
         self.take(component, count - len(own))
@@ -58,10 +59,10 @@ class Allocation:
     def take_engines(
         self, number: str, engines: int, size: str, each: int, *, together: bool
     ) -> None:
-        """Place `engines` engines of `each` accelerators.
+        """Place `engines` engines, each on `each` accelerators.
 
-        `number`, `size`: the settings that give `engines` and `each`. `together`: whether the engines share the actor's
-        accelerators; then a total that differs from the actor's is reported.
+        `number`, `size`: names of the settings that give `engines` and `each`. `together`: whether the engines use the
+        actor's accelerators; then a problem is reported if they need more or fewer than the actor has.
         """
         there = len(self.where["actor"])
         if together and engines * each != there:
@@ -81,9 +82,9 @@ class Allocation:
         self.take("rollout", engines * each, each, anew=together)
 
     def check_engines(self, key: str, size: int, accelerators: int) -> None:
-        """Report a problem if `accelerators` accelerators cannot be divided into engines of `size`.
+        """Report a problem if `accelerators` accelerators cannot be divided into engines of `size` accelerators.
 
-        `key`: setting with the size of an engine.
+        `key`: name of the setting with the size of an engine.
         """
         if accelerators % size:
             self._draft.find(
@@ -96,9 +97,10 @@ class Allocation:
             )
 
     def divide_tokens(self, component: str, *keys: str) -> None:
-        """Set how many replicas of a component split a long sequence: the value of the first given setting of `keys`.
+        """Set how many replicas of a component split the tokens of a long sequence.
 
-        A value that does not divide the component's replicas is reported.
+        The number is the value of the first setting of `keys` that is given. If it does not divide the number of
+        replicas, a problem is reported.
         """
         key = next((key for key in keys if key in self._draft.given), None)
         if key is None or component not in self.where:
@@ -125,10 +127,10 @@ class Allocation:
             self.tokens[component] = size
 
     def write(self, nodes: int = 1) -> Topology:
-        """Write the placement lines and the machines, at least `nodes` nodes, and return the machines.
+        """Write the placement lines and the machines, and return the machines. `nodes`: the least number of nodes.
 
-        An engine is written as one rank with all accelerators of its replica, which can run. A replica of a trained
-        model on several accelerators, or an engine larger than a node, can only be planned.
+        An engine is written as one rank with all accelerators of its replica, so that the job can run. A job can only
+        be planned if a trained model has a replica on several accelerators, or if an engine is larger than a node.
         """
         used = max(
             (numbers.pieces[-1].stop for numbers in self.where.values() if numbers),
@@ -170,10 +172,10 @@ def place_by_size(
 ) -> Allocation:
     """Place components side by side by their sizes, and return the allocation.
 
-    `asks`: for each component, its settings for nodes and for accelerators of a node. `usual`: default number of
-    accelerators of a node. `per_node`: accelerators of a node; 0: the largest number that is asked for. `partners`:
-    component -> component whose accelerators it shares. `together`: whether all share the actor's accelerators. `copy`:
-    accelerators of a replica.
+    `asks`: component -> its settings for the number of nodes and of accelerators per node. `usual`: default number of
+    accelerators per node. `per_node`: accelerators of a node; 0: the largest number that a component asks for.
+    `partners`: component -> the component whose accelerators it shares. `together`: whether all components share the
+    actor's accelerators. `copy`: accelerators of a model replica.
     """
     wide = {c: draft.count(each, usual, 1) for c, (_, each) in asks.items()}
     sizes = {c: wide[c] * draft.count(nodes, 1, 1) for c, (nodes, _) in asks.items()}

@@ -39,7 +39,14 @@ _WORDS = {"none": 0, "two": 2, "many": -1}  # number of words after a flag
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The rule for one setting: what becomes of it."""
+    """The rule for one setting of another library: what becomes of it.
+
+    `action`: "set": written as `keys` of rlplace; "part": one of several settings that give `keys`; "holds": nothing
+    needs to be written; "unmapped": there is no key. `why`: the reason, in words. `theirs`: default in the other
+    library. `words`: word there -> word of rlplace. `least`: below this value, the setting is off. `note`: how the
+    meaning differs. `value`, `otherwise`: if `otherwise` is given, `why` is for this value alone, and `otherwise` is
+    the reason for all others.
+    """
 
     action: Literal["set", "part", "holds", "unmapped"]
     keys: tuple[str, ...] = ()  # our keys
@@ -54,7 +61,12 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KlRule:
-    """One place where a library may add a KL term, with the settings that control the term."""
+    """One place where a library may add a KL term, with the settings that control the term.
+
+    `switch`: setting that decides about the place. `when`: setting that turns the term on; "": `switch` does. `on`:
+    whether it is on by default. `weight`, `coef`: setting of the weight, and its default. `estimator`, `usual`: setting
+    of the estimator, and its default.
+    """
 
     place: Literal["loss", "reward"]
     switch: str
@@ -80,8 +92,9 @@ class Product:
 
     @property
     def maps(self) -> str:
-        """The setting of the product that is reported as mapped to the key; the other settings have
-        keys of their own.
+        """The one setting of the product that is reported as converted to the key.
+
+        All other settings of the product have keys of their own.
         """
         return next(iter(self.over or self.of))
 
@@ -92,7 +105,8 @@ Table = Mapping[str, Any]  # a table of a TOML file
 class Rules:
     """The rules of one library: for each setting, what becomes of it.
 
-    The rule of a group holds for all settings that begin with the group's prefix; the longest prefix counts.
+    The rule of a group applies to all settings that begin with the group's prefix. If several prefixes match, the
+    longest one is used.
     """
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:
@@ -139,7 +153,7 @@ class Rules:
 
     @property
     def read(self) -> frozenset[str]:
-        """The settings whose values are used. Of all other flags, the number of words that follow is not known."""
+        """The settings whose values are used. For flags that are not among them, the number of words is not known."""
         return frozenset(
             {key for key, rule in self.rules.items() if rule.action in ("set", "part")}
             | {*self.words_after}
@@ -162,7 +176,7 @@ def read_rules(library: str, job: JobName = "language_model") -> Rules:
 
 
 def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
-    """Yield the key, as it is written in the file, and the rule of each entry."""
+    """Yield (setting as written in the file, its rule) for each entry of the tables."""
     for key, entry in tables.get("set", {}).items():
         options = dict(entry) if isinstance(entry, Mapping) else {"to": entry}
         to = options.pop("to")
@@ -184,8 +198,9 @@ def _rules(tables: Table) -> Iterator[tuple[str, Rule]]:
 
 
 def shape_of(name: str) -> Mapping[str, object] | None:
-    """Return the config.json keys of a model by its published name, such as `org/Llama-3-8b-sft`; None if it is not
-    known.
+    """Return the config.json keys of a model by its published name, such as `org/Llama-3-8b-sft`.
+
+    Return None if no model of such a name is known.
     """
     shapes: dict[str, Any] = tomllib.loads(
         (_RULES / "models.toml").read_text(encoding="utf-8")
@@ -208,5 +223,5 @@ def shape_of(name: str) -> Mapping[str, object] | None:
 
 
 def shipped_model(file: str) -> dict[str, Any]:
-    """Return the keys of the model file `file` in configs/model, a name without ending."""
+    """Return the content of a model file in configs/model. `file`: its name without the ending."""
     return read_mapping((_MODELS / f"{file}.yaml").read_text(encoding="utf-8"))

@@ -42,7 +42,8 @@ _RESOLVERS: Mapping[str, Callable[[Any, Any], object]] = {
 class Setting:
     """One setting of another library.
 
-    `key`: the newest spelling of its name. `written`: the original text on one line. `source`: where it was written.
+    `key`: its name, in the newest spelling. `written`: the original text on one line. `source`: the file and line where
+    it was written.
     """
 
     key: str
@@ -67,9 +68,9 @@ def scalar(text: str) -> object:
 
 
 def read_yaml(text: str, file: str) -> list[Setting]:
-    """Return the settings of a YAML text, one for each leaf. `file`: name of the file, for errors.
+    """Return the settings of a YAML text, one for each key whose value is not a block. `file`: its name, for errors.
 
-    Raises ConfigError if the text is not YAML, or not a mapping.
+    Raises ConfigError if the text is not YAML, or if it is not a mapping.
     """
     try:
         mapping = yaml.safe_load(text)
@@ -84,9 +85,9 @@ def read_yaml(text: str, file: str) -> list[Setting]:
 def settings_of(
     mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
 ) -> list[Setting]:
-    """Return the settings of a whole config, one for each leaf, with `${...}` resolved.
+    """Return the settings of a whole config, one for each key whose value is not a block, with each `${...}` resolved.
 
-    `sources`: where each key was written.
+    `sources`: dotted key -> file and line.
     """
     return resolved(leaves_of(mapping, sources))
 
@@ -94,9 +95,10 @@ def settings_of(
 def leaves_of(
     mapping: Mapping[Any, Any], sources: Mapping[str, Source] | None = None
 ) -> list[Setting]:
-    """Return the settings of a nested mapping, one for each leaf, with `${...}` as written. Placement lines stay whole.
+    """Return the settings of a nested mapping, one for each key whose value is not a block.
 
-    `sources`: where each key was written.
+    Each `${...}` stays as written. A placement line is one setting, also if it is a block. `sources`: dotted key ->
+    file and line.
     """
     found: list[Setting] = []
     for key, value in _leaves(mapping):
@@ -110,9 +112,9 @@ def leaves_of(
 
 
 def resolved(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings with each `${...}` replaced by its value, if it can be resolved.
+    """Return the settings with each `${...}` replaced by its value. One that cannot be resolved stays as written.
 
-    If a key is given twice, its last value counts.
+    If a key is given twice, its last value is used.
     """
     given = {setting.key: setting.value for setting in settings}
     known = dict.fromkeys(given, _NOWHERE)
@@ -134,9 +136,9 @@ def resolved(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _expand(value: object, known: Mapping[str, object]) -> object:
-    """Return a value with all `${...}` replaced, also inside a block; `_NOWHERE` if one of them cannot be resolved.
+    """Return a value with each `${...}` in it replaced; `_NOWHERE` if one of them cannot be resolved.
 
-    `known`: value of each key.
+    In a block, entries that cannot be resolved stay as written. `known`: key -> value.
     """
     if isinstance(value, Mapping):
         parts = {name: (_expand(part, known), part) for name, part in value.items()}
@@ -161,7 +163,7 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
     """Return the value of an expression; `_NOWHERE` if it cannot be resolved.
 
     An expression is `a.b`, `oc.select:a.b,default`, or one of RLinf's own resolvers, such as `multiply:2, 3`. `known`:
-    value of each key.
+    key -> value.
     """
     name, colon, words = expression.partition(":")
     if not colon:
@@ -182,9 +184,10 @@ def _evaluate(expression: str, known: Mapping[str, object]) -> object:
 
 
 def read_overrides(text: str, file: str) -> list[Setting]:
-    """Return the settings in the `key=value` words of a command or script; other words become settings without a value.
+    """Return the settings in the `key=value` words of a command or script.
 
-    `file`: name of the script; "" for words typed on the command line.
+    A word of any other form becomes a setting without a value. `file`: name of the script; "" for words typed on the
+    command line.
     """
     settings: list[Setting] = []
     for word, source in _words_of(text, file):
@@ -205,9 +208,9 @@ def read_flags(
 ) -> list[Setting]:
     """Return the settings in the flags of a command or script, in their order.
 
-    `file`: name of the script; "" for words typed on the command line. `words_after`: number of words after each flag,
-    else 1. `keys`: known flags; an unknown flag takes all words up to the next flag. `older`: older spelling -> key.
-    Raises ConfigError if a flag lacks its value.
+    `file`: name of the script; "" for words typed on the command line. `words_after`: flag -> number of words that
+    follow it; 1 for a flag that is not in it. `keys`: known flags; an unknown flag takes all words up to the next flag.
+    `older`: older spelling -> newest spelling. Raises ConfigError if a flag lacks its value.
     """
     words = deque(_words_of(text, file))
     known = frozenset(keys)
@@ -267,8 +270,9 @@ def _is_flag(word: str) -> bool:
 
 
 def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
-    """Return the words of a command or script, each with its place. Raises ConfigError for a quote
-    that is not closed.
+    """Return the words of a command or script, each with the place where it was written.
+
+    Raises ConfigError for a quote that is not closed.
     """
 
     def source(line: int) -> Source:
@@ -290,7 +294,10 @@ def _words_of(text: str, file: str) -> list[tuple[str, Source]]:
 def _leaves(
     mapping: Mapping[Any, Any], prefix: str = ""
 ) -> Iterator[tuple[str, object]]:
-    """Yield the dotted key and the value of every leaf."""
+    """Yield (dotted key, value) for each key of a nested mapping whose value is not a block.
+
+    A placement line is yielded whole, also if it is a block. `prefix`: what all keys begin with.
+    """
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and not key.startswith(f"{PLACEMENT}."):

@@ -57,8 +57,9 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def _number(node: ast.expr) -> int:
-    """Return the value of an expression with whole numbers, as a shell computes it. Raises ValueError for other
-    expressions.
+    """Return the value of an arithmetic expression of whole numbers.
+
+    Raises ValueError for any other expression.
     """
     match node:
         case ast.Constant(value=int(value)):
@@ -69,7 +70,7 @@ def _number(node: ast.expr) -> int:
 
 
 class UnclosedQuote(ValueError):
-    """The error of a quote that is opened in the line `line` and never closed."""
+    """Error: a quote that begins in line `line` is never closed."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"it opens in line {line}")
@@ -82,10 +83,10 @@ class Word(NamedTuple):
 
 
 def entry_words(text: str, *, script: bool = True) -> list[Word]:
-    """Return the words after the script or module in a shell text, each with its line.
+    """Return the words after the name of the Python script or module in a shell text, each with its line.
 
-    Of several commands, the one with the most options counts. `script`: whether `name=value` in front of a command sets
-    a variable, as in a script; otherwise, `name=value` is an ordinary word. Raises UnclosedQuote.
+    If there are several commands, the one with the most options is used. `script`: True: `name=value` in front of a
+    command sets a variable, as in a script; False: it is an ordinary word. Raises UnclosedQuote.
     """
     commands = [
         nested for command in _commands(text, script) for nested in _unpacked(command)
@@ -104,7 +105,7 @@ def entry_words(text: str, *, script: bool = True) -> list[Word]:
 
 
 def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
-    """Yield the command, and the commands within its quoted words (`bash -c "..."`)."""
+    """Yield the command, and the commands that are within its quoted words, as in `bash -c "..."`."""
     yield command
     for word in command:
         if re.search(r"\s--\w", word.text):
@@ -113,9 +114,9 @@ def _unpacked(command: list[Word]) -> Iterator[list[Word]]:
 
 
 def _entry(command: list[Word]) -> int:
-    """Return the position of the first word after the trainer's script or module.
+    """Return the index of the first word after the name of the Python script or module.
 
-    If the command has no script or module, return the position of the first option.
+    If the command names no script or module, return the index of its first option.
     """
     for i in range(len(command) - 1, -1, -1):
         before = command[i - 1].text if i else ""
@@ -133,7 +134,7 @@ def _entry(command: list[Word]) -> int:
 def _commands(text: str, assigns: bool) -> list[list[Word]]:
     """Return the commands of a shell text, each as a list of words.
 
-    `assigns`: whether `name=value` in front of a command sets a variable.
+    `assigns`: whether `name=value` in front of a command sets a variable; if not, it is an ordinary word.
     """
     commands: list[list[Word]] = []
     line = 1
@@ -150,15 +151,15 @@ def _commands(text: str, assigns: bool) -> list[list[Word]]:
 
 
 class _Variables:
-    """Replaces variables as a shell does, and keeps the variables: name -> words, with several words for an array."""
+    """The variables of a shell text, which it replaces by their values as a shell does. An array has several words."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[str]] = {}
 
     def expand(self, text: str, tokens: re.Pattern[str] = _TYPED) -> str:
-        """Return the text with variables replaced, comments removed, and `_END` between commands, ready for shlex.
+        """Return a shell text with variables replaced, comments removed, and `_END` between commands, ready for shlex.
 
-        The result has as many newlines as `text`. `tokens`: the expression that finds what to replace.
+        The result has as many newlines as `text`. `tokens`: the regular expression that finds what to replace.
         """
 
         def replaced_end(sign: str) -> str:
@@ -201,8 +202,9 @@ class _Variables:
         return tokens.sub(replaced, text)
 
     def _in_quotes(self, whole: str) -> str:
-        """Return a text in double quotes with its references replaced; an array alone in quotes
-        becomes several words.
+        """Return a text in double quotes with its variables replaced.
+
+        If the text is only an array, `"${NAME[@]}"`, the result is several words.
         """
         if (
             re.fullmatch(r'"\$\{\w+\[@\]\}"', whole)
@@ -223,7 +225,7 @@ class _Variables:
         return _IN_QUOTES.sub(replaced, whole)
 
     def _computed(self, substitution: str) -> str:
-        """Return the number that `$((...))` stands for; any other substitution unchanged."""
+        """Return the number for which `$((...))` stands. Return any other substitution unchanged."""
         if not (substitution.startswith("$((") and substitution.endswith("))")):
             return substitution
         text = _NAMED.sub(
@@ -236,9 +238,9 @@ class _Variables:
             return substitution
 
     def _referred(self, reference: str) -> list[str] | None:
-        """Return the words that a reference stands for: the words of the variable, else of its default.
+        """Return the words of the variable in a reference, `$NAME` or `${NAME:-default}`, or else of its default.
 
-        Return None if the reference stands for no words.
+        Return None if the variable is not set and there is no default.
         """
         found = _REFERRED.fullmatch(reference)
         assert found is not None, reference
@@ -263,7 +265,7 @@ class _Variables:
             )
 
     def _words(self, text: str) -> list[str] | None:
-        """Return the words of a value; None if it has a quote that is not closed."""
+        """Return the words of a variable's value; None if the value has a quote that is not closed."""
         try:
             return shlex.split(self.expand(text).replace(_END, " "))
         except ValueError:

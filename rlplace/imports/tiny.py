@@ -38,9 +38,9 @@ _KEPT_OF_ENGINES = ("enable_offload", "sleep_level", "temperature", "top_p", "to
 
 
 def shrink(imported: Imported) -> Imported:
-    """Return an imported job as a small job of the same shape, which a laptop can run.
+    """Return a small job with the same components in the same places as an imported job, which a laptop can run.
 
-    Raises ConfigError if it is not a job with language models, or if its placement is invalid.
+    Raises ConfigError if it is not a job on language models, or if its placement is not valid.
     """
     if imported.layout is None or not imported.target.shrinks:
         error = "tiny-simulator"

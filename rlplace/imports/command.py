@@ -190,7 +190,7 @@ def _with_defaults(file: Path, text: str) -> list[Setting]:
 def _joined(words: Sequence[str]) -> str:
     """Return the text of a command.
 
-    `words`: the words of the command as a shell has split them, or a single word that is the whole command.
+    `words`: the words of the command as a shell has split them; or a single word, which is the whole command.
     """
     if len(words) == 1:
         return words[0]

@@ -328,7 +328,7 @@ class Draft:
         return self._field(key) is not None
 
     def default_of(self, key: str) -> object:
-        """Return the default of a key of rlplace; None if it has no default, or if its default is None."""
+        """Return the default that a key of rlplace has in this kind of job; None if it has no default."""
         found = self._field(key)
         assert found is not None, key
         default = found[0].metadata.get(self.target.job, found[0].default)

@@ -315,7 +315,7 @@ def _set_betas(draft: Draft) -> None:
 
 
 def _set_clips(draft: Draft) -> None:
-    """Write the clipping of the policy's ratio, of the scores, and of the importance-sampling correction."""
+    """Write the limits of the policy's probability ratio, of scores, and of the importance-sampling correction."""
     if both := _two(draft, "actor.eps_clip_low_high", None):
         ours = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
         for key, value in zip(ours, both, strict=True):

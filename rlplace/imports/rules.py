@@ -81,9 +81,10 @@ class KlRule:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """The value of a key of rlplace: the product of the settings in `of`, divided by the settings in `over`.
+    """A rule for a key of rlplace whose value is a product of settings, divided by other settings.
 
-    `of`, `over`: setting -> its default. `round`: how a fraction is rounded.
+    `of`: setting to multiply -> its default. `over`: setting to divide by -> its default. `round`: how a fraction is
+    rounded.
     """
 
     of: Mapping[str, int]

@@ -56,7 +56,7 @@ class Setting:
 
 
 def scalar(text: str) -> object:
-    """Return the value of a word: a number, a boolean, None or the text itself."""
+    """Return the value of a word on a command line: a number, a boolean, None, or the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _NUMBER.fullmatch(text):

@@ -68,7 +68,7 @@ class Route:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """All shares in row order, built anew on each access."""
+        """All shares in row order. The tuple is built anew on each access."""
         transports = self._transports()
         pieces = zip(
             self.sources, self.targets, pairwise(self.edges), transports, strict=True
@@ -142,9 +142,9 @@ def derive_routes(
 
 
 def block_edges(rows: int, ranks: int) -> list[int]:
-    """Return the edges of the contiguous blocks of `rows` rows on `ranks` ranks: rank r holds edges[r]..edges[r+1]-1.
+    """Return where contiguous blocks of `rows` rows begin and end: rank r has the rows edges[r]..edges[r+1]-1.
 
-    The list has ranks + 1 entries. The first `rows % ranks` ranks hold one row more than the others.
+    The list has ranks + 1 entries. The first `rows % ranks` ranks have one row more than all other ranks.
     """
     least, more = divmod(rows, ranks)
     return [rank * least + min(rank, more) for rank in range(ranks + 1)]
@@ -153,9 +153,9 @@ def block_edges(rows: int, ranks: int) -> list[int]:
 def transport_between(
     sources: RankLocations, source: int, targets: RankLocations, target: int
 ) -> Transport:
-    """Return the transport from rank `source` to rank `target` of another component.
+    """Return the transport from rank `source` of one component to rank `target` of another component.
 
-    `sources`, `targets`: locations of all ranks of the two components.
+    `sources`, `targets`: places of all ranks of the first and of the second component.
     """
     if source == target and sources.process and sources.process == targets.process:
         return Transport.SAME_PROCESS
@@ -314,7 +314,7 @@ class DeviceMember(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of this member in messages, such as "rollout rank 0 part 1"."""
+        """The name of the member in messages, such as "rollout rank 0 part 1"."""
         return owner_of(self.component, self.rank) + (
             "" if self.part is None else f" part {self.part}"
         )
@@ -322,13 +322,14 @@ class DeviceMember(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDelivery(Delivery):
-    """Weights sent to each accelerator of the readers: by CUDA IPC if an actor rank is on it, too, else by NCCL.
+    """Weights sent from actor ranks to the accelerators of rollout ranks, by CUDA IPC or NCCL.
 
-    A taker is a reader with one accelerator, which gets a whole copy, or one process of a reader with several. Such a
-    reader is an engine with tensor parallelism: each of its processes sees all weights and keeps its own part. The
-    owner of a taker is the actor rank on the same accelerator. All actor ranks and all takers without an owner form one
-    NCCL group, since NCCL refuses two ranks on one accelerator. `owners`: owner of each taker; None: it has none.
-    `actors`: number of actor ranks. `parts`: number of accelerators of each reader; (): one each.
+    A taker is a process that receives the weights on one accelerator. A reader with one accelerator is one taker and
+    gets a whole copy. A reader with several accelerators is an engine with tensor parallelism: each of its processes is
+    a taker, which sees all weights and keeps its own part. The owner of a taker is the actor rank on the same
+    accelerator, which gives the weights by CUDA IPC. All actor ranks and all takers without an owner form one NCCL
+    group, since NCCL refuses two ranks on one accelerator. `owners`: owner of each taker; None: it has none. `actors`:
+    number of actor ranks. `parts`: number of accelerators of each reader; (): one each.
     """
 
     # By taker: the actor rank on the same accelerator, which shares its memory with the taker; else None.
@@ -346,7 +347,7 @@ class DeviceDelivery(Delivery):
 
     @property
     def takers(self) -> tuple[DeviceMember, ...]:
-        """The takers: one member for each accelerator of the readers, in the order of readers and accelerators."""
+        """The takers: one for each accelerator of each reader, in the order of readers and accelerators."""
         found: list[DeviceMember] = []
         for reader, parts in zip(
             self.readers, self.parts or (1,) * len(self.readers), strict=True
@@ -367,7 +368,7 @@ class DeviceDelivery(Delivery):
         return (*actors, *(taker for taker in self.takers if self.owner(taker) is None))
 
     def consumers(self, actor: int) -> tuple[DeviceMember, ...]:
-        """Return the takers that are on the accelerator of actor rank `actor`."""
+        """Return the takers that are on the accelerator of actor rank `actor`; () if there is no rollout rank on it."""
         return tuple(
             taker
             for taker, owner in zip(self.takers, self.owners, strict=True)

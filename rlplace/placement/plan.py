@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def row_routes(self) -> Routes:
-        """The routes of rows in a job with simulators. Raises AssertionError in other jobs."""
+        """The routes of rows in a job on simulators. Raises AssertionError for any other job."""
         assert isinstance(self.routes, Routes), "of simulators only"
         return self.routes
 
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def stage_groups(self) -> int:
-        """The number of stage groups of each env rank, in a job with simulators."""
+        """The number of stage groups of each env rank, in a job on simulators."""
         return self.row_routes.trajectories.rows // self.row_routes.observations.rows
 
 

@@ -41,7 +41,7 @@ class Sharing(Protocol):
     def components(self) -> tuple[str, ...]: ...
 
     def shared(self, a: str, b: str) -> object:
-        """Return the accelerators that components `a` and `b` both use; a false value if there are none."""
+        """Return the accelerators that both components use; a false value if there are none."""
 
     def sharers(self, component: str) -> list[str]:
         """Return the other components that use at least one accelerator of `component`."""
@@ -81,7 +81,7 @@ class Needs:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """All components of the algorithm, in the order in which the stages first name them."""
+        """All components of the algorithm, in the order in which the stages name them for the first time."""
         return tuple(
             dict.fromkeys(c for stage in self.stages for c in self.residency[stage])
         )
@@ -220,7 +220,7 @@ def apart(needs: Needs) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A change of residency of one component."""
+    """A change of residency of one component, such as from full to off."""
 
     component: str
     before: Residency
@@ -259,7 +259,7 @@ class Schedule:
 
     @property
     def active(self) -> Mapping[str, tuple[str, ...]]:
-        """Stage -> the components that work in the stage at the same time."""
+        """Stage -> the components that work in that stage. They work at the same time."""
         needed = self.needs.residency
         return {
             stage: tuple(c for c in needed[stage] if c in row)

@@ -124,7 +124,7 @@ def _channelled(plan: Plan, channel: ChannelPlan) -> Transfer:
 
 
 def _delivered(plan: Plan, source: str, target: str) -> Transfer:
-    """Return the transfer of weights from component `source` to component `target`.
+    """Return, as one transfer, all weights that component `source` sends to component `target` in a sync.
 
     Each source rank sends its part of the weights to each copy. A copy is in the shared memory of a node, or on the
     accelerator of a rank.

@@ -29,7 +29,7 @@ def has_no_ranks(text: Text, error: str, faults: list[Fault]) -> bool:
 def check_fit(
     text: Text, segments: Sequence[Segment], pool: Pool, faults: list[Fault]
 ) -> bool:
-    """Return whether the ranks of `segments` fit on their numbers; if not, faults are added to `faults`.
+    """Return whether the ranks of `segments` fit on the numbers of the segments. If not, add faults to `faults`.
 
     `text`: the placement as it was written. `pool`: what the numbers count. The time grows with the number of segments,
     not of ranks.

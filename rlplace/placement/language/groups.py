@@ -43,10 +43,10 @@ class NodeGroups:
         runtime_envs: Mapping[tuple[str, int], RuntimeEnv] | None = None,
         broken: Collection[str] = (),
     ) -> None:
-        """Collect the groups of a cluster.
+        """Collect the node groups of a cluster.
 
-        `pools`: label -> pool. `runtime_envs`: (label, node rank) -> environment of its processes. `broken`: labels of
-        groups with problems, which have no pool.
+        `pools`: label -> pool. `runtime_envs`: (label, node) -> environment of the group's processes on that node.
+        `broken`: labels of groups that are declared wrongly and so have no pool.
         """
         self.topology = topology
         self.runtime_envs = runtime_envs or {}

@@ -96,7 +96,7 @@ class HybridComponentPlacement:
         return self._slots[component]
 
     def locations(self, component: str) -> RankLocations:
-        """Return node and accelerators of every rank of a component as arrays, for loops over all ranks."""
+        """Return node and accelerators of every rank of a component as arrays, which loops over all ranks can use."""
         return self.spec(component).locations
 
     def accelerators(self, component: str) -> Ranges:

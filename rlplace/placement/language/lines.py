@@ -35,10 +35,11 @@ _INTEGER = re.compile(r"-?[0-9]{1,12}")
 class Line:
     """One line of `component_placement` after it was read by itself. Its ranks have no place yet.
 
-    `names`: the components in its key. `whole`: key and value of the line. `where`: the part of the value that says
-    where. `pool`: what its numbers count. `asked`: what the line asks for: segments (ranks on numbers); a count of
-    numbers; `rest`; or the component whose place it takes. `spread`: how ranks are spread over a count of numbers.
-    `shares_process`: whether its ranks share processes with ranks of other components at the same place.
+    `names`: the components in its key. `whole`: key and value of the line. `where`: the part of the value that gives
+    the place. `pool`: the accelerators, nodes or other hardware that its numbers count. `asked`: what the line asks
+    for: segments (ranks on numbers); a count of numbers; REST: all numbers that are left; or the name of the component
+    whose place it takes. `spread`: how ranks are spread over a count of numbers. `shares_process`: whether its ranks
+    share processes with ranks of other components at the same place.
     """
 
     names: tuple[str, ...]

@@ -74,7 +74,7 @@ def owner_of(component: str, rank: int) -> str:
 
 
 def component_of(owner: str) -> str:
-    """Return the component in a name that `owner_of` made; "" for other names."""
+    """Return the component in a name that `owner_of` has made; "" for any other name."""
     return owner.rpartition(" rank ")[0]
 
 

@@ -82,13 +82,13 @@ class Spread:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each number has one rank."""
+        """Whether there is exactly one rank on each number."""
         return self.each == self.sharing == 1
 
     def over(self, pieces: Iterable[range]) -> tuple[Segment, ...]:
-        """Return one segment for each piece, with consecutive ranks from 0 on.
+        """Return one segment for each piece of numbers, with consecutive ranks from 0 on.
 
-        The length of each piece must be a multiple of `each`.
+        `pieces`: the length of each must be a multiple of `each`.
         """
         segments: list[Segment] = []
         rank = 0
@@ -118,7 +118,7 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """The number of accelerators that process the same samples."""
+        """The number of accelerators that process the same samples: tensor-parallel size x context-parallel size."""
         return self.tensor_parallel_size * self.context_parallel_size
 
 
@@ -205,14 +205,17 @@ class ComponentSpec:
 
     @property
     def num_copies(self) -> int:
-        """The number of whole models on the component's accelerators, at least 1; for a rollout, its engines."""
+        """The number of whole copies of the model on the component's accelerators, at least 1.
+
+        For a rollout, it is the number of engines.
+        """
         return max(1, len(self.accelerators) // self.accelerators_per_copy)
 
     @property
     def data_parallel(self) -> int:
-        """The number of parts into which the samples are divided, at least 1.
+        """The number of parts into which a batch of samples is divided among the copies of the model, at least 1.
 
-        Copies that divide the tokens of the same samples count as one part.
+        Copies that divide the tokens of the same samples count as one.
         """
         return max(1, self.num_copies // self.parallel.context_parallel_size)
 
@@ -228,7 +231,7 @@ class ComponentSpec:
         return max((s.accelerators_per_rank for s in self.segments), default=1)
 
     def render(self) -> str:
-        """Return the placement as canonical text. Reading that text gives the same ranks in the same places."""
+        """Return the placement as placement text in plain numbers. The text gives the same ranks in the same places."""
         return quote(self.canonical(), inside=False)
 
     def canonical(self) -> str | dict[str, object]:

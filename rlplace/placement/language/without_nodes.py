@@ -75,8 +75,8 @@ def _left_of(
     """Return the placement of a component on the nodes that are left, as a value for the config.
 
     `lost`: numbers of the lost nodes. `again`: the placement text for a component that has lost all ranks; a component
-    of a node group gets the whole group instead. Processes without accelerators that are all lost move to the first
-    node.
+    of a node group gets the whole group instead. If a component without accelerators has lost all processes, they are
+    placed on the first node.
     """
     spec = placement.spec(component)
     # Of several groups, those that have a node left.

@@ -288,7 +288,7 @@ class Topology:
 
 
 def describe_counts(noun: str, counts: Sequence[int]) -> str:
-    """Return a total in words, with the numbers and the count of each node: `8 accelerators, 0-7 (1 node x 8)`.
+    """Return a total in words, with its numbers and the count of each node: `8 accelerators, 0-7 (1 node x 8)`.
 
     `noun`: what is counted. `counts`: how many each node has.
     """
@@ -318,7 +318,7 @@ def declare_topology(
     """Return the topology of declared machines, ordered by rank; if they have no ranks, in the order of the config.
 
     `kind`: how the accelerators will be driven, "cuda" or "emulated". `num_nodes`, `accelerators_per_node`: counts that
-    the config also has, to be checked; None: the config does not have them. `sources`: key path -> the place in the
+    are also in the config, and are checked here; None: not in the config. `sources`: key path -> the place in the
     config where it was written. `by`: where the machines are declared, in words. Raise PlacementError if a declaration
     or a count is wrong.
     """
@@ -382,8 +382,8 @@ def _check_nodes(
 ) -> list[Problem]:
     """Return the problems of declared machines: wrong ranks, or counts that contradict each other.
 
-    `num_nodes`, `each`: number of nodes, and of accelerators per node, that the config also has; None: it does not have
-    them. `by`: where the machines are declared, in words.
+    `num_nodes`, `each`: number of nodes, and of accelerators per node, if the config has these keys; else None. `by`:
+    where the machines are declared, in words.
     """
     problems: list[Problem] = []
 

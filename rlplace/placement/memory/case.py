@@ -268,7 +268,10 @@ def _with_lines(
 
 
 def replaced(block: Any, path: Sequence[str], value: object) -> Any:
-    """Return a config, or a block of it, with another value at `path`, a list of keys."""
+    """Return a copy of a config, or of a block of it, in which the key at `path` has a new value.
+
+    `path`: the keys from the outermost to the innermost block.
+    """
     name = path[0]
     below = path[1:]
     # Names of components and rewards may contain dots, so the rest of the path may be one key.
@@ -285,9 +288,9 @@ def replaced(block: Any, path: Sequence[str], value: object) -> Any:
 def _simulator_demand(
     config: Config, component: str, plan: Plan, policy: PolicyShape
 ) -> Demand | None:
-    """Return the memory demand of a component of a job on simulators; None if the component needs no memory.
+    """Return the memory demand of one component of a job on simulators; None if the component needs no memory.
 
-    `policy`: the sizes of the policy; it has no weights if they are not known.
+    `policy`: the sizes of the policy; without weights if they are not known.
     """
     match config.block_of(component):
         case SimulatorEnvConfig() as env:
@@ -318,7 +321,7 @@ def _simulator_demand(
 
 
 def _text_demand(config: Config, component: str, plan: Plan) -> Demand | None:
-    """Return the memory demand of a component of a job on language models; None if nothing is known of it."""
+    """Return the memory demand of one component of a job on language models; None if its memory is not known."""
     length = config.algorithm.longest
     packed = config.runs
     match config.block_of(component):
@@ -525,7 +528,7 @@ def _shares_memory(plan: Plan, config: Config) -> bool:
 
 
 def _text_shared(plan: Plan, config: Config, trained: Demand | None) -> SharedMemory:
-    """Return the shared memory that the channels and weights of a job on language models take.
+    """Return the shared memory that a job on language models takes: purpose (channels, weights, NCCL) -> node -> bytes.
 
     `trained`: the actor's demand; None if it is not known.
     """
@@ -578,7 +581,7 @@ def with_share(config: Config, case: MemoryCase) -> Config:
 def count_shared(
     plan: Plan, item_bytes: Mapping[str, int], weights_bytes: int
 ) -> SharedMemory:
-    """Return the most bytes that channels, weights and NCCL take of each node's shared memory.
+    """Return the most shared memory that a run takes: purpose (channels, weights, NCCL) -> node -> bytes.
 
     `item_bytes`: channel -> bytes of its largest item; 0 or missing if not known. `weights_bytes`: bytes of one whole
     copy of the weights; 0 if not known.
@@ -667,10 +670,10 @@ def channel_bytes(
 
 
 def item_segment_bytes(item_bytes: int) -> int:
-    """Return the bytes of the shared-memory segment that holds an item of `item_bytes`.
+    """Return the bytes of the shared-memory segment that holds an item of `item_bytes` bytes.
 
-    Segments have few different sizes, so that one segment can be reused for many items. At most an eighth of a large
-    segment is unused.
+    Only few different segment sizes are used, so that a segment can be reused for many items. At most an eighth of a
+    large segment is unused.
     """
     step = max(_SMALLEST_SEGMENT, 1 << max(0, (item_bytes - 1).bit_length() - 4))
     return -(-item_bytes // step) * step
@@ -703,7 +706,7 @@ def simulator_items(
 def _image_bytes(config: Config) -> int:
     """Return the most bytes that the images of one prompt take; 0 for a model without vision.
 
-    The samples of a group share the images.
+    All samples of one prompt use the same images.
     """
     sees = config.model is not None and "vision_config" in config.model
     if sees:

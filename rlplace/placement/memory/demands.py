@@ -257,7 +257,10 @@ def saved_copy(tensors: Tensors, copied: bool) -> int:
 
 
 class Demand(Protocol):
-    """The memory that a component needs, before its accelerators are known."""
+    """The memory that a component needs, before its accelerators are known.
+
+    Its method `footprint` computes the bytes of one rank for a given placement.
+    """
 
     def footprint(self, placed: Placed) -> Footprint: ...
 
@@ -266,9 +269,9 @@ class Demand(Protocol):
 class DeviceSync:
     """The memory that a weight sync between accelerators takes on one accelerator; nothing for a sync through the host.
 
-    Each of these fields says whether the accelerator holds that memory. `buckets`: two buckets of weights in transit.
-    `copy`: a second copy of all weights, which replaces the copy in use at the end. `windows`: buffers of whole
-    weights, from which a tensor-parallel engine loads its part. `group`: a communicator for the broadcast. `number`:
+    `buckets`: whether the accelerator has two buckets of weights in transit. `copy`: whether it has a second copy of
+    all weights, which replaces the copy in use at the end. `windows`: whether it has buffers of whole weights, from
+    which a tensor-parallel engine loads its part. `group`: whether it has a communicator for the broadcast. `number`:
     bytes per number during the transfer.
     """
 
@@ -319,10 +322,10 @@ class DeviceSync:
         return {**process, **group}
 
     def working(self, weights_bytes: int, loading: int = 0, windows: int = 0) -> int:
-        """Return the peak bytes during a sync of `weights_bytes`.
+        """Return the peak bytes during a sync of `weights_bytes` bytes of weights.
 
-        `loading`: bytes that the engine takes to load the weights. `windows`: bytes of the windows, which hold whole
-        weights. If the sync has windows, then buckets, windows and loading exist at the same time. Otherwise only the
+        `loading`: bytes that the engine takes to load the weights. `windows`: bytes of the buffers of whole weights. In
+        a sync with such buffers, buckets, buffers and loading exist at the same time. In any other sync, only the
         larger of buckets and loading counts.
         """
         buckets = formulas.sync_buckets(weights_bytes) if self.buckets else 0
@@ -590,9 +593,10 @@ class TrainingDemand:
         )
 
     def _exchanged(self, placed: Placed, shards: int) -> int:
-        """Return the bytes of column-split weights that ranks exchange into whole rows before the weights are sent.
+        """Return the bytes of weights split by columns, after ranks have exchanged pieces so that each has whole rows.
 
-        The pieces of the last weight are counted in addition to the whole rows. `shards`: ranks that shard a weight.
+        This happens before weights are sent. The pieces of the last weight are counted in addition. `shards`: ranks
+        that shard a weight.
         """
         if placed.tensor_parallel == 1:
             return 0

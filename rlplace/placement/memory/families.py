@@ -80,7 +80,7 @@ def description_of(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
 
 @functools.cache
 def shipped(family: str) -> Mapping[str, Any]:
-    """Return the shipped description of a family, which must be in `SHIPPED`."""
+    """Return the description of a model family that comes with rlplace. The family must be in `SHIPPED`."""
     file = Path(__file__).with_name("descriptions") / f"{family}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
@@ -166,9 +166,9 @@ def _ask(keys: str) -> Mapping[str, Any]:
 
 
 def ask(module: str, keys: str) -> Mapping[str, Any]:
-    """Return the JSON answer of a Python module that runs in a subprocess with `keys` as its input.
+    """Return the JSON that a Python module prints when it runs in a subprocess.
 
-    If the subprocess fails, the answer has only the key "error".
+    `keys`: the input of the subprocess. If the subprocess fails, the result has only the key "error".
     """
     command = [sys.executable, "-m", module]
     # Nothing is downloaded, and no model code from the hub runs.

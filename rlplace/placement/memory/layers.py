@@ -118,10 +118,10 @@ class Tower:
         return tokens * self.patches * self.block.saved.bytes_per_token(compute, 1)
 
     def kept(self, tokens: int, compute: int, checkpointing: bool) -> int:
-        """Return the bytes that are kept between the forward and the backward pass of images that give `tokens` tokens.
+        """Return the bytes that are kept from the forward to the backward pass of images that give `tokens` tokens.
 
-        With `checkpointing`, these bytes are the inputs of layers, otherwise all activations. States of the modules
-        that merge patches are included. `compute`: bytes of a number in the compute dtype.
+        `checkpointing`: True: the inputs of layers are kept; False: all activations. States of the modules that merge
+        patches are included. `compute`: bytes of a number in the compute dtype.
         """
         inputs = tokens * self.patches * self.hidden * compute
         layers = self.block.layers * (
@@ -130,7 +130,7 @@ class Tower:
         return layers + 4 * self.mergers * inputs
 
     def flowing(self, tokens: int, compute: int) -> int:
-        """Return the bytes of gradients that flow through a layer for `tokens` tokens; see `formulas.flowing`.
+        """Return the bytes of gradients in flight through a layer, for images that give `tokens` tokens.
 
         `compute`: bytes of a number in the compute dtype.
         """

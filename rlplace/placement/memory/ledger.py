@@ -548,7 +548,7 @@ class MemoryCase:
         return self.blocks.get(component, component)
 
     def sharers(self, component: str) -> list[str]:
-        """Return the components that share the config block of `component`, itself included."""
+        """Return the components whose config block is that of `component`, `component` itself included."""
         return [
             c
             for c in self.placement.components

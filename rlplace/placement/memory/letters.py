@@ -157,9 +157,9 @@ class Letters:
 
 @functools.cache
 def meaning(expression: str) -> _Meaning:
-    """Return the function that computes an expression from letters and a layer number.
+    """Return the function that computes an expression of a model description from letters and a layer number.
 
-    Raises ValueError for anything that an expression cannot contain.
+    Raises ValueError for syntax that an expression cannot have.
     """
     return _meaning(ast.parse(expression, mode="eval").body)
 

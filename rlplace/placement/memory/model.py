@@ -61,7 +61,7 @@ class ModelShape:
 
     @property
     def met(self) -> int:
-        """The number of parameters that the computation of one token uses. A mixture of experts does not use all."""
+        """The number of parameters that one token uses. A mixture of experts has more parameters than that."""
         return round(sum(w.elements * w.met * copies for w, copies in self.weights()))
 
     def weights(self) -> tuple[tuple[Weight, int], ...]:
@@ -86,8 +86,8 @@ class ModelShape:
     ) -> list[tuple[int, int]]:
         """Return (bytes on the fullest rank, number of layers that have the weight) for each weight of a frozen model.
 
-        `each`: bytes per number of a weight that is not quantised; a quantised weight keeps the bits that its files
-        have. `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each part of a split weight.
+        `each`: bytes per number of a weight that is not quantised. A quantised weight has the bits per number of its
+        files. `tensor_parallel`: ranks that split a weight. `shards`: ranks that shard each part of a split weight.
         """
         return [
             (math.ceil(part * w.bits / 8) if w.bits else part * each, copies)

@@ -54,7 +54,7 @@ class Entry(Protocol):
 
 
 class PolicySpaces(Protocol):
-    """The shapes of a simulator's observations and actions. The size of a policy depends on them."""
+    """The shapes of a simulator's observations and actions, on which the size of a policy depends."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...

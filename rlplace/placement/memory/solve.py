@@ -100,7 +100,7 @@ _INSTEAD = {Knob.MICRO_BATCH: Knob.TOKEN_BUDGET, Knob.TOKEN_BUDGET: Knob.MICRO_B
 
 
 class Solution(NamedTuple):
-    """The largest value of a knob with which everything fits, and the memory case with that value."""
+    """The largest value of a knob with which everything fits. `case`: the memory case with this value."""
 
     value: float
     case: MemoryCase
@@ -452,7 +452,7 @@ def _changes(case: MemoryCase, short: Account) -> Iterator[Remedy]:
 
 
 def _other_training(case: MemoryCase, component: str) -> Iterator[Remedy]:
-    """Yield changes that alter the training itself; they are tried last."""
+    """Yield changes that alter the training itself: 8-bit Adam, and LoRA. They are the last to be tried."""
     demand = case.demands.get(component)
     if not isinstance(demand, TrainingDemand):
         return

@@ -105,7 +105,10 @@ def explain_accelerator(view: PlanView, number: int) -> str:
 
 
 def _residents(placement: HybridComponentPlacement, number: int) -> dict[str, str]:
-    """Return component -> its ranks on an accelerator, in words, for the components that use the accelerator."""
+    """Return, for each component on an accelerator, component -> its ranks there as text, such as `ranks 0, 1`.
+
+    `number`: the number of the accelerator in the cluster.
+    """
     residents: dict[str, str] = {}
     for component in placement.components:
         slots = placement.slots(component)
@@ -320,7 +323,7 @@ def _passing(plan: Plan, source: Rank, target: Rank) -> Iterator[tuple[str, str,
 
 
 def _delivered(plan: Plan, source: Rank, target: Rank) -> str:
-    """Return how the weights of rank `source` reach rank `target`, in words."""
+    """Return, in words, the way of weights from rank `source` to rank `target`."""
     writer = source[1]
     reader = target[1]
     delivery = _delivery(plan, source[0], target)

@@ -277,9 +277,10 @@ def _residency(view: PlanView) -> Iterator[tuple[str, ...]]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table. Cells are texts, which are escaped here; a cell that begins with "<svg" is kept as it is.
+    """Return an HTML table. Cells are texts, which are escaped here; a cell that begins with "<svg" stays as it is.
 
-    `header`: headings; `>` before a heading aligns its column to the right. `rows`: cells; `!` before a cell marks it.
+    `header`: headings; a heading that begins with `>` aligns its column to the right. `rows`: cells; a cell that begins
+    with `!` is marked.
     """
     head = "".join(_cell("th", name, name) for name in header)
     body = ""

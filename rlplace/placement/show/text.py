@@ -419,7 +419,7 @@ class Fact(NamedTuple):
 
 
 def compare(left: PlanView, right: PlanView) -> dict[str, list[Fact]]:
-    """Return chapter -> lines that compare two plans. Chapters without lines are left out."""
+    """Return chapter -> lines of a comparison of two plans. Chapters without lines are left out."""
     chapters: dict[str, list[Fact]] = {}
     right_facts = _facts(right)
     for title, here in _facts(left).items():
@@ -471,7 +471,7 @@ def diff_record(left: PlanView, right: PlanView) -> dict[str, Any]:
 
 
 def _facts(view: PlanView) -> dict[str, dict[str, str]]:
-    """Return chapter -> what is compared -> its value in this plan, as text. All plans have the same chapters."""
+    """Return chapter -> what is compared -> its value in this plan, as text. Every plan has all chapters."""
     # By component: place, and residency in each stage.
     traffic = view.traffic
     placed = {}

@@ -216,7 +216,7 @@ def view_plan(
 
 
 def _view_stage(plan: Plan, stage: str) -> StageView:
-    """Return the residencies and moves of one stage."""
+    """Return the residencies of one stage and the moves on entry to it."""
     schedule = plan.schedule
     held = schedule.residency[stage]
     waiting = set()

@@ -333,7 +333,7 @@ def _too_few(fault: Fault) -> Facts:
 def _size(fault: Fault, key: str) -> Facts:
     """Return the values `at` and `got`, with which an error points to one entry of a block instead of the whole block.
 
-    `key`: the key of that entry: a component whose size it is, or "accelerators".
+    `key`: the key of that entry, which gives a number of accelerators: the name of a component, or "accelerators".
     """
     text = entry_of(fault.text, key, 0)
     return {"at": text, "got": f"{key}: {text.text}"}

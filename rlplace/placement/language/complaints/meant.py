@@ -23,7 +23,7 @@ _PYTHON_RANGE = re.compile(
 
 
 def meant_component(name: str, components: Collection[str]) -> str | None:
-    """Return the component that an unknown name probably stands for; None if no component is similar."""
+    """Return the component that a wrong name probably stands for; None if no component has a similar name."""
     alias = COMPONENTS.get(name.lower(), name)
     if alias in components:
         return alias

@@ -9,7 +9,7 @@ from rlplace.placement.language.spec import ComponentSpec
 
 
 def undivided(spec: ComponentSpec, error: str) -> Iterator[Found]:
-    """Yield a place for each parallel size above 1 of a component whose ranks have nothing to divide.
+    """Yield a finding for each parallel size above 1 of a component whose ranks have nothing to divide.
 
     `error`: which error of the code `parallel-sizes` it is; it says why there is nothing to divide.
     """

@@ -1,4 +1,4 @@
-"""Rules for roles of language models that answer about each other's rows, and for engines beside the actor."""
+"""Rules for components of language models that score another component's rows, and for engines beside the actor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlplace.placement.schedule import Residency
 
 
 def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
-    """Return pairs (component, leader) that share accelerators; the component scores the leader's rows."""
+    """Return pairs (component, leader) of components that share accelerators. A component scores its leader's rows."""
     return [
         (a, b)
         for partner, leader in PARTNERS.items()
@@ -27,7 +27,10 @@ def _partners(placement: HybridComponentPlacement) -> list[tuple[str, str]]:
 
 
 def _uneven(case: Placed) -> Iterator[Found]:
-    """Yield a place for each pair of partners (see `_partners`) whose numbers of ranks do not divide each other."""
+    """Yield a finding for each pair (component, leader) whose numbers of ranks do not divide each other.
+
+    The component scores the leader's rows and shares accelerators with it.
+    """
     placement = case.placement
     for partner, leader in _partners(placement):
         ranks = placement.world_size(partner)
@@ -43,7 +46,10 @@ def _uneven(case: Placed) -> Iterator[Found]:
 
 
 def _unequal(case: Placed) -> Iterator[Found]:
-    """Yield a place for each pair of partners (see `_partners`) that share only some of their accelerators."""
+    """Yield a finding for each pair (component, leader) that shares only some of its accelerators.
+
+    The component scores the leader's rows.
+    """
     placement = case.placement
     for partner, leader in _partners(placement):
         if placement.relation(partner, leader) == COLLOCATED:
@@ -65,7 +71,7 @@ def _actor_shares_with_engines(case: Placed) -> bool:
 
 
 def _idle_beside_engines(case: Placed) -> Iterator[Found]:
-    """Yield one place if the actor has accelerators that no other component uses while the engines generate."""
+    """Yield one finding if the actor has accelerators that no other component uses while the engines generate."""
     placement = case.placement
     busy = Ranges(())
     for component in placement.components:

@@ -1,4 +1,4 @@
-"""The cases of rules about placements: a placement that was read, and a job with its placement."""
+"""What rules about placements are checked on: a placement that was read, or a job together with its placement."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _joined(case: PlacedJob) -> list[str]:
 
 
 def _ranks_on_one_gpu(case: PlacedJob) -> Iterator[Found]:
-    """Yield a place for each component with a process group in which several ranks share a GPU.
+    """Yield a finding for each component with a process group in which several ranks share a GPU.
 
     NCCL allows only one rank of a group on a GPU.
     """
@@ -52,7 +52,10 @@ def _threads_of_one_process(case: PlacedJob) -> bool:
 
 
 def _ranks_as_threads(case: PlacedJob) -> Iterator[Found]:
-    """Yield one place if a process group has several ranks. It is for a job whose ranks are threads of one process."""
+    """Yield one finding if a process group has several ranks.
+
+    This is checked for jobs whose ranks are threads of one process.
+    """
     crowded = {c: case.ranks(c) for c in _joined(case) if case.ranks(c) > 1}
     if not crowded:
         return

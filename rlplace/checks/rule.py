@@ -1,4 +1,4 @@
-"""A rule of a job: an error code, the jobs that it applies to, and the facts of each place that breaks it.
+"""A rule of a job: an error code, the jobs that it applies to, and a finding for each place that breaks it.
 
 A rule has no text. The texts of its code are in `rlplace/codes`, beside the explanation of the code.
 """
@@ -20,7 +20,7 @@ Case = TypeVar("Case", contravariant=True)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One place in a job that breaks a rule.
+    """A finding: one place in a job that breaks a rule.
 
     `key`: key path in the config. `got`: what is written there; None: nothing. `error`: which error it is, for a code
     that has several. `span`: columns of `got` to mark. `source`: file and line. `reasons`: the reasons that hold, if
@@ -44,7 +44,7 @@ def at_key(
     reasons: Sequence[str | Reason] = (),
     **facts: object,
 ) -> Found:
-    """Return the place of a config key that breaks a rule.
+    """Return the finding for a config key that breaks a rule.
 
     `value`: the value in the config; None: the key is not in the config. `error`: which error it is, for a code that
     has several. `reasons`: the reasons that hold. `facts`: values for the texts of the code.
@@ -56,7 +56,7 @@ def at_key(
 
 
 def at_line(spec: ComponentSpec, error: str = "", **facts: object) -> Found:
-    """Return the place of a component's placement line that breaks a rule.
+    """Return the finding for a component's placement line that breaks a rule.
 
     `error`: which error it is, for a code that has several. `facts`: values for the texts of the code.
     """
@@ -72,8 +72,8 @@ def always(case: object) -> bool:
 class Rule(Generic[Case]):
     """A rule that a job must keep.
 
-    `code`: the error code if the job breaks the rule. `facts`: function that yields each place that breaks the rule.
-    `applies`: function that says whether the rule is checked for a job.
+    `code`: the error code if the job breaks the rule. `facts`: function that yields a finding for each place that
+    breaks the rule. `applies`: function that says whether the rule is checked for a job.
     """
 
     code: str

@@ -10,7 +10,7 @@ from rlplace.placement.plan import Placed
 
 
 def _idle(case: Placed) -> Iterator[Found]:
-    """Yield one place if there are accelerators that no component uses."""
+    """Yield one finding if there are accelerators that no component uses."""
     topology = case.placement.topology
     idle = topology.all - case.placement.used
     if not idle:
@@ -22,7 +22,7 @@ def _idle(case: Placed) -> Iterator[Found]:
 
 
 def _wide_copies(case: Placed) -> Iterator[Found]:
-    """Yield a place for each component with a copy of its model on several nodes.
+    """Yield a finding for each component with a copy of its model on several nodes.
 
     Such a copy exchanges data over the network in every layer.
     """

@@ -110,7 +110,8 @@ def import_words(library: str, sources: Sequence[str], per_node: int = 0) -> Imp
     """Return the converted config of another library.
 
     `library`: name of the other library. `sources`: paths of files, or flags and overrides as they are typed.
-    `per_node`: accelerators of a node; 0: as the original config says. Raises ConfigError.
+    `per_node`: accelerators of a node; 0: as the original config says. Raises ConfigError for an unknown library, or
+    for sources that cannot be read or converted.
     """
     if library not in LIBRARIES:
         near = did_you_mean(library.lower(), LIBRARIES)

@@ -254,7 +254,7 @@ def _rlinf_offloads(draft: Draft) -> dict[str, bool]:
     """Return placed component -> whether it leaves its accelerators.
 
     A component leaves if its `enable_offload` is set, or if weights, optimizer and gradients are all offloaded
-    (Megatron). Rollout also leaves if the engines always sleep in jobs of this task.
+    (Megatron). Rollout also leaves if the job has a task for which RLinf's engines always sleep.
     """
     leaves = {c: draft.has(f"{c}.enable_offload") for c in draft.placed}
     for component in ("actor", "critic"):

@@ -63,9 +63,9 @@ class Rule:
 class KlRule:
     """One place where a library may add a KL term, with the settings that control the term.
 
-    `switch`: setting that decides about the place. `when`: setting that turns the term on; "": `switch` does. `on`:
-    whether it is on by default. `weight`, `coef`: setting of the weight, and its default. `estimator`, `usual`: setting
-    of the estimator, and its default.
+    `switch`: setting that puts the term into this place. `when`: setting that turns the term on; "": `switch` does.
+    `on`: whether it is on by default. `weight`, `coef`: setting of the weight, and its default. `estimator`, `usual`:
+    setting of the estimator, and its default.
     """
 
     place: Literal["loss", "reward"]
@@ -154,7 +154,7 @@ class Rules:
 
     @property
     def read(self) -> frozenset[str]:
-        """The settings whose values are used. For flags that are not among them, the number of words is not known."""
+        """The settings whose values are used. For any other flag, it is not known how many words follow it."""
         return frozenset(
             {key for key, rule in self.rules.items() if rule.action in ("set", "part")}
             | {*self.words_after}

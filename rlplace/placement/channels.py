@@ -205,8 +205,8 @@ def _text_channels(
 ) -> Iterator[ChannelPlan]:
     """Yield the channels of a job on language models, except those to and from scorers.
 
-    Each channel has room for a whole iteration or evaluation, so that no rank waits. The channel of weights has less
-    room.
+    Each channel has room for a whole iteration or evaluation, so that no rank waits, except the channel that carries
+    weights.
     """
     algorithm, runner, each = (
         config.algorithm,
@@ -263,7 +263,7 @@ def _scorer_channels(
 ) -> Iterator[ChannelPlan]:
     """Yield the channels to and from scorers, in a job on language models.
 
-    Each channel has room for whole iterations. The channel of weights has less room.
+    Each channel has room for whole iterations, except the channel that carries weights.
     """
     groups = (config.algorithm.prompts or 0) * (1 + config.algorithm.max_staleness)
     samples = groups * config.algorithm.samples_per_prompt

@@ -160,8 +160,7 @@ def _pairs(plan: Plan, delivery: Delivery) -> Counter[Transport]:
     """Return transport -> number of pairs that exchange weights in a delivery.
 
     In a delivery through the host, a pair is a source rank and the copy on a node. In a delivery between accelerators,
-    a taker and its owner are a pair; a taker without an owner makes a pair with each source rank. See `DeviceDelivery`
-    for these words.
+    each accelerator that receives makes a pair with the source rank on it; if there is none, with every source rank.
     """
     actors = plan.placement.world_size(delivery.source)
     if not isinstance(delivery, DeviceDelivery):

@@ -140,9 +140,10 @@ class HybridComponentPlacement:
 
     @property
     def mode(self) -> str:
-        """The relation of all pairs of components with accelerators, see `relation`; "hybrid" if the relations differ.
+        """The relation that all pairs of components with accelerators have: "collocated", "disaggregated" or "hybrid".
 
-        If fewer than two components have accelerators, it is "disaggregated".
+        It is "hybrid" if the pairs have different relations, and "disaggregated" if fewer than two components have
+        accelerators.
         """
         placed = [name for name in self.components if self.accelerators(name)]
         relations = {self.relation(a, b) for a, b in itertools.combinations(placed, 2)}

@@ -361,9 +361,11 @@ def _read_options(line: Text, faults: list[Fault]) -> dict[str, int]:
 def _read_place(
     where: Text, pool: Pool, faults: list[Fault]
 ) -> tuple[Segment, ...] | int | str | None:
-    """Return the place that a line asks for, in the form of `Line.asked`. If it is wrong, return None and add a fault.
+    """Return the place that a line asks for; None if it is wrong.
 
-    `where`: the part of the line that says where. `pool`: what its numbers count. The fault is added to `faults`.
+    The place is segments, a count of numbers, REST, or the name of the component whose place the line takes. `where`:
+    the part of the line that gives the place. `pool`: what its numbers count. A fault is added to `faults` if the place
+    is wrong.
     """
     value = where.value
     word = str(value).strip()

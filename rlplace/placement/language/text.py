@@ -59,8 +59,8 @@ def write(
     """Return a value of the config as Text, with a Text for each entry if the value is a block.
 
     `key`: its key path. `leaf`: its last key. `sources`: key path -> the place in the config where it was written.
-    `lines`: for the block `component_placement`: names that are always keys, never pieces of values that YAML has cut
-    at commas; None: the value is another one.
+    `lines`: if the value is the block `component_placement`: names that are always keys, never pieces of values that
+    YAML has cut at commas; None for any other value.
     """
     entries: dict[str, Text] = {}
     pieces: list[str] = []

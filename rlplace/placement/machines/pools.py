@@ -133,10 +133,10 @@ class Pool:
         return None
 
     def outside(self, numbers: range) -> tuple[tuple[range, range], ...]:
-        """Return pairs (numbers of the pool, the same accelerators numbered over the cluster) for `numbers`.
+        """Return pairs (numbers in this pool, numbers in the cluster) of the same accelerators.
 
-        Both entries of a pair are ranges, and there are as few pairs as possible. The result is () if the pool has no
-        accelerators.
+        `numbers`: numbers in this pool. Both entries of a pair are ranges, and there are as few pairs as possible. The
+        result is () if the pool has no accelerators.
         """
         if not self.holds_accelerators:
             return ()
@@ -153,9 +153,9 @@ class Pool:
         return tuple(pieces)
 
     def inside(self, accelerators: Ranges) -> Ranges:
-        """Return the numbers in the pool of accelerators that are numbered over the cluster.
+        """Return the numbers that `accelerators` have in this pool.
 
-        Accelerators that are not in the pool are left out.
+        `accelerators`: numbers in the cluster. Accelerators that are not in the pool are left out.
         """
         pieces: list[range] = []
         for interval in self.intervals:

@@ -73,7 +73,7 @@ def _least(
 ) -> int:
     """Return the smallest peak, in bytes per accelerator, that a component can have if it has the whole cluster.
 
-    The smallest is over all variants of the demand and all ways to spread the component. `count`: number of
+    It is the minimum over all variants of the demand and all ways to spread the component. `count`: number of
     accelerators in the cluster. `memory_bytes`, `kind`: memory and kind of one accelerator.
     """
     # Spreads to try: one rank per accelerator or one rank over all; tensor parallelism of 1 or over all; context

@@ -543,7 +543,7 @@ class TrainingDemand:
         )
 
     def _learning(self, placed: Placed, work: Pass) -> Moment:
-        """Return the largest memory use within an optimizer step, which may have several micro-batches.
+        """Return the bytes, by kind, at the peak of an optimizer step, which may have several micro-batches.
 
         `work`: the sizes of a pass.
         """

@@ -117,7 +117,8 @@ class Account:
     def worst(self) -> Load:
         """The load with the most bytes.
 
-        Of equal loads, a load of a stage comes before a load of an entry, and an earlier load before a later one.
+        If several loads have the most bytes, it is the first one of a stage; if none of them is of a stage, the first
+        one of an entry.
         """
         return max(
             self.loads, key=lambda load: (load.total_bytes, not load.moment.entering)

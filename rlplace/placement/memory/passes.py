@@ -58,9 +58,9 @@ class Pass:
     repeated: bool = False  # keys and values are repeated for every query head
 
     def forward(self) -> Moment:
-        """Return the bytes at the moment of a pass without gradients that has the most.
+        """Return the bytes, by kind, at the peak of a pass without gradients.
 
-        This moment is in the output head, in the largest layer, or at the start.
+        The peak is in the output head, in the largest layer, or at the start.
         """
         gathered = self._gathered()
         states = self._states(1) + self._beside
@@ -96,7 +96,7 @@ class Pass:
         earlier: bool,
         master: int,
     ) -> Moment:
-        """Return the bytes at the moment with the most, of a forward and backward pass and the optimizer step.
+        """Return the bytes, by kind, at the peak of a forward and backward pass and the optimizer step.
 
         `trained`: (number of trained elements inside the layers, number outside the layers) in the shards of this rank.
         `checkpointing`: whether activations are computed again in the backward pass. `offload`: whether layer inputs
@@ -184,7 +184,7 @@ class Pass:
         yield Moment(0, beside, 0, layers + outside + master * sum(trained))
 
     def _arriving(self) -> Moment:
-        """Return the bytes at the moment before the first layer.
+        """Return the bytes, by kind, just before the first layer computes.
 
         At that moment, the buffer with which the weights outside the layers were gathered still exists.
         """
@@ -200,10 +200,11 @@ class Pass:
         )
 
     def _exchange(self) -> int:
-        """Return the bytes of the exchange of tokens for heads that context-parallel ranks make around attention.
+        """Return the bytes of the all-to-all exchange that context-parallel ranks make around attention.
 
-        Counted are the inputs, the buffers to send and receive, and the tensors that are split by heads. The result is
-        0 without context parallelism.
+        The exchange turns tensors that are split by tokens into tensors that are split by heads, and back. Counted are
+        the inputs, the buffers to send and receive, and the tensors that are split by heads. The result is 0 without
+        context parallelism.
         """
         if self.exchanged == 1:
             return 0
@@ -232,7 +233,7 @@ class Pass:
         return sums + rounded + max(tile, product), before + summed
 
     def _gathered(self) -> int:
-        """Return the bytes of the weights that are gathered while a layer computes and the next layer arrives."""
+        """Return the bytes of gathered weights while one layer computes and the next layer is being gathered."""
         if not self.copied:
             return 0
         if self.kept_gathered:

@@ -142,7 +142,7 @@ class PolicyShape:
         return formulas.policy_pass(self.widths, samples, compute, self.kept_each)
 
     def answer_bytes(self, rows: int) -> int:
-        """Return the bytes that it takes to compute the actions of `rows` environments once."""
+        """Return the bytes that it takes to compute actions for `rows` environments in one call."""
         return formulas.policy_answer(self.widths, rows, self.normalized)
 
 

@@ -146,7 +146,7 @@ def _table(account: Account) -> list[str]:
 
 
 def _without_repeats(loads: Sequence[Load]) -> list[Load]:
-    """Return the loads, leaving out each entry whose bytes are the same as in the stage before it or in its own stage.
+    """Return the loads, but leave out the entry to a stage if it holds the same as that stage or the stage before.
 
     The very first entry is always kept.
     """

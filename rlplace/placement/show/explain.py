@@ -32,7 +32,10 @@ Rank = tuple[str, int]  # component and number
 
 
 def explain_component(view: PlanView, component: str) -> str:
-    """Return a text about one component: its places, residency, partners and memory, each with the reason."""
+    """Return a text about one component: place, residencies, memory, and the components with which it exchanges data.
+
+    The residency in each stage is shown with its reason.
+    """
     spec = view.plan.placement.spec(component)
     title = f"{component}: {counted(spec.world_size, 'rank')}, {spec.render()}"
     if spec.text and spec.text != spec.render():

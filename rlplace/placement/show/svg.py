@@ -651,7 +651,8 @@ def _label(
 def _low_label(component: str, state: str, bytes_held: str, look: str, box: Box) -> str:
     """Return one line of text (SVG) on a low block: the name, then state and bytes if there is room.
 
-    The arguments are those of `_label`.
+    `state`: "off", "weights", "full" or "waits". `bytes_held`: bytes as text; "" if not known. `look`: class of the
+    text in the style sheet. `box`: the rectangle of the block.
     """
     room = box.width - 8
     named = span(component, "name")
@@ -675,7 +676,8 @@ def _turned_label(
 ) -> str:
     """Return one vertical line of text (SVG) on a narrow block: name and state, then the bytes if there is room.
 
-    The arguments are those of `_label`.
+    `state`: "off", "weights", "full" or "waits". `bytes_held`: bytes as text; "" if not known. `look`: class of the
+    text in the style sheet. `box`: the rectangle of the block.
     """
     room = box.height - 12
     words = f"{component} {state}"
@@ -696,7 +698,8 @@ def _tall_label(
 ) -> list[str]:
     """Return the texts (SVG) on a block that is not low or narrow: the name, and state and bytes on the lines below.
 
-    A name that is too long is split at its dots. The arguments are those of `_label`.
+    A name that is too long is split at its dots. `state`: "off", "weights", "full" or "waits". `bytes_held`: bytes as
+    text; "" if not known. `look`: class of the texts in the style sheet. `box`: the rectangle of the block.
     """
     # `reward.math` has two lines where one would be too long.
     words = component.split(".")

@@ -134,8 +134,8 @@ class PlanView:
     `name`: name of the config. `machines`: the machines in words. `ahead`: how far rollout may run ahead of learning,
     in words; "" if they take turns. `channels`: each channel with a text that says where its items are. `folds`: the
     nodes; equal neighbours are one entry. `counts`: numbers of a job on language models, with their reasons.
-    `shortages`: problems of memory. `comparison`: with a placement without sharing; None if no component has
-    accelerators.
+    `shortages`: problems of memory. `comparison`: numbers of a placement in which no accelerator is shared, beside
+    those of this one; None if no component has accelerators.
     """
 
     name: str  # of the config

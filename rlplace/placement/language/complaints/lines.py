@@ -46,15 +46,18 @@ def _cut_key(fault: Fault) -> Facts:
 
 
 def _cut_value(fault: Fault) -> Facts:
-    """Return values for the error message about a block with values that YAML has cut at commas; see `_cut`."""
+    """Return values for the error message about a block with values that YAML has cut at commas.
+
+    `pieces`: the keys that are pieces of values. `line`: a corrected line of the block.
+    """
     return _cut(fault.text, _whole(fault.text))
 
 
 def _cut_lines(fault: Fault) -> Facts:
     """Return values for the error message about a block with keys and values that YAML has cut at commas.
 
-    The values are those that `_cut` returns. A key without a value belongs to the next key: {actor: null, env: 0-3} was
-    written as {actor,env: 0-3}.
+    `pieces`: the keys that are pieces of values. `line`: a corrected line of the block. A key without a value belongs
+    to the next key: {actor: null, env: 0-3} was written as {actor,env: 0-3}.
     """
     found: dict[str, object] = {}
     names: list[str] = []
@@ -199,7 +202,7 @@ def _no_fraction(fault: Fault) -> Facts:
 
 
 def _alone(fault: Fault) -> Facts:
-    """Return values for the error message about `process: shared` in a component that shares its process with no other.
+    """Return values for the error message about `process: shared` if no other component shares the process.
 
     `remark`: a line for a component that could share the process; "" if there is no such component.
     """
@@ -242,9 +245,9 @@ def _nothing_left(fault: Fault) -> Facts:
 
 
 def _no_units(fault: Fault) -> Facts:
-    """Return values for the error message about a count of accelerators that does not divide into units of one node.
+    """Return values for the error message about a count of accelerators that is not a multiple of a unit.
 
-    `multiple`: the next larger count that does.
+    A unit is the accelerators that must be on one node. `multiple`: the next larger multiple.
     """
     unit = fault.facts["unit"]
     return {"multiple": -(-fault.facts["count"] // unit) * unit}

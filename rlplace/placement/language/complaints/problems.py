@@ -1,7 +1,8 @@
 """Faults of placement texts -> the problems that a user reads: columns to mark, and a line to paste.
 
-The words are templates of `rlplace/codes`. A template has the facts of its fault and of its writer; of every fault also
-`lead`, `leaf` and `text` of what was written, and where there is a pool its `noun` and `inventory`.
+The words are templates of `rlplace/codes`. Their names are filled in from the `facts` of a fault, and from the values
+that the writer of its error returns. Every template can also use `lead`, `leaf` and `text` of what was written, and, if
+the fault is about a pool, `noun` and `inventory` of the pool.
 """
 
 from __future__ import annotations

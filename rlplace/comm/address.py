@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """A part of a spread channel: its keys, and a function that connects to this part and returns an end of it.
+    """A part of a spread channel.
 
-    A branch is connected at its first use, because most ends use few of many branches.
+    `keys`: the keys whose items are in this part. `connect`: connects to this part and returns an end of the part. It
+    is called when the part is used for the first time, because most ends use only a few of many parts.
     """
 
     keys: Sequence[str]
@@ -40,13 +41,18 @@ class Branch(NamedTuple):
 
 
 class SpreadChannel(Channel):
-    """A Channel whose keys are divided among several channels, its branches.
+    """A channel that divides its keys among several channels, which are called its branches.
 
-    All items of a key are in one branch, so order and waiting at a key are as in a single channel.
+    All items of a key are in one branch. So the items of a key have the same order as in a single channel, and puts and
+    gets at a key wait in the same way.
     """
 
     def __init__(self, spec: ChannelSpec, branches: Sequence[Branch]) -> None:
-        """Make an end. `branches`: parts of the channel, of which no two have a key in common."""
+        """Make an end of the channel.
+
+        `spec`: name, capacity and other properties of the whole channel. `branches`: its parts; each key belongs to one
+        part only.
+        """
         super().__init__(spec)
         self._branches = tuple(branches)
         # Every key belongs to exactly one branch
@@ -97,7 +103,10 @@ class SpreadChannel(Channel):
         self._on_all(lambda branch: branch.reset())
 
     def _on_all(self, act: Callable[[Channel], None]) -> None:
-        """Call `act` on an end of each branch, even if some raise ChannelError; then raise the first error."""
+        """Call `act` on an end of each branch, also after a call has raised ChannelError; then raise the first error.
+
+        `act`: takes the end of a branch.
+        """
         failed: ChannelError | None = None
         for branch in self._branches:
             try:
@@ -109,9 +118,9 @@ class SpreadChannel(Channel):
             raise failed
 
     def stats(self) -> ChannelStats:
-        """Return the statistics of all branches together; numbers are sums, the staleness is the maximum.
+        """Return the statistics of all branches together. Numbers are sums; the staleness is the maximum.
 
-        The high-water mark is a sum of marks that may be of different moments.
+        The high-water mark is the sum of the high-water marks of the branches, which may be of different moments.
         """
         branches = [branch.connect().stats() for branch in self._branches]
         # Puts first; sorting keeps their order
@@ -146,7 +155,7 @@ class SpreadChannel(Channel):
 
 
 class ProcessChannels:
-    """Local channels, mapped channels and connections to other nodes, which all ends in one process share."""
+    """The local channels, mapped channels and connections to other nodes that all channel ends of one process share."""
 
     def __init__(self) -> None:
         # By name
@@ -157,7 +166,7 @@ class ProcessChannels:
         self._lock = threading.Lock()
 
     def local(self, spec: ChannelSpec) -> LocalChannel:
-        """Return the local channel with the name of `spec`; the first call makes it."""
+        """Return the local channel with the name of `spec`; the first call with this name creates the channel."""
         with self._lock:
             if spec.name not in self._local:
                 self._local[spec.name] = LocalChannel(spec)
@@ -171,7 +180,7 @@ class ProcessChannels:
             return self._shared[path]
 
     def connection(self, server: ServerAddress) -> Connection:
-        """Return the connection to a channel server; the first call connects."""
+        """Return the connection to the channel server at the address `server`; connect at the first call."""
         # Imported here, since a job on one node does not need ZeroMQ
         from rlplace.comm.network import Connection
 
@@ -183,7 +192,7 @@ class ProcessChannels:
             return self._connections[server.endpoint]
 
     def close(self) -> None:
-        """Release memory and connections; the ends cannot be used any more. Idempotent."""
+        """Release memory and connections. Afterwards, the ends of this process cannot be used any more. Idempotent."""
         with self._lock:
             shared = self._shared
             self._shared = {}
@@ -198,9 +207,10 @@ class ProcessChannels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The node and the process in which ends of channels are used.
+    """The node and the process in which a user of channels runs.
 
-    `ends`: the channels and connections that all ends in the process share.
+    `node`: number of the node. `process`: name of the process if several workers share the process, else "". `ends`:
+    the channels and connections that all ends in the process share.
     """
 
     node: int
@@ -212,7 +222,11 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLocation:
-    """Location of a channel, or of some of its keys, in the memory of one process, in which all users live."""
+    """Location of a channel, or of some of its keys, in the memory of one process. All users are in this process.
+
+    `spec`: properties of the channel, or of the part with these keys. `node`, `process`: number of the node and name of
+    the process.
+    """
 
     spec: ChannelSpec
     node: int
@@ -227,7 +241,10 @@ class ProcessLocation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Endpoint of a node's channel server and the job's keys, by which other nodes reach the node's channels."""
+    """Address of a node's channel server, by which processes on other nodes reach the channels of the node.
+
+    `keys`: the secret keys of the job, with which a client proves that it belongs to the job.
+    """
 
     endpoint: str
     keys: Keys = dataclasses.field(repr=False)  # secret
@@ -235,7 +252,11 @@ class ServerAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLocation:
-    """Location of a channel, or of some of its keys, in a file in the shared memory of one node."""
+    """Location of a channel, or of some of its keys, in a file in the shared memory of one node.
+
+    `spec`: properties of the channel, or of the part with these keys. `node`: number of the node. `path`: the file.
+    `server`: address of the node's channel server, for users on other nodes; None: all users are on this node.
+    """
 
     spec: ChannelSpec
     node: int
@@ -257,7 +278,11 @@ Location = ProcessLocation | NodeLocation
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelAddress:
-    """Locations of a channel, as they are sent to a worker, which then connects an end."""
+    """Address of a channel, which is sent to a worker; the worker uses it to connect an end of the channel.
+
+    `spec`: properties of the whole channel. `locations`: a location for each part of the channel; only one if the
+    channel is not divided.
+    """
 
     spec: ChannelSpec
     locations: tuple[Location, ...]
@@ -267,9 +292,10 @@ class ChannelAddress:
         return self.joined(lambda location: location.connect(place))
 
     def joined(self, connect: Callable[[Location], Channel]) -> Channel:
-        """Return one end of the channel. `connect`: makes an end of a location.
+        """Return one end of the whole channel.
 
-        With several locations, each is connected at its first use.
+        `connect`: takes a location and returns an end of the part of the channel at that location. If there are several
+        locations, a part is connected when it is used for the first time.
         """
         # A channel in one place needs no branches
         if len(self.locations) == 1:

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSpec:
-    """Name, capacity and other properties of a channel, which do not change after its creation."""
+    """Properties of a channel, which do not change after the creation of the channel.
+
+    `capacity_items`: the most items in the channel, over all keys. `keys`: the keys that may be used; None: any keys,
+    at most as many as `participants`. `participants`: the most workers that may use the channel, and the most requests
+    that may wait in it at a time. `timeout_s`: deadline of a put or get that gives none. `source`, `target`: names of
+    the components that put and get, or "" if no plan says so.
+    """
 
     name: str
     capacity_items: int
@@ -53,7 +59,11 @@ class ChannelSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A put or get that waits in a channel at the moment of a snapshot."""
+    """A put or get that waits in a channel at the moment of a snapshot.
+
+    `owner`: name of the waiting worker. `wants`: "credit" (room for one more item) for a put, "item" for a get.
+    `seconds`: how long the call has waited so far.
+    """
 
     owner: str  # "env rank 2"
     key: str
@@ -63,7 +73,15 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """Snapshot of a channel: contents, waits, users, and counts since the channel was made."""
+    """Snapshot of a channel: contents, waits, users, and counts since the channel was made.
+
+    `depth_items`, `depth_by_key`: items in the channel now, and key -> items of the key. `high_water_items`: the most
+    items so far. `producer_wait_s`, `consumer_wait_s`: summed waiting time of puts and of gets. `producers`,
+    `consumers`: names of all workers that have called put, or get. `dead`: names of those workers whose processes are
+    known to have ended. `bytes`: bytes of all items that were put; 0 between threads, where items are not copied.
+    `staleness_max`: the largest age of an item when it was taken, in policy versions: the newest version put so far
+    minus the item's version.
+    """
 
     capacity_items: int
     depth_items: int
@@ -139,8 +157,9 @@ class Channel(abc.ABC):
     ) -> None:
         """Put an item at the end of the line of `key`; wait for credit (free room), at most `timeout_s` seconds.
 
-        `weight`: weight of the item, which counts in `get_batch`. `version`: version of the policy that made the item;
-        None: no version. `timeout_s`: None means the channel's deadline. Data moves only after credit was granted.
+        `weight`: weight of the item; `get_batch` limits the sum of the weights in a batch. `version`: version of the
+        policy that made the item; None: no version. `timeout_s`: None means the channel's deadline. The item's data is
+        sent only after credit was granted.
         """
         self._check_put(key, weight, version)
         self._put(
@@ -159,7 +178,11 @@ class Channel(abc.ABC):
         weight: float = 1.0,
         version: int | None = None,
     ) -> None:
-        """Put an item as `put` does, but raise ChannelFull instead of waiting. `weight`, `version`: as in `put`."""
+        """Put an item at the end of the line of `key`, but raise ChannelFull instead of waiting for free room.
+
+        `weight`: weight of the item; `get_batch` limits the sum of the weights in a batch. `version`: version of the
+        policy that made the item; None: no version.
+        """
         self._check_put(key, weight, version)
         self._put(item, key, weight, version, None)
 
@@ -177,10 +200,11 @@ class Channel(abc.ABC):
     def get_batch(
         self, weight: float, *, key: str = "", timeout_s: float | None = None
     ) -> list[Any]:
-        """Take and return the first item of `key` and the next present items that keep the sum within `weight`.
+        """Take and return the first items of `key` whose weights together are at most `weight`.
 
-        The first item may weigh more. Wait for the first item, at most `timeout_s` seconds (None: the channel's
-        deadline). All items are taken atomically.
+        At least the first item is taken, even if it weighs more than `weight`. Wait for the first item, at most
+        `timeout_s` seconds (None: the channel's deadline); do not wait for further items. All items are taken in one
+        atomic step.
         """
         patience_s = (
             self.spec.timeout_s if timeout_s is None else self._patience(timeout_s)
@@ -198,13 +222,12 @@ class Channel(abc.ABC):
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> Work:
-        """Begin a `put` with these arguments in the background, and return the running put.
+        """Begin a put in the background, and return the running put. The arguments mean the same as in `put`.
 
-        `await` the put in an `async def`, else call its `wait()`.
+        To wait for the put, `await` it in an `async def`, else call its `wait()`.
 
-        The item must not change before the put has ended. `weight`, `version`, `timeout_s`: as in `put`. Puts of this
-        end at one key enter in the order in which they were begun; the deadline of a put counts from the end of the put
-        before.
+        The item must not change before the put has ended. Puts of this end at one key enter the channel in the order in
+        which they were begun; the deadline of a put counts from the end of the put before.
         """
         self._check_put(key, weight, version)
         patience_s = self._patience_of(timeout_s)
@@ -215,11 +238,12 @@ class Channel(abc.ABC):
         )
 
     def get_async(self, *, key: str = "", timeout_s: float | None = None) -> Work:
-        """Begin a `get` with these arguments in the background, and return the running get.
+        """Begin a get in the background, and return the running get.
 
-        `await` the get in an `async def`, else call its `wait()`; both return the item. `timeout_s`: as in `get`. Gets
-        of this end at one key are served in the order in which they were begun; the deadline of a get counts from the
-        end of the get before. If the caller never waits for the get, its item is lost.
+        To get the item, `await` the running get in an `async def`, else call its `wait()`. `timeout_s`: the most
+        seconds to wait for an item; None: the channel's deadline. Gets of this end at one key are served in the order
+        in which they were begun; the deadline of a get counts from the end of the get before. If the caller never waits
+        for the get, its item is lost.
         """
         patience_s = self._patience_of(timeout_s)
         return self._lanes.begin(
@@ -231,9 +255,11 @@ class Channel(abc.ABC):
     def get_batch_async(
         self, weight: float, *, key: str = "", timeout_s: float | None = None
     ) -> Work:
-        """Begin a `get_batch` with these arguments in the background, and return the running call.
+        """Begin a `get_batch` in the background, and return the running call. The arguments are those of `get_batch`.
 
-        The arguments are those of `get_batch`. The order, the deadline and the loss of items are as in `get_async`.
+        To get the items, `await` the running call in an `async def`, else call its `wait()`. Calls of this end at one
+        key are served in the order in which they were begun; the deadline of a call counts from the end of the call
+        before. If the caller never waits for the call, its items are lost.
         """
         limit = self._limit(weight)
         patience_s = self._patience_of(timeout_s)
@@ -256,9 +282,9 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def break_(self, why: str) -> None:
-        """Break the channel: end every wait with ChannelBroken and drop all items. Idempotent; the first reason stays.
+        """Break the channel: end every wait with ChannelBroken and drop all items. Idempotent.
 
-        `why`: the reason, for errors.
+        `why`: the reason, for errors. If the channel is broken already, its first reason stays.
         """
 
     @abc.abstractmethod
@@ -290,8 +316,9 @@ class Channel(abc.ABC):
     def _get(
         self, limit: float | None, key: str, patience_s: float | None
     ) -> list[Any]:
-        """Take and return items. `limit`: the most summed weight of a batch; None: take one item.
+        """Take and return items.
 
+        `limit`: take a batch in which the sum of the items' weights is at most `limit`; None: take one item.
         `patience_s`: the most seconds to wait; None: raise ChannelEmpty instead of waiting.
         """
 
@@ -300,7 +327,8 @@ class Channel(abc.ABC):
     ) -> list[Any]:
         """Return `open_(payload)` for all payloads, except the payloads for which `open_` raises an error.
 
-        Errors are kept for the next gets at `key`. If `open_` fails for all payloads, raise the first error.
+        The errors are kept and are raised by the next gets at `key`. If `open_` fails for all payloads, raise the first
+        error.
         """
         items = []
         for payload in payloads:
@@ -322,7 +350,7 @@ class Channel(abc.ABC):
         return self._get(limit, key, patience_s)
 
     def _raise_failed(self, key: str) -> None:
-        """Raise the next kept error of an earlier batch at `key`, if there is one."""
+        """Raise the next error that `_open_all` has kept from an earlier batch at `key`, if there is one."""
         errors = self._failed.get(key)
         if errors:
             error = errors.popleft()

@@ -51,7 +51,7 @@ def late(
     """Return the error for a put or get whose deadline has passed.
 
     `owner`: name of the waiting worker. `key`: key of the put or get. `waited_s`: seconds that the worker has waited.
-    `stats`: the channel at the deadline. `puts`: True for a put, False for a get.
+    `stats`: snapshot of the channel at the deadline. `puts`: True for a put, False for a get.
     """
     # The workers that could have ended the wait
     seen = stats.producers
@@ -97,9 +97,10 @@ def refused(
     *,
     puts: bool,
 ) -> ChannelFull | ChannelEmpty:
-    """Return the error for a call that must not wait: a put without credit, or a get without an item.
+    """Return the error for a call that must not wait: a put without free room, or a get without an item.
 
-    `owner`: name of the calling worker. `stats`: the channel at the call. `puts`: True for a put, False for a get.
+    `owner`: name of the calling worker. `stats`: snapshot of the channel at the call. `puts`: True for a put, False for
+    a get.
     """
     place = _place(spec, key)
     held = holding(stats)
@@ -160,7 +161,8 @@ def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
 
 
 def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
-    """Return the error for a key that the channel's spec does not declare. `owner`: the worker that has used it."""
+    """Return the error for a key that the channel's spec does not declare. `owner`: the worker that has used the key.
+    """
     declared = spec.keys or ()
     # The declared key that was probably meant
     near = did_you_mean(key, declared)
@@ -234,7 +236,8 @@ def bad_argument(
 
 
 def holding(stats: ChannelStats) -> str:
-    """Return a text about the contents of a channel, such as "3 of 4 items ('0': 3)"."""
+    """Return a text about the contents of a channel, such as "3 of 4 items ('0': 3)". `stats`: snapshot of the channel.
+    """
     held = f"{stats.depth_items} of {stats.capacity_items} items"
     if stats.depth_by_key and set(stats.depth_by_key) != {""}:
         held += f" ({listed(f'{k!r}: {n}' for k, n in stats.depth_by_key.items())})"

@@ -28,7 +28,10 @@ Packed = bytes | Pieces
 
 
 def unpack(packed: Packed | list[Buffer]) -> Any:
-    """Return the value of a packed value. Its arrays share memory with the pieces, which must be writable."""
+    """Return the value that was packed into `packed`.
+
+    The arrays in the value share memory with the buffers of `packed`, which must be writable.
+    """
     if isinstance(packed, bytes):
         return pickle.loads(packed)
     return pickle.loads(packed[0], buffers=packed[1:])
@@ -110,7 +113,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Reducers(dict[type, Callable[[Any], Any]]):
-    """Dispatch table of pickle: reducing function by the exact type of an object.
+    """Dispatch table of pickle: exact type of an object -> function that reduces an object of this type.
 
     Subclasses of torch.Tensor are included once torch is imported.
     """
@@ -132,8 +135,9 @@ class _Stream(NamedTuple):
 class Packer(pickle.Pickler):
     """Pickler that packs one value after the other into a header and large buffers.
 
-    `inline_bytes`: the most bytes of small buffers that go into the header. Beyond protocol 5, it sends strided numpy
-    views and torch tensors out of band. Reuse a packer: its creation takes as long as packing a small value.
+    `inline_bytes`: the most bytes of small buffers that go into the header. Pickle protocol 5 sends contiguous arrays
+    out of band; this class also sends strided numpy views and torch tensors out of band. Reuse a packer, because making
+    one takes as long as packing a small value.
     """
 
     __slots__ = ("_buffers", "_chunks", "_inline_bytes", "_room")
@@ -184,14 +188,17 @@ class Packer(pickle.Pickler):
 
 
 class Packers:
-    """Thread-safe pool of packers with the same `inline_bytes`."""
+    """Thread-safe pool of packers. `inline_bytes`: the most bytes of small buffers that go into the header."""
 
     def __init__(self, inline_bytes: int) -> None:
         self._inline_bytes = inline_bytes
         self._idle: list[Packer] = []
 
     def pack(self, value: Any) -> Packed:
-        """Return the packed value, as `Packer.pack` does. Raise NotSent if the value cannot be sent."""
+        """Return the packed value: one `bytes` if the value is small, else a header and its large buffers.
+
+        The buffers share memory with the value's contiguous arrays. Raise NotSent if the value cannot be sent.
+        """
         try:
             packer = self._idle.pop()
         except IndexError:

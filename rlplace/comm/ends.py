@@ -56,16 +56,16 @@ class Lock(Protocol):
 
 
 class Attachment:
-    """Memory, lock and wakers that all ends of a channel in one process share.
+    """The table, the items' memory, the lock and the wakers of a channel, shared by all its ends in one process.
 
-    A forked child gets wakers and names of its own.
+    A forked child gets wakers of its own, and uses the channel under its own process number.
     """
 
     def __init__(self, table: Table, store: Store, lock: Lock, *, spins: bool) -> None:
         """Make an attachment to a channel.
 
         `table`: state of the channel. `store`: memory of its items. `lock`: guards both. `spins`: whether a request
-        polls for a moment before it sleeps, which keeps other threads of the process from running.
+        polls for a moment before it sleeps. Polling keeps other threads of the process from running.
         """
         self.table = table
         self.spec = table.spec
@@ -85,11 +85,11 @@ class Attachment:
     def run(
         self, step: Callable[..., T], *arguments: object, patience_s: float = 0.0
     ) -> T:
-        """Run `step(*arguments)` under the lock and return its result; then wake the wakers that the step has listed.
+        """Run `step(*arguments)` under the lock and return its result; then wake the waiters that the step has listed.
 
-        `patience_s`: the most seconds to wait for the lock, at least `LOCK_PATIENCE_S`. If the step raises an error
-        that is no ChannelError, its change stays marked as unfinished, and the next holder of the lock breaks the
-        channel. Raise ChannelTimeout if the lock stays taken.
+        `patience_s`: the most seconds to wait for the lock, at least `LOCK_PATIENCE_S`. Raise ChannelTimeout if the
+        lock stays taken. If the step raises an error that is not a ChannelError, the change of the channel's state
+        stays marked as unfinished, and the next holder of the lock breaks the channel.
         """
         words = self.table.words
         queue = self.queue
@@ -123,16 +123,19 @@ class Attachment:
                 self.wakers.wake(number)
 
     def undo(self, step: Callable[..., object], *arguments: object) -> None:
-        """Run a step under the lock as `run` does; if the lock stays taken, run it later, before the next step."""
+        """Run `step(*arguments)` under the lock.
+
+        If the lock cannot be acquired, run the step later: before the next step that gets the lock.
+        """
         try:
             self.run(step, *arguments)
         except ChannelTimeout:
             self._late.append(lambda: step(*arguments))
 
     def look_for_dead(self, now: float) -> None:
-        """Remove the waits and reservations of dead processes from the channel.
+        """Find the dead processes that use the channel, and remove their waits and reservations from the channel.
 
-        `now`: present time by `time.monotonic()`. Does nothing if any process has looked within the last second.
+        `now`: present time by `time.monotonic()`. Do nothing if any process has looked within the last second.
         """
         dead = [
             other
@@ -143,9 +146,9 @@ class Attachment:
             self.run(self.queue.end_of_processes, dead, now)
 
     def _suspects(self, now: float) -> set[int]:
-        """Return the other processes that use the channel, or an empty set if a check was made lately.
+        """Return the numbers of the processes that `look_for_dead` has to check: all others that use the channel.
 
-        The check looks for dead processes.
+        Return an empty set if a process has checked a short time ago. `now`: present time by `time.monotonic()`.
         """
         reals = self.table.reals
         if 0 <= now - reals[CHECKED] < 0.9 * LOOK_S:
@@ -154,7 +157,10 @@ class Attachment:
         return self.others()
 
     def others(self) -> set[int]:
-        """Return the other processes that use the channel and are not known to be dead. Call this under the lock."""
+        """Return the numbers of the other processes that use the channel and are not known to be dead.
+
+        Call this under the lock.
+        """
         words = self.table.words
         return {
             words[p + PROCESS]
@@ -163,7 +169,10 @@ class Attachment:
         } - {self.process}
 
     def _name_of(self, other: int) -> str:
-        """Return the names under which the process with the number `other` uses the channel, or its pid, for errors."""
+        """Return a text that names a process in errors: the names of its workers that use the channel, or else its pid.
+
+        `other`: number of the process.
+        """
         words = self.table.words
         names = self.queue.participants.all()
         users = [name for p, name in names.items() if words[p + PROCESS] == other]
@@ -191,9 +200,10 @@ class Attachment:
     async def attempt_async(
         self, step: Step, request: Put | Get, patience_s: float | None
     ) -> None:
-        """Do the work of `attempt`, with the arguments of `attempt`, in an asyncio task of a channel server.
+        """Try `step` on a put or get until the request is done, in an asyncio task of a channel server.
 
-        If the task is cancelled, the request takes nothing.
+        `patience_s`: the most seconds to wait; None: try once without waiting. Raise the error that says why the
+        request was not served. If the task is cancelled, the request takes nothing.
         """
         if patience_s is None:
             self.attempt(step, request, None)
@@ -220,8 +230,8 @@ class Attachment:
     ) -> Iterator[float]:
         """Try `step` until the request is done; before each further try, yield the most seconds to sleep.
 
-        `waker`: number of the waker that ends the sleep early. `deadline`: by `time.monotonic()`; raise the error of
-        the request when it has passed.
+        `waker`: number of the waker that ends the sleep early. `deadline`: time by `time.monotonic()` after which the
+        error of the request is raised.
         """
         now = time.monotonic()
         next_look = now + LOOK_S
@@ -261,7 +271,10 @@ class Attachment:
 
 
 class QueueEnd(Channel):
-    """An end of a channel whose state is a queue machine in memory. The ends of one process share an attachment."""
+    """An end of a channel whose state is in memory and is changed by a queue machine.
+
+    All ends of the channel in one process share one attachment.
+    """
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__(attachment.spec)
@@ -322,7 +335,8 @@ def local_table(spec: ChannelSpec) -> Table:
 
 
 class References:
-    """Store of a LocalChannel: a reference to each item, by the record of the item's entry."""
+    """Store of the items of a LocalChannel: entry (index of a record in the channel's table) -> reference to the item.
+    """
 
     def __init__(self) -> None:
         self._items: dict[int, Any] = {}

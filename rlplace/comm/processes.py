@@ -54,12 +54,15 @@ def pid_of(word: int) -> int:
 
 
 def alive(word: int) -> bool:
-    """Return whether the process with the number `word` still lives; a zombie does not."""
+    """Return whether the process with the number `word` still lives. A zombie process counts as dead."""
     return word > 0 and _read(pid_of(word)) == word
 
 
 def in_forks(method: Callable[[], None]) -> None:
-    """Arrange that every child that is forked while the object of `method` lives calls `method`."""
+    """Make every child process that is forked from this process call `method` at its start.
+
+    `method`: a bound method. It is called as long as its object exists; the object is not kept alive for it.
+    """
     methods = _called_in_forks()
     methods.add(weakref.WeakMethod(method, methods.discard))
 
@@ -103,7 +106,7 @@ def _read(pid: int) -> int | None:
 
 
 class Waker:
-    """A socket that wakes one sleeping thread or task at a time.
+    """A socket on which one thread or task at a time sleeps until a process of the node wakes it.
 
     `number`: identifies the waker on its node; never 0.
     """
@@ -139,7 +142,7 @@ class Waker:
 
 
 class Wakers:
-    """The wakers of this process for one channel, and a socket that wakes wakers of other processes."""
+    """Pool of wakers of this process for one channel, with a socket that wakes sleepers of any process on the node."""
 
     def __init__(self) -> None:
         self._idle: list[Waker] = []
@@ -228,9 +231,9 @@ class SharedLock:
         self._unlock = _closed
 
     def _taken(self, code: int) -> bool:
-        """Return whether a try with result `code` has acquired the mutex.
+        """Return whether an attempt to lock the mutex has succeeded. `code`: the result of the C function.
 
-        Raise OSError for any other failure than a busy mutex.
+        Raise OSError for any failure other than a mutex that is busy.
         """
         # The last holder died; the caller checks what it left
         if code == errno.EOWNERDEAD:
@@ -243,7 +246,8 @@ class SharedLock:
     def _contend(self, timeout: float) -> bool:
         """Try to acquire the lock for at most `timeout` seconds; return whether this has succeeded.
 
-        The first tries follow at once, the next let other processes run in between, the last sleep in between.
+        The first tries follow each other at once. Before each later try, this thread first yields the core, and finally
+        sleeps.
         """
         deadline = time.monotonic() + timeout
         tries = 1
@@ -266,5 +270,5 @@ def _address(mapped: mmap.mmap, at: int) -> int:
 
 
 def _closed(mutex: object) -> int:
-    """Raise ValueError, in place of the C functions of a closed lock."""
+    """Raise ValueError. A closed lock calls this function in place of the C library's functions."""
     raise ValueError("the lock was closed")

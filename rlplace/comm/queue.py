@@ -31,7 +31,11 @@ Taken = tuple[Any, float, int]  # an item that left its line: payload, weight, v
 
 
 class Store(Protocol):
-    """Memory that holds the payloads of entries. All methods are called under the channel's lock."""
+    """Memory that holds the payloads of entries. All methods are called under the channel's lock.
+
+    `entry` in the methods: index of the entry's record in the channel's table. Its payload is the item in the form in
+    which this store keeps items.
+    """
 
     def place(self, entry: int, payload: Any, /) -> None: ...
 
@@ -46,7 +50,13 @@ class Store(Protocol):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Put:
-    """A put request. `waiter`: the request's record in the table while the request waits, else 0."""
+    """A put request.
+
+    `payload`: the item in the form in which the channel stores items; None: the item follows by `fill`, after credit
+    was granted. `entry`: record of the entry that is reserved for an item that follows, else 0. `owner`, `key`,
+    `waiter`: records in the table of the worker, of the key, and of the request while it waits; 0: none. `epoch`:
+    number of resets of the channel when the request began.
+    """
 
     owner_name: str
     key_name: str
@@ -62,9 +72,12 @@ class Put:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Get:
-    """A get request for one item, or for a batch with a summed weight of `limit`.
+    """A get request for one item, or for a batch.
 
-    `taken`: the items, once the get is done. `waiter`: the get's record in the table while the get waits, else 0.
+    `limit`: the most summed weight of a batch; None: one item. `remote`: whether the items are for a client on another
+    node, which has to confirm them. `owner`, `key`, `waiter`: records in the table of the worker, of the key, and of
+    the request while it waits; 0: none. `epoch`: number of resets of the channel when the request began. `taken`:
+    payload, weight and version of each item, once the get is done.
     """
 
     owner_name: str
@@ -175,9 +188,9 @@ class QueueMachine:
         self._append(entry, put.key, payload, now)
 
     def cancel(self, put: Put, now: float) -> None:
-        """Give back the credit of a put whose item will not come to the channel.
+        """Give back the credit of a put whose item will not be put into the channel. Idempotent.
 
-        Idempotent. `now`: present time by `time.monotonic()`.
+        `now`: present time by `time.monotonic()`.
         """
         entry, put.entry = put.entry, 0
         if entry and not self._lost(put):
@@ -195,9 +208,9 @@ class QueueMachine:
     def _credit(self) -> int:
         """Return how many items may still be put.
 
-        Some entries are spare, for items that come back by `restore`. Unconfirmed items are items that were taken for a
-        client on another node, which has not confirmed them. If there are more unconfirmed items than spare entries,
-        the difference reduces the credit.
+        The table has some spare entries, for items that `restore` puts back above the capacity. Unconfirmed items were
+        taken for clients on other nodes, which have not confirmed their arrival. If there are more unconfirmed items
+        than spare entries, the credit is reduced by the difference.
         """
         unconfirmed = self.words[t.UNCONFIRMED]
         credit = self._capacity - self.words[t.ITEMS]
@@ -212,7 +225,7 @@ class QueueMachine:
         weight: float,
         version: int,
     ) -> int:
-        """Take credit for one item; return the item's new entry, which is in no line yet.
+        """Take credit for one item; return the record of a new entry for the item, which is in no line yet.
 
         `owner` and `key`: records of the participant and of the key.
         """
@@ -445,7 +458,10 @@ class QueueMachine:
         request.waiter = 0
 
     def _leave(self, waiter: int, now: float) -> None:
-        """Remove a waiter that was not served from its line, and wake the next waiters for its credit or item."""
+        """Remove a waiter that was not served from its line of waiters.
+
+        Wake the next waiters, for which the credit or the items may now be enough.
+        """
         line = self.words[waiter + t.W_LINE]
         self._remove(waiter, now)
         if line == t.PUTTERS:
@@ -541,9 +557,10 @@ class QueueMachine:
         supply: int,
         now: float,
     ) -> None:
-        """Wake the first waiters of a line, one for each unit of `supply`, which is credit or a number of items.
+        """Wake the first waiters of a line, one for each unit of `supply`: the credit, or the number of items.
 
-        A waiter that was woken before uses up a unit of `supply` too, unless the waiter is stalled.
+        A waiter that was woken earlier uses up a unit of `supply` too, unless it has not tried again for `STALLED_S`
+        seconds.
         """
         words = self.words
         reals = self.reals
@@ -570,7 +587,11 @@ class QueueMachine:
             waiter = self.words[waiter + t.W_NEXT]
 
     def _waiting(self) -> list[int]:
-        """Return the records of all waiters in use, without following lines, which may be damaged."""
+        """Return the records of all waiters in use.
+
+        The records are found one by one in the table and not by the links of the lines, because the links may be
+        damaged.
+        """
         # By records, not by lines
         first = self.table.waiters
         words = self.words
@@ -632,7 +653,7 @@ class QueueMachine:
     def break_(self, why: str) -> None:
         """Break the channel: all requests fail from now on, and all items are dropped. Idempotent. `why`: the reason.
 
-        Lines and states of entries are not used, because a process may have died while it changed them.
+        The lines and the states of entries are not read, because a process may have died while it changed them.
         """
         words = self.words
         if words[t.BROKEN]:
@@ -652,8 +673,8 @@ class QueueMachine:
     def reset(self) -> None:
         """Make the channel open and empty, whether it was broken, closed or neither.
 
-        Earlier requests fail with ChannelBroken. Names, counts and the newest version stay. As in `break_`, lines and
-        states of entries are not used, because they may be damaged.
+        Earlier requests fail with ChannelBroken. Names, counts and the newest version stay. As in `break_`, the lines
+        and the states of entries are not read, because they may be damaged.
         """
         words = self.words
         self.wakes += [words[waiter + t.W_WAKER] for waiter in self._waiting()]
@@ -696,7 +717,7 @@ class QueueMachine:
         return str(self.table.data[at : at + self.words[t.REASON]], "utf-8", "replace")
 
     def end_of_processes(self, dead: Iterable[int], now: float) -> None:
-        """Remove the waits and the reservations of dead processes. Items that they have taken stay lost.
+        """Remove the waits and the reservations of dead processes. Items that dead processes have taken are lost.
 
         `dead`: numbers of the processes. `now`: present time by `time.monotonic()`.
         """
@@ -724,7 +745,7 @@ class QueueMachine:
                 self._cancel(entry, now)
 
     def end_of_owner(self, owner: str) -> None:
-        """Mark the participant `owner` of this process as dead. Its waits must have been withdrawn before."""
+        """Mark the worker `owner` of this process as dead in the channel. Its waits must have been withdrawn before."""
         self.words[self.participants.find(owner, owner, self.process) + t.P_DEAD] = 1
 
     def _all_entries(self) -> range:

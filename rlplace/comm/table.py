@@ -97,7 +97,7 @@ _INLINE_BUDGET = 16 << 20  # between these limits, the room of all entries toget
 
 
 class Table:
-    """The memory of a channel as integers (`words`), reals and bytes (`data`), and the places of its records.
+    """A channel's memory as integers (`words`), floats (`reals`) and bytes (`data`), and the places of its records.
 
     The memory of a new channel is all zeros.
     """
@@ -143,7 +143,7 @@ class Table:
 
 
 class Names:
-    """The participants of a channel (`keys` False) or its keys (`keys` True), as named records in the table.
+    """The workers that use a channel (`keys` False) or the channel's keys (`keys` True), as named records in the table.
 
     Records are only added, never removed. Methods are called under the channel's lock.
     """
@@ -167,7 +167,7 @@ class Names:
         self._records: dict[tuple[str, int], int] = {}
 
     def all(self) -> dict[int, str]:
-        """Return the name of each record, by record, in the order in which the records were added."""
+        """Return record -> name, for all records, in the order in which the records were added."""
         table = self._table
         words = self._table.words
         # Read the records that were added since the last call
@@ -187,10 +187,10 @@ class Names:
         owner: str,
         process: int = 0,
     ) -> int:
-        """Return the record of `name`; add a record if there is none.
+        """Return the record of `name`; add a record if `name` has none.
 
-        `owner`: name of the caller in errors. `process`: number of a participant's process; 0 for a key. Raise
-        ChannelMisuse if the name is too long, ChannelError if all records are in use.
+        `owner`: name of the calling worker, for errors. `process`: number of the process of a worker; 0 for a key.
+        Raise ChannelMisuse if the name is too long, ChannelError if all records are in use.
         """
         # In this process's memory, then in the table, then among the dead
         found = self._records.get((name, process))

@@ -30,7 +30,10 @@ _END_S = 5.0  # longest wait for a reading that is under way at the end of the w
 
 
 def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
-    """Return a snapshot of each channel, by name. Channels whose `stats` fail are left out: they have no waiters."""
+    """Return name -> snapshot of each channel.
+
+    A channel is left out if its `stats` raises an error: no worker waits in it.
+    """
     views = {}
     for name, channel in channels.items():
         with contextlib.suppress(ChannelError):
@@ -39,10 +42,10 @@ def view(channels: Mapping[str, Channel]) -> dict[str, ChannelStats]:
 
 
 class WaitForGraph:
-    """The waits at one moment, as a graph of workers.
+    """Which worker waits for which workers, at one moment, as a graph.
 
-    An edge leads from a waiting worker to a worker that could end its wait. `stuck`: workers whose waits can only be
-    ended by other stuck workers or dead workers.
+    An edge leads from a waiting worker to a worker that could end its wait. `stuck`: the workers whose waits only dead
+    workers or other stuck workers could end.
     """
 
     def __init__(self, views: Collection[ChannelStats]) -> None:
@@ -93,7 +96,7 @@ class WaitForGraph:
         return ()
 
     def slow(self) -> list[str]:
-        """Return the living workers for which other workers wait, and which do not wait themselves."""
+        """Return the living workers that do not wait themselves and for which other workers wait."""
         return sorted(self.awaited - set(self.waits) - self.dead)
 
 
@@ -215,7 +218,7 @@ class Watchdog:
         stats: ChannelStats,
         now: float,
     ) -> float:
-        """Return the seconds without a put or get in the channel `name`, as far as earlier readings tell.
+        """Return for how many seconds the channel `name` has had no put or get, as far as earlier readings tell.
 
         Return 0 if no worker waits. `stats`: the present reading, at time `now`.
         """

@@ -23,8 +23,8 @@ _Begun = tuple[Future[Any], Callable[[], Any]]
 class Work:
     """A call that runs in the background.
 
-    `wait()` and `await` return its result or raise its error, any number of times. The call keeps its own deadline. A
-    cancelled `await` does not end the call; a later `wait()` returns its result.
+    `wait()` and `await` return the result of the call or raise its error, and may be used any number of times. The call
+    has a deadline of its own. A cancelled `await` does not end the call; a later `wait()` still returns its result.
     """
 
     def __init__(self, future: Future[Any]) -> None:
@@ -102,9 +102,10 @@ class Lanes:
 
 
 def _settled(future: Future[Any], at_once: Callable[[], Any]) -> bool:
-    """Run `at_once` and give `future` its result or error.
+    """Run `at_once`, and set the result or the error of `future` to what it returns or raises; then return True.
 
-    Return True then. If the call would have to wait, return False and leave `future` open.
+    If `at_once` raises ChannelEmpty or ChannelFull, because the call would have to wait, return False and leave
+    `future` open.
     """
     try:
         result = at_once()

@@ -42,7 +42,12 @@ NO_REPLY = Reply(0)
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Waiter:
-    """A request that has no answer yet. No caller waits for the answer to a request "withdraw"."""
+    """A request that was sent to the channel server, and its answer once the answer has arrived.
+
+    `outgoing`: frames that were sent behind the request; kept until the answer, because they may have to be sent again.
+    `reply`, `frames`: the answer and the frames behind it. `arrived`: a held lock that is released when the answer
+    arrives. No caller waits for the answer to a request "withdraw".
+    """
 
     request: Request
     # Kept until the answer, since it may have to be sent again
@@ -116,10 +121,11 @@ class Connection:
     ) -> Waiter:
         """Send a request, wait for the answer, and return the waiter that holds the answer.
 
-        `end`: the end of the channel that asks. `method` and `arguments`: the request, as ChannelServer performs it.
-        `outgoing`: frames that follow the envelope. `patience_s`: the most seconds that the server may wait in the
-        request; None: it does not wait. Raise the error that the server has answered, ChannelBroken if the connection
-        breaks, ChannelTimeout if there is no answer `GRACE_S` after the deadline.
+        `end`: the end of the channel that asks. `method`, `arguments`: the operation that the server performs on the
+        channel, such as "put", and its arguments. `outgoing`: frames that are sent behind the request. `patience_s`:
+        the most seconds that the server may wait before it answers; None: the server must not wait. Raise the error
+        that the server has answered, ChannelBroken if the connection breaks, ChannelTimeout if there is no answer
+        `GRACE_S` seconds after the deadline.
         """
         spec = end.spec
         owner = end.owner
@@ -157,7 +163,8 @@ class Connection:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Give up the request of `waiter`. The server gives back the items or the credit that the request has taken."""
+        """Give up the request of `waiter`. The server then undoes the request: it gives back the taken items or credit.
+        """
         with self._lock:
             self._withdraw(waiter.request.serial)
 
@@ -178,7 +185,7 @@ class Connection:
         self._send(gone.request)
 
     def _take_done(self) -> tuple[int, ...]:
-        """Return the serial numbers of received answers that the server was not told about, and forget them.
+        """Return the numbers of the received answers about which the server was not told yet, and forget the numbers.
 
         Needs the lock.
         """
@@ -254,7 +261,7 @@ class Connection:
                 self._take_in(Reply(*pickle.loads(envelope)), frames)
 
     def _take_in(self, reply: Reply, frames: Sequence[zmq.Frame]) -> None:
-        """Handle one message of the server, `reply`, with its frames. Needs the lock."""
+        """Handle `reply`, one message of the server, and the frames behind it. Needs the lock."""
         if reply.serial == wire.WELCOME:
             self._welcomed = True
         elif reply.serial == wire.HERE:

@@ -65,7 +65,7 @@ class Session:
         self.ends: dict[tuple[str, str], SharedChannel] = {}
 
     def done(self, serials: Iterable[int]) -> None:
-        """Drop the answers that the client has received, and confirm their items.
+        """Drop the answers that the client has received, and record that their items have arrived.
 
         `serials`: numbers of the requests.
         """
@@ -119,7 +119,7 @@ def _settle(end: SharedChannel, act: Callable[..., None], *arguments: object) ->
 
 
 def _text(error: Exception) -> str:
-    """Return an error as text, with the type if it is no RlplaceError."""
+    """Return an error as text: the message of an RlplaceError, or type and message of any other error."""
     if isinstance(error, RlplaceError):
         return str(error)
     return repr(error)
@@ -128,7 +128,7 @@ def _text(error: Exception) -> str:
 def _allow_open_files() -> None:
     """Raise this process's soft limit of open files, within the hard limit.
 
-    Each connected client needs one file, and each of its waits another one.
+    The server needs one file for each connected client, and one more for each wait of a client.
     """
     # As many as wanted, within the hard limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -219,7 +219,7 @@ class ChannelServer:
         )
 
     def add(self, name: str, channel: SharedChannel) -> None:
-        """Serve a channel under `name`, which requests must give."""
+        """Let clients use `channel`. `name`: the name by which their requests choose this channel."""
         assert name not in self._channels, f"the server has a channel {name!r}"
         self._channels[name] = channel
 
@@ -264,7 +264,7 @@ class ChannelServer:
             self._context.destroy(linger=0)
 
     async def _serve(self) -> None:
-        """Serve until the server is closed."""
+        """Handle messages of clients and the authentication of new connections until the server is closed."""
         # The loop reads the socket and both sockets of the authenticator
         self._loop.add_reader(wire.fd_of(self._socket), self._receive)
         self._loop.add_reader(
@@ -342,7 +342,7 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> None:
-        """Handle one message of a client. `frames`: data that followed the envelope."""
+        """Handle one message of a client. `client`: name of the client. `frames`: data that followed the envelope."""
         session = self._sessions.get(client)
         if request.method == "hello":
             welcomed, wanted = request.arguments
@@ -440,9 +440,10 @@ class ChannelServer:
         request: Request,
         frames: Sequence[zmq.Frame],
     ) -> Answer:
-        """Perform a request and return its answer.
+        """Perform a request and return the envelope and the frames of its answer.
 
-        Items and credit stay in `session.held` until the client confirms them. `frames`: data of the request.
+        Taken items and granted credit stay in `session.held` until the client confirms the items or fills the credit.
+        `frames`: data of the request.
         """
         user = (request.channel, request.owner)
         value = None

@@ -54,11 +54,11 @@ class StreamAddress:
 class StreamSource:
     """Makes the items of one stream and sends them to one taker. Used by one thread, as a context manager.
 
-    The source listens from its creation to the end of the context.
+    The source listens for the taker from its creation to the end of the context.
     """
 
     def __init__(self, *, near: str, keys: Keys) -> None:
-        """Listen on the address by which this machine reaches the endpoint `near`.
+        """Open a socket for the taker, on the address that this machine uses towards the endpoint `near`.
 
         `keys`: keys for this stream alone.
         """
@@ -93,12 +93,12 @@ class StreamSource:
         timeout_s: float,
         check: Callable[[], None],
     ) -> str | None:
-        """Make and send items as the taker asks for them, until the taker says that it needs no more.
+        """Make and send items as the taker asks for them, until the taker says that it needs no more items.
 
-        Return None if the taker has said that it needs no more items, else a text with the reason why it has not. A
-        taker that is lost after its request for the last item counts as done, since it has most likely received the
-        item. `make`: makes the item of a number. `count`: number of items. `timeout_s`: the most seconds until the next
-        request. `check`: called often; its errors end the wait.
+        Return None if the taker has said this, else a text that says why the stream has ended early. A taker that is
+        lost after its request for the last item counts as done, because it has most likely received the item. `make`:
+        takes the number of an item and returns the item. `count`: number of items. `timeout_s`: the most seconds until
+        the next request. `check`: called often; an error that it raises ends the stream.
         """
         poller = zmq.Poller()
         for watched in (self._socket, self._authenticator.socket):
@@ -137,9 +137,10 @@ class StreamSource:
         number: int,
         *items: Any,
     ) -> bool:
-        """Send a number and its items; return whether the taker is connected.
+        """Send a number, and the items that are given, in one message; return whether the taker is connected.
 
-        A taker that has lost the connection asks again over its next connection.
+        `taker`: ZeroMQ's identity of the taker. `number`: number of the item. A taker that has lost the connection asks
+        again over its next connection.
         """
         # Number and marks, then the data
         marks, frames = wire.enclose(
@@ -212,7 +213,7 @@ class StreamTaker:
 
     @property
     def _gone(self) -> bool:
-        """Whether there has been no connection for `LOST_S` seconds."""
+        """Return whether there has been no connection to the source for `LOST_S` seconds."""
         return self._lost_at is not None and time.monotonic() > self._lost_at + LOST_S
 
     def _notice(self) -> None:
@@ -254,7 +255,7 @@ class StreamTaker:
 
 
 def _address_towards(endpoint: str) -> str:
-    """Return the address that this machine uses towards `endpoint`. Nothing is sent."""
+    """Return the address of this machine from which it would send to `endpoint`. Nothing is sent."""
     parts = urlsplit(endpoint)
     family, kind, _, _, address = socket.getaddrinfo(
         parts.hostname,

@@ -40,7 +40,12 @@ Frame = bytes | memoryview
 
 
 class Request(NamedTuple):
-    """A message of a client. `serial`: number of the request at this client; a repeated request keeps its number."""
+    """A message of a client to the channel server.
+
+    `serial`: number of the request at this client; a repeated request keeps its number. `method`, `arguments`: the
+    operation, such as "put", and its arguments. `channel`: name of the channel. `owner`: name of the calling worker.
+    `done`: numbers of the requests whose answers the client has received.
+    """
 
     serial: int
     method: str
@@ -54,7 +59,7 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """A message of the server: the answer to request `serial`.
 
-    The answer is a value, an error, or marks of items (see `enclose`).
+    The answer is a value, an error, or marks of items. A mark says where an item is: `enclose` explains it.
     """
 
     serial: int
@@ -74,8 +79,8 @@ def enclose(
 ) -> tuple[tuple[Mark, ...], list[Frame]]:
     """Return the marks of packed items for the envelope, and the frames that follow the envelope.
 
-    A small item is its own mark; a large item has the lengths of its pieces as its mark. `frame_bytes`: the most bytes
-    of a frame. The frames share memory with the items' arrays.
+    The mark of a small item is the item itself. The mark of a large item is the lengths of its pieces, which are sent
+    in the frames. `frame_bytes`: the most bytes of a frame. The frames share memory with the items' arrays.
     """
     marks: list[Mark] = []
     frames: list[Frame] = []
@@ -108,7 +113,7 @@ def disclose(marks: Iterable[Mark], frames: Sequence[zmq.Frame]) -> list[codec.P
 
 
 def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
-    """Return the next `size` bytes of the frames, writable.
+    """Return the next `size` bytes of the frames as a writable buffer.
 
     A large piece that fills one frame is not copied, since the frame has memory of its own, aligned to 8 bytes.
     """
@@ -126,9 +131,9 @@ def _piece(size: int, frames: Iterator[zmq.Frame]) -> codec.Buffer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobKeys:
-    """Keys for ZeroMQ's CURVE mechanism: messages are encrypted, and each side proves that it is of this job.
+    """Keys for ZeroMQ's CURVE mechanism: messages are encrypted, and each side proves that it belongs to this job.
 
-    Encryption costs most of the speed of a fast network.
+    `frame_bytes`: the most bytes of a frame of a large item. Encryption costs most of the speed of a fast network.
     """
 
     mechanism: ClassVar[bytes] = b"CURVE"
@@ -149,19 +154,19 @@ class JobKeys:
         return cls(server_public, server_secret, client_public, client_secret)
 
     def guard(self, server: zmq.Socket) -> None:
-        """Set the keys on a listening socket, before it binds."""
+        """Set the job's keys on a listening socket, before the socket binds."""
         server.curve_server = True
         server.curve_publickey = self.server_public
         server.curve_secretkey = self.server_secret
 
     def show(self, client: zmq.Socket) -> None:
-        """Set the keys on a connecting socket, before it connects."""
+        """Set the job's keys on a connecting socket, before the socket connects."""
         client.curve_serverkey = self.server_public
         client.curve_publickey = self.client_public
         client.curve_secretkey = self.client_secret
 
     def admits(self, credentials: list[bytes]) -> bool:
-        """Return whether `credentials`, which ZeroMQ has received, are of a client of this job."""
+        """Return whether `credentials`, which a client has sent by ZeroMQ, belong to a client of this job."""
         return len(credentials) == 1 and secrets.compare_digest(
             z85.encode(credentials[0]), self.client_public
         )
@@ -171,7 +176,7 @@ class JobKeys:
 class JobPassword:
     """Password for ZeroMQ's PLAIN mechanism: clients of other jobs are refused, but messages are not encrypted.
 
-    For a network that only the cluster uses.
+    `frame_bytes`: the most bytes of a frame of a large item. Use it in a network that only the cluster uses.
     """
 
     mechanism: ClassVar[bytes] = b"PLAIN"
@@ -186,16 +191,16 @@ class JobPassword:
         return cls(password=secrets.token_urlsafe(32))
 
     def guard(self, server: zmq.Socket) -> None:
-        """Require a password on a listening socket, before it binds."""
+        """Make a listening socket require a password of its clients, before the socket binds."""
         server.plain_server = True
 
     def show(self, client: zmq.Socket) -> None:
-        """Set the password on a connecting socket, before it connects."""
+        """Set the password on a connecting socket, before the socket connects."""
         client.plain_username = b"job"
         client.plain_password = self.password.encode()
 
     def admits(self, credentials: list[bytes]) -> bool:
-        """Return whether `credentials`, which ZeroMQ has received, are of a client of this job."""
+        """Return whether `credentials`, which a client has sent by ZeroMQ, belong to a client of this job."""
         return len(credentials) == 2 and secrets.compare_digest(
             credentials[1], self.password.encode()
         )
@@ -211,7 +216,10 @@ SILENT_S = 4.0
 
 
 def endure(socket: zmq.Socket) -> None:
-    """Set options of a socket before it binds or connects: queues without limits, early detection of failures."""
+    """Make the queues of a socket unlimited, and make it detect lost connections early.
+
+    Call this before the socket binds or connects.
+    """
     # Credit bounds what is under way, not the socket
     socket.set_hwm(0)
     socket.linger = 0

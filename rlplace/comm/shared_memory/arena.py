@@ -88,10 +88,10 @@ class Arena:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the arena of `folder`, or make it if there is none.
+        """Open the arena in `folder`, or create it if the folder has none.
 
-        Raise NoRoomError if there is no memory for it, OutputError if this process cannot map all of its addresses,
-        ChannelBroken if the folder is gone.
+        Raise NoRoomError if there is no memory for the arena, OutputError if this process cannot map all addresses of
+        the arena, ChannelBroken if the folder is gone.
         """
         self._folder = folder
         path = folder / "arena"
@@ -133,7 +133,7 @@ class Arena:
         processes.in_forks(self.enter_process)
 
     def enter_process(self) -> None:
-        """Use the number of this process after a fork, and forget the delayed frees.
+        """Call this in a forked child: use the number of the child process, and drop the list of delayed frees.
 
         The parent process performs the delayed frees.
         """
@@ -213,9 +213,9 @@ class Arena:
             self.free(segment)
 
     def free(self, address: int, channel: int = 0) -> None:
-        """Free the segment at `address` if `channel` (0: this process) still holds it.
+        """Free the segment at `address` if its holder is still `channel` (0: this process).
 
-        If another process keeps the lock, the segment is freed with the next change.
+        If the lock cannot be acquired, the segment is freed with the next change of the arena.
         """
         self._late.append((address & -2, -channel or self._me))
         try:
@@ -242,7 +242,7 @@ class Arena:
             self._populated[segment] = serial
 
     def _allocate(self, size: int) -> int:
-        """Return a segment of at least `size` bytes with memory, which this process holds.
+        """Return a segment of at least `size` bytes whose memory is allocated. This process is its holder.
 
         Raise NoRoomError if there is no memory.
         """
@@ -268,9 +268,9 @@ class Arena:
         return segment
 
     def _take_memory(self, segment: int, size: int) -> None:
-        """Allocate the memory of a segment of `size` bytes, without the lock. Raise OSError if there is no room.
+        """Allocate the memory of a segment of `size` bytes. Raise OSError if there is no room.
 
-        The kernel clears the pages, which takes as long as a copy.
+        Call this without holding the lock, because the kernel clears the pages, which takes as long as a copy.
         """
         try:
             os.posix_fallocate(self._descriptor, segment, size)
@@ -286,9 +286,9 @@ class Arena:
     # ── under the lock ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _pop(self, head: int) -> int:
-        """Remove and return the first segment of a free list, which this process then holds; 0 if the list is empty.
+        """Remove and return the first segment of a free list, or return 0 if the list is empty.
 
-        `head`: index of the word that holds the list's first segment.
+        This process becomes the holder of the segment. `head`: index of the word that has the list's first segment.
         """
         words = self._words
         segment: int = words[head]
@@ -298,7 +298,7 @@ class Arena:
         return segment
 
     def _push(self, segment: int) -> None:
-        """Put a segment at the front of the free list of its class."""
+        """Put a segment at the front of the free list for segments of its size."""
         words = self._words
         first = segment // 8
         lists = WARM if words[first + MEMORY] else EMPTY
@@ -308,9 +308,9 @@ class Arena:
         words[head] = segment
 
     def _pop_warm(self, size: int) -> int:
-        """Remove and return a free segment with memory, of `size` to twice `size` bytes, which this process then holds.
+        """Remove and return a free segment of `size` to twice `size` bytes whose memory is allocated.
 
-        Return 0 if there is none.
+        This process becomes the holder of the segment. Return 0 if there is no such segment.
         """
         for kind in range(_class_of(size), _class_of(2 * size) + 1):
             if self._words[WARM + kind]:
@@ -318,7 +318,7 @@ class Arena:
         return 0
 
     def _new(self, size: int) -> int:
-        """Return a new segment of `size` bytes at addresses that were never used, without memory.
+        """Return a new segment of `size` bytes at addresses that were never used. Only its header has memory yet.
 
         Raise NoRoomError if all addresses are in use, or if there is no memory for the header.
         """
@@ -339,7 +339,7 @@ class Arena:
         return segment
 
     def _free_late(self) -> None:
-        """Free the segments that wait to be freed, if their holders have not changed since."""
+        """Free the segments whose freeing was delayed, except segments whose holder has changed since."""
         self._stuck = False
         while self._late:
             segment, holder = self._late.popleft()
@@ -349,14 +349,17 @@ class Arena:
     def _give_back(self, segment: int) -> None:
         """Put a segment into a free list.
 
-        If its memory was not allocated completely, return the memory to the kernel.
+        If the segment's memory was not allocated completely, give the memory back to the kernel.
         """
         if not self._words[segment // 8 + MEMORY]:
             self._remove_memory(segment)
         self._push(segment)
 
     def _drop_idle(self, size: int) -> None:
-        """Return `size` bytes of free segments to the kernel, or all there are, the smallest segments first."""
+        """Give memory of free segments back to the kernel, the smallest segments first.
+
+        Stop when `size` bytes are given back, or when no free segment has memory.
+        """
         for head in range(WARM, WARM + _CLASSES):
             while self._words[head] and size > 0:
                 segment = self._pop(head)
@@ -365,7 +368,7 @@ class Arena:
                 size -= self._words[segment // 8 + SIZE]
 
     def _remove_memory(self, segment: int) -> None:
-        """Return all memory of a segment to the kernel, except the page with the header."""
+        """Give all memory of a segment back to the kernel, except the page with the header."""
         # On a file system that cannot do this, the memory stays until it is used again
         with contextlib.suppress(OSError):
             self._map.madvise(
@@ -375,9 +378,9 @@ class Arena:
             )
 
     def _free_of_dead(self, pause_s: float) -> bool:
-        """Free the segments of dead processes; return whether there were any.
+        """Free the segments of dead processes; return whether there were any such segments.
 
-        Do nothing if any process has done this within the last `pause_s` seconds.
+        Do nothing and return False if any process has done this within the last `pause_s` seconds.
         """
         words = self._words
         now = time.monotonic()
@@ -467,7 +470,7 @@ def _no_room(error: OSError) -> Exception:
 
 
 def _class_of(size: int) -> int:
-    """Return the number of a segment size. `size`: a result of `segment_bytes`. Larger sizes have larger numbers."""
+    """Return the number of a segment size: larger sizes have larger numbers. `size`: a result of `segment_bytes`."""
     # Below eight times the smallest size, sizes are its multiples; above, eight per power of two
     # 2**bits <= size
     bits = size.bit_length() - 1
@@ -560,7 +563,7 @@ class Arenas:
 
     @classmethod
     def of(cls, folder: Path) -> Arenas:
-        """Return the arenas of a job folder, which all channels in this process share."""
+        """Return the arenas of a job folder. All channels in this process share this object."""
         opened, lock = _opened(processes.this_process())
         with lock:
             arenas = opened.get(folder)
@@ -624,5 +627,9 @@ class Arenas:
 def _opened(
     of_process: int,
 ) -> tuple[weakref.WeakValueDictionary[Path, Arenas], threading.Lock]:
-    """Return the arenas of a process by job folder, and the lock of this dictionary. A forked child has its own."""
+    """Return job folder -> arenas that a process has opened, and the lock of this dictionary.
+
+    `of_process`: number of the process. The number differs in a forked child, so the child gets a dictionary of its
+    own.
+    """
     return weakref.WeakValueDictionary(), threading.Lock()

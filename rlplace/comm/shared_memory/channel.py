@@ -35,7 +35,10 @@ from rlplace.errors import ChannelError
 
 
 class ItemStore:
-    """Store of items in shared memory. A payload is a small packed item, or the address of a large item's segment."""
+    """Store of items in shared memory.
+
+    The payload of an item is the packed item itself if it is small, else the address of the segment with the item.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,10 @@ class ItemStore:
         self.pack = codec.Packers(self._room).pack
 
     def inline(self, packed: codec.Packed | None) -> bytes | None:
-        """Return a packed item if it fits into its entry, or None if it needs a segment and must follow by `fill`."""
+        """Return a packed item if it fits into its entry. Return None if it needs a segment; `fill` must add it later.
+
+        `packed`: None if the item has not arrived yet; the result is then None.
+        """
         if isinstance(packed, bytes) and len(packed) <= self._room:
             return packed
         return None
@@ -122,7 +128,10 @@ class ItemStore:
 
 
 class FileAttachment(Attachment):
-    """Attachment of this process to a channel in the file `path`, which it maps."""
+    """Attachment of this process to a channel in a file of shared memory. It maps the file `path`.
+
+    `store`: the memory of the items. `lock`: guards the channel's state and the store.
+    """
 
     store: ItemStore
     lock: SharedLock
@@ -180,7 +189,7 @@ def _make(path: Path, spec: ChannelSpec) -> None:
 
 
 class SharedChannel(QueueEnd):
-    """An end of a channel in a file of shared memory. A pickled end attaches by the file's path."""
+    """An end of a channel in a file of shared memory. An unpickled end finds the channel by the path of this file."""
 
     _attachment: FileAttachment
 
@@ -280,8 +289,9 @@ class SharedChannel(QueueEnd):
         """Put a packed item and return the put.
 
         `packed`: None means to take only credit, for an item that has not arrived yet; the caller then calls `fill`
-        with the item, or `give_back`. `weight` and `version`: as in `Channel.put`. `patience_s`: the most seconds to
-        wait for credit; None: raise ChannelFull instead of waiting.
+        with the item, or `give_back`. `weight`: weight of the item. `version`: version of the policy that made the
+        item; None: no version. `patience_s`: the most seconds to wait for credit; None: raise ChannelFull instead of
+        waiting.
         """
         attachment = self._attachment
         put = Put(self.owner, key, weight, version, attachment.store.inline(packed))

@@ -121,7 +121,7 @@ class JobFolder:
 
 
 def spill_of(folder: Path) -> Path | None:
-    """Return the path of the folder on disk that belongs to a job folder; make it if it does not exist.
+    """Return the path of the folder on disk that belongs to a job folder; make the folder on disk if it does not exist.
 
     Return None if it cannot be made or belongs to another user.
     """
@@ -139,9 +139,10 @@ def spill_of(folder: Path) -> Path | None:
 
 
 def claim(folder: Path, pids: Iterable[int]) -> None:
-    """Register shared memory that libraries have made in some processes. It is removed with the job folder `folder`.
+    """Register the files in /dev/shm that libraries have made in some processes. `pids`: the processes.
 
-    `pids`: the processes. If they are killed, the libraries do not remove their files in /dev/shm.
+    The files are removed together with the job folder `folder`. If the processes are killed, the libraries do not
+    remove their files themselves.
     """
     for pid in pids:
         # It has ended
@@ -163,9 +164,9 @@ def sweep(parent: Path) -> None:
 
 
 def _lock_of(path: Path) -> int | None:
-    """Acquire the lock of a job folder and return its descriptor.
+    """Acquire the lock of a job folder and return its file descriptor.
 
-    Return None if the folder's owner lives, or if it is no folder of this user.
+    Return None if the owner of the folder lives, or if `path` is not a folder of this user.
     """
     try:
         # Any user may put folders of any name there

@@ -61,10 +61,14 @@ _READER = np.dtype([("process", "i8"), ("finished", "i8"), ("loaded", "i8")])
 
 
 class DoubleBuffer:
-    """One process's end of a double weight buffer, a file in the job folder. Used by one thread."""
+    """One process's end of a double weight buffer: two buffers in a file of the job folder. Used by one thread.
+
+    Source ranks write one version of the weights into one buffer while target ranks read another version in the other
+    buffer.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Map the buffer in the file `path`, which `open` has made.
+        """Map the buffer in the file `path`, which must exist: `open` creates it.
 
         The mapping ends when no tensor uses it any more.
         """
@@ -92,9 +96,10 @@ class DoubleBuffer:
 
     @classmethod
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
-        """Return an end of the buffer for `spec` in the job folder `folder`; the first process makes the buffer.
+        """Return an end of a double buffer in the job folder `folder`. The first process to call this makes the file.
 
-        `deadline_s`: by `time.monotonic()`. Raise ClusterError if there is no room, ChannelTimeout at the deadline.
+        `spec`: plan of the copy that the buffer holds. `deadline_s`: by `time.monotonic()`. Raise ClusterError if there
+        is no room, ChannelTimeout at the deadline.
         """
         began = time.monotonic()
         name = hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
@@ -115,8 +120,8 @@ class DoubleBuffer:
         """Wait for a free buffer, and return its bytes, into which `writer` writes its pieces of `version`.
 
         `writer`: source rank. `deadline_s`: by `time.monotonic()`. Raise ChannelTimeout at the deadline, with the ranks
-        that hold the buffers. Raise WeightSyncError if a buffer has a newer version. Raise it too if `writer` has
-        written `version` before, because readers may be using that version.
+        that hold the buffers. Raise WeightSyncError if a buffer has a newer version, or if `writer` has written
+        `version` before, because readers may be using that version.
         """
         table = self._writing
         row = self._writers.index(writer)
@@ -185,7 +190,7 @@ class DoubleBuffer:
         """Return the bytes of the complete `version`, read-only, for target rank `reader`.
 
         The bytes do not change until the reader calls `release`. Raise WeightSyncError if the version is not complete,
-        or was replaced.
+        or if a later version has replaced it.
         """
         self._reading["process"][self._readers.index(reader)] = this_process()
         whole = self.contents(version)
@@ -207,7 +212,7 @@ class DoubleBuffer:
             table["loaded"][row] = version
 
     def contents(self, version: int) -> Bytes | None:
-        """Return the bytes of a complete version, read-only, or None if the version is not complete in a buffer."""
+        """Return the bytes of a complete version, read-only, or None if neither buffer has the complete version."""
         with self._locked():
             buffer = self._holding(version)
             if buffer is None or not self._complete(buffer):
@@ -357,9 +362,10 @@ def _taken(lock: int) -> bool:
 
 
 def _rest(began: float, deadline_s: float) -> bool:
-    """Sleep before the next check of a wait; return False, without sleeping, once the deadline has passed, else True.
+    """Sleep before the next check of a wait, and return True; once the deadline has passed, return False at once.
 
-    `began`: start of the wait. Both times are by `time.monotonic()`. Sleeps become longer with the wait.
+    `began`: start of the wait. Both times are by `time.monotonic()`. The longer the wait has lasted, the longer the
+    sleep.
     """
     now = time.monotonic()
     if now >= deadline_s:
@@ -378,7 +384,7 @@ def _page_up(size_bytes: int) -> int:
 
 
 class OwnCopy:
-    """A copy of the weights in memory of this process alone, with the methods of DoubleBuffer.
+    """A copy of the weights in memory of this process alone. It has the same methods as DoubleBuffer.
 
     `read` hands the memory over to the reader, so each version gets new memory.
     """

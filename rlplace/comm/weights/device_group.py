@@ -50,8 +50,8 @@ _CUDA = (
 def share(tensor: Tensor) -> bytes:
     """Return a note in JSON, by which one other process of this node can open the memory of `tensor`.
 
-    The caller must keep the tensor until the other process has dropped it. A tensor on the host is moved to shared
-    memory first, in place.
+    The caller must keep the tensor until the other process no longer uses it. A tensor on the host is first moved to
+    shared memory, in place.
     """
     data = tensor.detach()
     if data.is_cuda:
@@ -74,10 +74,11 @@ def share(tensor: Tensor) -> bytes:
 
 
 def open_shared(note: bytes) -> Tensor:
-    """Return a tensor in the memory of another process, which `share` has described in `note`.
+    """Return a tensor in the memory of another process. `note`: the note that `share` has returned there.
 
-    On a GPU, later work on the current stream waits for the work that the owner's stream had when it called `share`.
-    Raise WeightSyncError if this process does not see the accelerator, ValueError if the note is damaged.
+    On a GPU, later work on the current stream waits for the work that the other process had on its stream when it
+    called `share`. Raise WeightSyncError if this process does not see the accelerator, ValueError if the note is
+    damaged.
     """
     found = json.loads(note)
     dtype = getattr(torch, str(found["dtype"]), None)
@@ -141,7 +142,7 @@ def device_group(
 
 
 def mark(device: torch.device) -> Any:
-    """Return an event after the present work of the current stream, whose `query()` says whether the work is done.
+    """Return an event whose `query()` says whether the present work of the current stream is done.
 
     Return None on a host, where work is always done.
     """
@@ -194,5 +195,5 @@ def _unhex(value: object) -> object:
 
 
 def _uuid(device: int) -> str:
-    """Return the UUID of an accelerator, which is equal in all processes, unlike its number `device`."""
+    """Return the UUID of an accelerator. It is equal in all processes; the number `device` is not."""
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -32,6 +32,9 @@ _SUM_BYTES = 8
 class DeviceBucket:
     """Plan of one bucket: pieces of one actor rank that are sent as one tensor of bytes. Equal on all members.
 
+    `owner`: the actor rank. `layout`: places of the tensors of the pieces. `content_bytes`: bytes of the pieces alone.
+    `size_bytes`: bytes of the bucket, with gaps and checksum.
+
     ::
 
         │ piece │ piece │ ... │ sum │     pieces begin at multiples of 16 bytes, for any dtype
@@ -81,7 +84,10 @@ class DeviceBucket:
 
     @staticmethod
     def is_whole(bucket: Tensor) -> bool:
-        """Return whether the content of a checked bucket has the checksum at its end. Wait for the device."""
+        """Return whether a bucket was received without damage: its content has the checksum at its end.
+
+        Use it only for a bucket that was filled with a checksum. Wait for the device.
+        """
         return bool((_sum_of(bucket) == _summed(bucket)).item())
 
 
@@ -111,9 +117,12 @@ class Window:
 class DevicePush:
     """Message that announces a device sync to its readers, over the weights channel.
 
-    `round`: number of the sync. `packed`: the pickled plan of the copy. `store`: where the members meet. At 128 actor
-    ranks the plan has some hundred thousand pieces. Therefore the plan is packed once, not for each reader and push,
-    and each process unpacks the plan and plans its buckets once.
+    `push`: version and properties of the push. `round`: number of the sync. `packed`: the pickled plan of the copy.
+    `bucket_bytes`, `window_bytes`: the most bytes of a bucket, and of a window of whole tensors. `store`: where the
+    members meet.
+
+    At 128 actor ranks the plan has some hundred thousand pieces. Therefore the plan is packed once, not for each reader
+    and push, and each process unpacks the plan and plans its buckets once.
     """
 
     push: Push
@@ -148,7 +157,7 @@ class DevicePush:
         return itertools.chain.from_iterable(window.buckets for window in self.windows)
 
     def slots(self, device: torch.device) -> Sequence[Tensor]:
-        """Return memory for two neighbouring buckets on `device`: bucket n uses the beginning of slot n modulo 2."""
+        """Return two slots of memory on `device`, for two consecutive buckets: bucket n begins slot n modulo 2."""
         largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
         return [
             torch.empty(largest, dtype=torch.uint8, device=device)
@@ -185,10 +194,10 @@ def _windows(packed: bytes, bucket_bytes: int, window_bytes: int) -> tuple[Windo
 
 
 def _ends(assembly: Assembly, window_bytes: int) -> Iterator[int]:
-    """Yield the number of tensors before the end of each window.
+    """Yield the end of each window, as the number of tensors up to this end.
 
-    A window has at most `window_bytes` bytes, or the bytes of the largest tensor if that is larger. There is one window
-    unless a reader splits the weights over several accelerators.
+    A window has at most `window_bytes` bytes, or the bytes of the largest tensor if that is larger. There is only one
+    window unless a reader splits the weights over several accelerators.
     """
     tensors = assembly.layout.tensors
     size = 0

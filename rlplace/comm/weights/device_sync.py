@@ -68,10 +68,10 @@ _LOOK_S = 0.00005
 
 
 class Member:
-    """A member of device syncs. Owns its ends of the rendezvous and of the process group.
+    """A process that takes part in device syncs. It owns its connection to the store and its part of the process group.
 
-    `name`: name of the member, such as "actor rank 0". `timeout_s`: deadline of the connection to the store. The group
-    forms in the first sync, and again after failures.
+    `name`: name of the member, such as "actor rank 0". `timeout_s`: deadline of the connection to the store. The
+    process group forms in the first sync, and again after failures.
     """
 
     def __init__(self, name: str, device: torch.device, *, timeout_s: float) -> None:
@@ -102,9 +102,9 @@ class Member:
     def sync(self, sync: DevicePush, deadline_s: float) -> Iterator[SyncRendezvous]:
         """Return a context manager that joins a sync for its block, and yields this member's end of the rendezvous.
 
-        `deadline_s`: by `time.monotonic()`. If the block raises, this member leaves the process group. Raise the errors
-        of `SyncRendezvous.join`; a RuntimeError, such as of a collective, becomes a WeightSyncError, which names the
-        ranks without the version.
+        `deadline_s`: by `time.monotonic()`. If the block raises, this member leaves the process group. The errors of
+        `SyncRendezvous.join` pass through. A RuntimeError, for example of a collective, becomes a WeightSyncError that
+        names the ranks without the version.
         """
         version = sync.push.version
         self._source = sync.delivery.source
@@ -180,9 +180,10 @@ class Member:
         self.synchronize(deadline_s, f"a bucket of {owner_of(self._source, owner)}")
 
     def synchronize(self, deadline_s: float, what: str) -> None:
-        """Wait until the present work of the device's current stream is done. NCCL's own wait only orders streams.
+        """Wait until the present work of the device's current stream is done.
 
-        `what`: the awaited work, for errors. `deadline_s`: by `time.monotonic()`; raise RuntimeError then.
+        NCCL's own wait would not be enough: it only orders streams. `what`: the awaited work, for errors. `deadline_s`:
+        by `time.monotonic()`; raise RuntimeError at the deadline.
         """
         reached = mark(self.device)
         began = time.monotonic()
@@ -194,7 +195,7 @@ class Member:
             time.sleep(_LOOK_S)
 
     def lacking(self, sync: DevicePush) -> list[int]:
-        """Return the target ranks without the version of `sync`, or all target ranks if the store does not answer."""
+        """Return the target ranks that lack the version of `sync`, or all target ranks if the store does not answer."""
         readers = sync.delivery.readers
         rendezvous = self._rendezvous
         if rendezvous is None:
@@ -210,7 +211,7 @@ class Member:
             return list(readers)
 
     def free_memory(self) -> None:
-        """Return torch's cached memory of large and rare buckets and copies to CUDA, for other processes."""
+        """Give torch's cached memory of large and rare buckets and copies back to CUDA, for other processes."""
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
@@ -307,6 +308,8 @@ class DeviceSender:
 class _Shares:
     """The buckets that an actor rank shares with its consumers, at most two at a time, in two slots of memory.
 
+    Consumers are the takers of weights on the actor rank's accelerator.
+
     ::
 
         actor rank    shares bucket 5 ─▶ a note to each consumer     after every consumer has taken bucket 4
@@ -331,8 +334,9 @@ class _Shares:
     def add(self, slot: Tensor) -> int:
         """Share the next bucket, which is in `slot`, with all consumers; return the number of consumers.
 
-        Wait until the bucket before is taken. The caller may change the slot after the next `add` has returned. Each
-        consumer opens a slot only once, because opening memory takes longer than copying a bucket.
+        Wait until all consumers have taken the bucket before. The caller may change the slot after the next `add` has
+        returned. Each consumer opens the memory of a slot only once, because opening takes longer than copying a
+        bucket.
         """
         # Once for each: torch counts the processes that have opened it
         for consumer in self._consumers:
@@ -384,9 +388,9 @@ def _taken(bucket: int, consumer: str) -> str:
 class _Taking:
     """Takes all buckets of a sync in order, for one taker.
 
-    `owner`: the actor rank on the taker's accelerator, which shares its memory; None if the taker is in the broadcast.
-    After a damaged bucket, the other buckets are taken nevertheless, because other members wait for this taker.
-    `damaged`: the actor rank of a damaged bucket, or None.
+    `owner`: the actor rank on the taker's accelerator, which shares its memory with the taker; None if there is no such
+    rank and the taker receives the broadcast. `damaged`: the actor rank of a damaged bucket, or None. After a damaged
+    bucket, the other buckets are taken nevertheless, because other members wait for this taker.
     """
 
     def __init__(
@@ -564,7 +568,7 @@ class PartTaker:
         self._member = Member(self._me.name, device, timeout_s=timeout_s)
 
     def take(self, sync: DevicePush, deadline_s: float) -> Iterator[dict[str, Tensor]]:
-        """Yield all weights by name in turn, some whole tensors on the device at a time.
+        """Yield name -> tensor on the device for all weights, in several dictionaries of some whole tensors each.
 
         The memory of a yielded dictionary is free once its tensors are dropped. After a damaged bucket, take the other
         buckets but yield no more weights. `deadline_s`: by `time.monotonic()`. Raise WeightSyncError or ChannelTimeout
@@ -598,9 +602,9 @@ class PartTaker:
             member.free_memory()
 
     def not_loaded(self, sync: DevicePush, error: Exception) -> WeightSyncError:
-        """Return the error for weights that have arrived undamaged, and that this process could not load.
+        """Return the error for weights that have arrived undamaged and that this process could not load.
 
-        `sync`: the sync in which they have arrived. `error`: the error of loading.
+        `sync`: the sync by which the weights have arrived. `error`: the error of loading.
         """
         version = sync.push.version
         lacking = self._member.lacking(sync)
@@ -621,7 +625,11 @@ class PartTaker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedParts:
-    """Result of an engine's load: bytes of all its processes by transport, and received tensors that are no weights."""
+    """Result of loading a sync into an engine with several processes.
+
+    `transports`: transport -> bytes that came by it, summed over all processes of the engine. `others`: name ->
+    received tensor, for the received tensors that are not weights.
+    """
 
     transports: Mapping[str, int]
     others: dict[str, Tensor]
@@ -634,7 +642,7 @@ LoadFrom = Callable[[DevicePush, int, float], LoadedParts]
 class CutReceiver(DeviceEnd):
     """Receiver of device syncs at a target rank whose engine splits its weights over several accelerators.
 
-    `load`: makes the processes of the engine take and load the weights of a sync.
+    `load`: makes all processes of the engine take the weights of a sync and load them.
     """
 
     def __init__(

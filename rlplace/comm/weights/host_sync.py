@@ -73,12 +73,12 @@ _ON_THE_WAY = 2  # buckets that a receiver has asked for, with the one that it w
 class WeightSender:
     """End of a weight sync at one source rank, which sends the rank's weights to all deliveries.
 
-    `channel`: the weights channel. `deliveries`: planned copies, at least one. `folder`: the job folder of this node,
-    with the double buffers; None if ranks share no memory. `device`: the sender for deliveries on accelerators.
-    `verify_every`: every n-th push has checksums, which writers and readers compute; 0: none. Buckets between nodes
-    always have checksums. `delta_share`: between nodes, send only changed bytes if they take at most this share of the
-    bytes; 0: send all bytes. `bucket_bytes`: the most bytes of a bucket. `check`: called while a push waits for a
-    reader on another node; its errors end the push.
+    A delivery is one whole copy of the weights. `channel`: the weights channel. `deliveries`: the planned copies, at
+    least one. `folder`: the job folder of this node, with the double buffers; None if ranks share no memory. `device`:
+    the sender for deliveries on accelerators. `verify_every`: every n-th push has checksums, which writers and readers
+    compute; 0: none. Buckets between nodes always have checksums. `delta_share`: between nodes, send only changed bytes
+    if they take at most this share of the bytes; 0: send all bytes. `bucket_bytes`: the most bytes of a bucket.
+    `check`: called while a push waits for a reader on another node; its errors end the push.
     """
 
     def __init__(
@@ -118,10 +118,11 @@ class WeightSender:
     def push(
         self, version: int, shards: Sequence[Shard], *, partial: bool = False
     ) -> dict[str, int]:
-        """Send this rank's pieces of `version` to all deliveries; return the sent bytes by transport.
+        """Send this rank's pieces of `version` to all deliveries; return transport -> sent bytes.
 
-        `shards`: this rank's shards, with the same specs on all source ranks. `partial`: whether these are only some of
-        the weights. Raise WeightSyncError unless `version` is newer than all before, and the errors of the channel.
+        `shards`: this rank's shards; all source ranks have the same tensors in their shards. `partial`: whether the
+        shards are only some of the weights. Raise WeightSyncError if `version` is not newer than all versions before,
+        and the errors of the channel.
         """
         if version <= self._newest:
             raise versions_only_go_up(self._source, self._rank, version, self._newest)
@@ -149,9 +150,9 @@ class WeightSender:
         return dict(moved)
 
     def begin_again(self) -> None:
-        """Reset the state of earlier pushes, so that earlier versions can be sent again.
+        """Forget all earlier pushes, so that versions that were sent before can be sent again.
 
-        All other ends of the sync must begin again too.
+        Call `begin_again` at all other ends of the sync, too.
         """
         self._newest = -1
         self._buffer = None
@@ -165,7 +166,7 @@ class WeightSender:
     def _assemblies(self, shards: Sequence[Shard]) -> tuple[Assembly, ...]:
         """Return the plan of each delivery's copy.
 
-        Shards with the same specs and blocks as before get the same plans.
+        The plans are made once, and returned again for shards with the same specs and blocks.
         """
         held = [(shard.spec, shard.blocks) for shard in shards]
         if self._held != held:
@@ -205,9 +206,10 @@ class WeightSender:
         return layout.count_bytes(pieces)
 
     def _stream(self, assembly: Assembly, push: Push, shards: Sequence[Shard]) -> int:
-        """Send a header and this rank's buckets to the lead reader; return the number of sent bytes in the buckets.
+        """Send a header and this rank's buckets to the lead reader, which writes them into the copy of its node.
 
-        `assembly`: plan of the copy. `shards`: this rank's shards, by tensor.
+        Return the number of sent bytes in the buckets. `assembly`: plan of the copy. `shards`: this rank's shards, by
+        tensor.
         """
         lead = assembly.delivery.lead
         layout = assembly.layout
@@ -329,7 +331,11 @@ def receiver_of(
 
 @dataclasses.dataclass(slots=True)
 class _Incoming:
-    """Buckets of one source rank that arrive at the lead reader. `next`: number of the next bucket."""
+    """The buckets of one source rank that are arriving at the lead reader.
+
+    `header`: the announcement of the buckets. `target`: the bytes of the copy into which they are written. `pieces`:
+    the pieces of each bucket. `next`: number of the next bucket.
+    """
 
     header: PushHeader
     target: Bytes
@@ -338,7 +344,7 @@ class _Incoming:
 
 
 class CopyReceiver(WeightReceiver):
-    """Receiver of weights that arrive on the host. Owns its end of the copy.
+    """Receiver of weights that arrive on the host. Owns its end of the copy of the weights.
 
     `folder`: the job folder of this node, with the double buffers; None if ranks share no memory.
     """
@@ -418,7 +424,7 @@ class CopyReceiver(WeightReceiver):
         )
 
     def _wait(self, version: int, deadline_s: float) -> Push:
-        """Handle messages until `version` is complete in the copy; return its push.
+        """Handle messages until the copy has all of `version`; return the push of this version.
 
         `deadline_s`: by `time.monotonic()`.
         """
@@ -577,11 +583,10 @@ class CopyReceiver(WeightReceiver):
             np.copyto(incoming.target[layout.bytes_of(piece)], data[run])
 
     def _changed(self, incoming: _Incoming, bucket: int, changes: Changes) -> Bytes:
-        """Return the new bytes of a bucket.
+        """Return the new bytes of a bucket: its bytes in an earlier version, with `changes` applied.
 
-        The new bytes are the bucket's bytes in the earlier version to which `changes` refer, with the changes applied.
-
-        `bucket`: number of the bucket. Raise WeightSyncError if the copy no longer holds the earlier version.
+        `bucket`: number of the bucket. `changes`: the differences between the bucket in the earlier version, which the
+        header names, and the new version. Raise WeightSyncError if the copy no longer holds the earlier version.
         """
         base = incoming.header.base
         before = (

@@ -70,9 +70,9 @@ class Misfits(NamedTuple):
 
 
 def misfits(received: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Misfits:
-    """Return a text for each difference between received tensors and own tensors, in names and in shapes.
+    """Return texts about the differences in names and in shapes between received tensors and a target's own tensors.
 
-    For tied weights, one common name is enough. At most `_NAMED_AT_MOST` weights of each kind of difference are named.
+    For tied weights, one common name is enough. Of each kind of difference, at most `_NAMED_AT_MOST` weights are named.
     """
     known = {_identity(own[name]) for name in own.keys() & received.keys()}
     missing = [
@@ -104,9 +104,9 @@ def misfits(received: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Misfit
 
 @torch.no_grad()
 def fill(own: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> None:
-    """Copy the received tensors in place into the own tensors of the same names, converted to the own dtypes.
+    """Copy each tensor of `received` in place into the tensor of the same name in `own`, and convert it to that dtype.
 
-    A DTensor takes only this rank's shard of the received tensor, which is whole.
+    If the target is a DTensor, only this rank's shard of the received whole tensor is copied.
     """
     for name in own.keys() & received.keys():
         target = own[name]

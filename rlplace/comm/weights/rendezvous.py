@@ -71,11 +71,11 @@ class SyncRendezvous:
     def join(
         self, round: int, word: str, members: Sequence[str], *, deadline_s: float
     ) -> list[str]:
-        """Wait until all `members` have joined sync number `round`; return their words, in the order of `members`.
+        """Wait until all `members` have joined sync number `round`; return the `word` of each member, in their order.
 
-        `word`: a text of this member for all others. `deadline_s`: by `time.monotonic()`. Raise ChannelTimeout, with
-        the missing members, at the deadline. Raise WeightSyncError if another member has decided against the sync.
-        After either error no member goes on.
+        `word`: a text from this member to all other members. `deadline_s`: by `time.monotonic()`. At the deadline,
+        raise ChannelTimeout with the missing members. Raise WeightSyncError if another member has decided against the
+        sync. If one member gets one of these errors, no member goes on with the sync.
         """
         began = time.monotonic()
         self._enter(round)

@@ -34,7 +34,11 @@ _WORTH_SPLITTING = 64 << 10  # bytes; one holder alone writes less than that
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Names, dtype and shape of a whole tensor in a weight sync."""
+    """Names, dtype and shape of a whole tensor in a weight sync.
+
+    `names`: several names if weights are tied; the tensor is then sent once. `dtype`: dtype in which the tensor is
+    sent, such as "bfloat16".
+    """
 
     names: tuple[str, ...]  # several where weights are tied: the tensor travels once
     dtype: str  # "bfloat16"; the receivers' type, or a narrower one that loses nothing
@@ -66,7 +70,7 @@ class Block(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements `start` to `stop` - 1 of a flattened tensor. `tensor`: number of the tensor in the layout."""
+    """Elements `start` to `stop` - 1 of a flattened tensor. `tensor`: number of the tensor in `Layout.tensors`."""
 
     tensor: int
     start: int
@@ -75,7 +79,11 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shard(TensorSpec):
-    """One source rank's part of a tensor. The inherited fields describe the whole tensor."""
+    """One source rank's part of a tensor. The inherited fields describe the whole tensor.
+
+    `blocks`: the block of the flattened tensor that each source rank has, in the order of ranks. `data`: the elements
+    of this rank's block, in any dtype and shape, on any device.
+    """
 
     blocks: tuple[Block, ...]  # by source rank
     data: Tensor  # this rank's block, in any type and shape, on any device
@@ -87,7 +95,10 @@ class Shard(TensorSpec):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Offsets of the tensors in a whole copy of the weights, in bytes."""
+    """Places of the tensors in a whole copy of the weights.
+
+    `offsets`: first byte of each tensor. `size_bytes`: bytes of the whole copy.
+    """
 
     tensors: tuple[TensorSpec, ...]
     offsets: tuple[int, ...]  # bytes
@@ -150,7 +161,11 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """Plan of one copy of the weights: which source rank writes which pieces."""
+    """Plan of one copy of the weights: which source rank writes which pieces.
+
+    `delivery`: the planned copy and its readers. `layout`: places of the tensors in the copy. `pieces`: the pieces that
+    each source rank writes, in the order of ranks.
+    """
 
     delivery: Delivery
     layout: Layout
@@ -158,7 +173,10 @@ class Assembly:
 
     @property
     def writers(self) -> tuple[int, ...]:
-        """Source ranks that write pieces; rank 0 if there are no pieces, so that each push has a last writer."""
+        """Numbers of the source ranks that write pieces.
+
+        If there are no pieces at all, rank 0 counts as a writer, so that each push has a last writer.
+        """
         return tuple(rank for rank, pieces in enumerate(self.pieces) if pieces) or (0,)
 
 
@@ -187,10 +205,10 @@ def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
 def assemble(
     layout: Layout, held: Sequence[Sequence[Block]], delivery: Delivery
 ) -> Assembly:
-    """Return the plan of a copy, which assigns each element to one of the source ranks that hold it.
+    """Return the plan of a copy, which assigns each element to one of the source ranks that hold the element.
 
     `layout`: the tensors of the copy. `held`: the block that each rank holds, by tensor and then by rank. `delivery`:
-    the copy; ranks near it are preferred. Raise ValueError if no rank holds an element.
+    the copy; ranks near the copy are preferred. Raise ValueError if no rank holds an element.
     """
     ranks = max(map(len, held), default=1)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
@@ -319,10 +337,11 @@ def _view(data: Bytes | Tensor, kind: torch.dtype) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Differences between a run of bytes and the same run of an earlier version: positions and new values.
+    """Differences between a run of bytes and the same run of bytes in an earlier version of the weights.
 
-    At the small learning rates of reinforcement learning, most bfloat16 weights do not change in one update, and most
-    changes are only in the low byte. A changed byte takes five bytes: one for the value, four for the position.
+    `positions`: indices of the changed bytes. `values`: the new bytes. At the small learning rates of reinforcement
+    learning, most bfloat16 weights do not change in one update, and most changes are only in the low byte. A changed
+    byte takes five bytes: one for the value, four for the position.
     """
 
     positions: NDArray[np.uint32]  # ascending

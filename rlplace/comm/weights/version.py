@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """Version and properties of a push, which all of its messages contain."""
+    """Version and properties of a push, which all messages of the push contain.
+
+    `partial`: the push has only some of the weights; all other weights stay unchanged. `checked`: the messages have
+    checksums, which are compared at the receivers.
+    """
 
     version: int
     partial: bool = False  # only some of the weights; the others stay as they are
@@ -50,7 +54,10 @@ class Push:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Message to a reader: a version is complete in a double buffer of the reader's node."""
+    """Message to a reader: a version is complete in a double buffer of the reader's node.
+
+    `buffer`: path of the double buffer's file.
+    """
 
     push: Push
     buffer: Path
@@ -58,7 +65,12 @@ class Complete:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """Message to the lead reader that announces the pieces of one source rank. The buckets of the pieces follow."""
+    """Message to the lead reader that announces the pieces of one source rank, which are sent in buckets.
+
+    `source`: the source rank. `assembly`: plan of the copy. `bucket_bytes`: the most bytes of a bucket. `base`: the
+    earlier version to which the buckets contain changes; None: they contain all bytes. `stream`: where the reader asks
+    for the buckets; None: they follow as messages of the channel.
+    """
 
     push: Push
     source: int  # rank
@@ -73,8 +85,9 @@ class PushHeader:
 class Bucket:
     """Message to the lead reader with pieces of one source rank, one after the other.
 
-    `index`: number of the bucket in its push. `data`: the bytes of the pieces, or their changes since an earlier
-    version.
+    `source`: the source rank. `index`: number of the bucket in the source rank's part of the push. `data`: the bytes of
+    the pieces, or their changes since an earlier version. `checksum`: checksum of the bytes of the pieces, also if
+    `data` has only changes.
     """
 
     source: int
@@ -89,7 +102,12 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedWeights:
-    """One whole version of the weights, valid until `release`.
+    """One received version of the weights, valid until `release`.
+
+    `tensors`: name -> tensor, on the host or the receiver's device; tied weights are under all their names. `partial`:
+    these are only some of the weights; all others stay unchanged. `transports`: transport -> bytes that came by it.
+    `give_back`: called by `release` with `loaded`. `loaded`: True if the processes of an engine have already loaded the
+    weights; `tensors` then has only the received tensors that are not weights.
 
     Do not write into the tensors; copy them first. In shared memory they are pages that all readers of the node share,
     mapped without write permission. torch has no read-only tensors, so a write ends the process with SIGSEGV.
@@ -160,7 +178,10 @@ class WeightReceiver(abc.ABC):
             raise
 
     def begin_again(self) -> None:
-        """Drop all messages that have arrived, after the channel was emptied. Earlier versions may arrive again."""
+        """Drop all messages that have arrived, so that earlier versions can arrive again.
+
+        Call this after the channel was emptied.
+        """
         self._backlog.clear()
         self._given_up = -1
 
@@ -218,7 +239,8 @@ def failed_sync(
 
     `code`: the error code. `error`: name of one of the texts of this code. `key`: name of the worker at which the sync
     has failed. `lacking`: ranks of the component `target` that do not have `version`. `emptied`: whether engines that
-    split their weights over several accelerators had begun to load. `facts`: further values for the text.
+    split their weights over several accelerators had begun to load; they may then have no weights until the next sync.
+    `facts`: further values for the text.
     """
     without = (
         f"without version {version} now: {ranks(target, lacking)}" if lacking else None

@@ -161,8 +161,7 @@ def locked(spec: ChannelSpec, waited_s: float, holder: str) -> ChannelTimeout:
 
 
 def unknown_key(spec: ChannelSpec, owner: str, key: str) -> ChannelMisuse:
-    """Return the error for a key that the channel's spec does not declare. `owner`: the worker that has used the key.
-    """
+    """Return the error for a key that the channel's spec does not declare. `owner`: the worker that used the key."""
     declared = spec.keys or ()
     # The declared key that was probably meant
     near = did_you_mean(key, declared)
@@ -236,7 +235,9 @@ def bad_argument(
 
 
 def holding(stats: ChannelStats) -> str:
-    """Return a text about the contents of a channel, such as "3 of 4 items ('0': 3)". `stats`: snapshot of the channel.
+    """Return a text about the contents of a channel, such as "3 of 4 items ('0': 3)".
+
+    `stats`: snapshot of the channel.
     """
     held = f"{stats.depth_items} of {stats.capacity_items} items"
     if stats.depth_by_key and set(stats.depth_by_key) != {""}:

@@ -335,8 +335,7 @@ def local_table(spec: ChannelSpec) -> Table:
 
 
 class References:
-    """Store of the items of a LocalChannel: entry (index of a record in the channel's table) -> reference to the item.
-    """
+    """Store of the items of a LocalChannel: entry (index of a record in the table) -> reference to the item."""
 
     def __init__(self) -> None:
         self._items: dict[int, Any] = {}

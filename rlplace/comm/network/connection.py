@@ -163,8 +163,7 @@ class Connection:
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Give up the request of `waiter`. The server then undoes the request: it gives back the taken items or credit.
-        """
+        """Give up the request of `waiter`. The server then gives back its items or its credit."""
         with self._lock:
             self._withdraw(waiter.request.serial)
 

@@ -63,7 +63,15 @@ from rlplace.models.tensor_parallel import TensorParallel, cut, local
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LmSpec:
-    """The model to train: its folder, dtypes, sharding and LoRA factors."""
+    """The model to train: its folder, dtypes, sharding and LoRA factors.
+
+    `folder`: folder with config.json and safetensors files, as transformers writes them. `weights`: dtype of the
+    parameters that the optimizer changes. `compute`: dtype of forward and backward passes. `checkpointing`: activation
+    checkpointing, which saves only the input of each block. `activation_offload`: keep these saved inputs in host
+    memory. `gather_again`: free a block's gathered weights after its forward pass, and gather them again for its
+    backward pass. `seed`: seed of the initial values of LoRA factors, and of a head that the folder lacks. `key`: the
+    config key that names the folder, for errors.
+    """
 
     # Of transformers' format: config.json and safetensors
     folder: Path
@@ -93,9 +101,10 @@ class LmSpec:
         job_folder: Path,
         own_folder: Path | None,
     ) -> LmSpec:
-        """Return the spec of the model that `component` trains. `trained`: the config block of the component.
+        """Return the spec of the model that `component` trains.
 
-        The model is in `own_folder`, or in `job_folder` where `own_folder` is None. `seed`: of initial values.
+        `trained`: the config block of the component. `own_folder`: folder of the component's own model; None: the model
+        is in `job_folder`. `seed`: seed of initial values.
         """
         lora = None
         if trained.lora_rank is not None:
@@ -127,6 +136,12 @@ class LmSpec:
 class PackedLm(nn.Module):
     """A decoder with its head, run over packed sequences. FSDP gathers the weights in `forward` only.
 
+    `made_by`: class of transformers that builds the decoder with its head. `labels`: number of rows of the head; None:
+    the config gives it. `value_heads`: names that the value head may have in weight files. `new_head`: whether a value
+    head that the files lack is initialised. `kept`: weights that are neither synced to engines nor saved. `parallel`:
+    the ranks among which tensor parallelism splits the weights; None: no split. `context`: the ranks among which
+    context parallelism splits the tokens; None: no split.
+
     Letters: T tokens in s sequences, N of them scored, n of those on this rank; E size of a hidden state.
     """
 
@@ -152,15 +167,15 @@ class PackedLm(nn.Module):
 
     @staticmethod
     def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
-        """Return the part of `lm` that has the blocks; `lm` itself if it has no such part."""
+        """Return the part of `lm` that has the decoder blocks, or `lm` itself if it has no such part."""
         return cast(PreTrainedModel, lm.base_model)
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return hidden states [n, E] before the head, and the indices [n] of their places in `places`.
+        """Return hidden states [n, E] before the head, and for each state the index of its place in `places`, [n].
 
-        `packed`: the sequences to read. `places` [N]: indices of tokens; the state after each token is wanted. A rank
-        returns the states of the tokens that it has. Without context parallelism a rank has all tokens: then n = N, and
-        a full slice stands for the indices.
+        `packed`: the sequences to read. `places` [N]: indices of tokens; the result has the state after each of these
+        tokens, as far as the tokens are on this rank (n of N; E is the size of a state). Without context parallelism a
+        rank has all tokens: then n = N, and the indices are a full slice.
         """
         context = self.context
         parallel = self.parallel
@@ -199,10 +214,10 @@ class PackedLm(nn.Module):
         picks: Tensor | slice,
         total: int,
     ) -> Tensor:
-        """Return values [total] of all places, joined from those of all ranks.
+        """Return values [total], joined from the values of all ranks.
 
-        `found` [n]: the values of this rank. `picks` [n]: their indices in the result, or a full slice. The gradient of
-        a rank is that of its own tokens.
+        `found` [n]: the values of this rank. `picks` [n]: their indices in the result, or a full slice if this rank has
+        all values. In the backward pass, each rank gets the gradient of its own values.
         """
         if isinstance(picks, slice) or self.context is None:
             return found
@@ -221,7 +236,7 @@ class PackedLm(nn.Module):
 
     @property
     def groups(self) -> list[nn.Module]:
-        """The modules that FSDP gathers as units: each block, and this module for all other weights."""
+        """The modules whose weights FSDP gathers together: each block, and this module for all other weights."""
         return [*self.blocks, self]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -229,11 +244,11 @@ class PackedLm(nn.Module):
         yield from self.lm.named_parameters(remove_duplicate=False)
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return key -> value: the changes in config.json when this model is saved. Empty: no changes."""
+        """Return key -> value: the entries of config.json that change when this model is saved. Empty: no changes."""
         return {}
 
     def _values(self, hidden: Tensor) -> Tensor:
-        """Return the values [n] float32 of the hidden states `hidden` [n, E]; computed in float32."""
+        """Return the values [n] of n hidden states, computed in float32. `hidden`: [n, size of a state]."""
         head = cast(nn.Linear, self.lm.score)
         values = hidden.float() @ head.weight.squeeze(0).float()
         if self.parallel is None:
@@ -242,21 +257,21 @@ class PackedLm(nn.Module):
 
 
 class CausalLm(PackedLm):
-    """A causal language model: log-probabilities and entropies of given tokens."""
+    """A causal language model, which computes log-probabilities and entropies of given tokens."""
 
     @property
     def divisor(self) -> float:
-        """The constant by which logits are divided, in addition to the temperature; 1 except in Granite and Cohere."""
+        """The constant that divides the logits, in addition to the temperature; 1 except in Granite and Cohere."""
         config = self.lm.config
         granite = float(getattr(config, "logits_scaling", 1.0))
         cohere = float(getattr(config, "logit_scale", 1.0))
         return granite / cohere
 
     def forward(self, packed: Packed, temperature: float = 1.0) -> TokenScores:
-        """Return log-probabilities and entropies [N] of the scored tokens at `temperature`.
+        """Return log-probabilities and entropies of the N scored tokens at `temperature`, [N] each.
 
         `packed`: the sequences, with the tokens to score. `temperature`: divides the logits. Each token is conditioned
-        on its own sequence before it.
+        on the tokens before it in its own sequence.
         """
         hidden, picks = self.states(packed, packed.before)
         return self._scores(hidden, picks, packed, temperature)
@@ -290,9 +305,9 @@ class ValuedScores(NamedTuple):
 
 
 class ActorCriticLm(CausalLm):
-    """Actor and critic in one: scores of given tokens, and values of the states before these tokens.
+    """Actor and critic in one model: one pass returns scores of given tokens, and values of the states before them.
 
-    Both come from one shared trunk in one pass.
+    Both have all layers in common except the heads.
     """
 
     value_heads = HEADS
@@ -317,9 +332,9 @@ class ActorCriticLm(CausalLm):
 
 
 class ValueLm(PackedLm):
-    """A critic: values of states by a linear head with one output.
+    """A critic: values of states, computed by a linear head with one output.
 
-    In its folder it is a model for sequence classification with a single label.
+    Its folder holds a model for sequence classification with a single label.
     """
 
     made_by = AutoModelForSequenceClassification
@@ -328,7 +343,7 @@ class ValueLm(PackedLm):
     new_head = True
 
     def forward(self, packed: Packed) -> Tensor:
-        """Return values [N] float32: for each scored token, the value of the state before it."""
+        """Return values [N] float32: for each of the N scored tokens in `packed`, the value of the state before it."""
         hidden, picks = self.states(packed, packed.before)
         values = self._values(hidden)
         return self._of_all(values, picks, len(packed.scored))
@@ -338,7 +353,7 @@ class ValueLm(PackedLm):
         return cast(nn.Linear, getattr(self.lm, "score", None))
 
     def saved_config(self) -> Mapping[str, object]:
-        """Return the keys that make transformers load a head with one output."""
+        """Return the entries of config.json that make transformers load a head with one output."""
         names = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         return {"architectures": [type(self.lm).__name__], **names}
 
@@ -349,9 +364,9 @@ class RewardLm(ValueLm):
     new_head = False  # an untrained head gives no scores
 
     def forward(self, packed: Packed) -> Tensor:
-        """Return scores [s] float32.
+        """Return a score for each of s sequences, [s] float32. `packed`: the sequences.
 
-        `packed`: s sequences. The product with the head is float32 too: in bfloat16 two scores would differ by at least
+        The product with the head is computed in float32, too: in bfloat16 two different scores would differ by at least
         1/128 of their size.
         """
         ends = packed.edges[1:].long() - 1
@@ -371,9 +386,9 @@ def reward_lm(head: str) -> type[RewardLm]:
 
 
 def first_head(hidden_size: int, seed: int) -> Tensor:
-    """Return the initial weights [1, E] of a value head. `hidden_size`: E.
+    """Return the initial weights [1, hidden_size] of a value head.
 
-    They are small, so that first values are near 0 compared with returns.
+    The weights are small, so that the first values are near 0 compared with returns.
     """
     generator = generator_of(seed, HEAD)
     values = torch.randn((1, hidden_size), generator=generator)
@@ -393,11 +408,12 @@ def build(
 ) -> Lm:
     """Return a model on this rank's device, sharded over `mesh`, with the weights of `spec.folder`.
 
-    `kind`: the class to make. A mesh of two dimensions has data-parallel replicas in the first and tensor-parallel
-    ranks in the second. `context`: the ranks that split the tokens; None: the tokens are not split.
+    `kind`: the class to make. `spec`: folder, dtypes and sharding of the model. `mesh`: one or two dimensions; with
+    two, the first has the data-parallel replicas and the second the tensor-parallel ranks. `context`: the ranks that
+    split the tokens; None: the tokens are not split.
 
-    No rank holds more than its shard and one gathered block. Raises ConfigError if the files do not fit the model, or
-    if the stored head of a value model has several outputs.
+    A rank never holds more than its shard and one gathered block. Raises ConfigError if the files do not fit the model,
+    or if the stored head of a value model has several outputs.
     """
     # A stored value head must have one output
     if issubclass(kind, ValueLm):
@@ -455,7 +471,7 @@ def _keep_on_host(block: nn.Module, *, pinned: bool) -> None:
 def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
     """Split the model by tensor parallelism if `mesh` has a dimension for it; return the mesh over which FSDP shards.
 
-    Returns None if FSDP has nothing to shard over. `spec`: names the config key and the folder in errors. Raises
+    `spec`: names the config key and the folder in errors. Returns None if no ranks are left for FSDP. Raises
     ConfigError if tensor parallelism cannot split the model's family.
     """
     names = names_of(mesh)
@@ -576,8 +592,8 @@ def stored_part(
 ) -> Tensor:
     """Return this rank's part of a parameter: from the files, or its initial values if the files lack it.
 
-    `checkpoint`: the files. `name`: of the parameter in `module.lm`. `seed`: of initial values. Raises ConfigError if
-    the files do not fit the model.
+    `name`: name of the parameter in `module.lm`. `checkpoint`: the files. `seed`: seed of initial values. Raises
+    ConfigError if the files do not fit the model.
     """
     part = own_part(parameter)
     shape = tuple(parameter.shape)
@@ -605,7 +621,7 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
 class FrozenLm(Generic[Lm]):
     """A language model without gradients, or the part of it that this rank has.
 
-    With a mesh, `module(...)` is a collective of the mesh's ranks.
+    `module`: the model. If the model is shared with a mesh of ranks, all of them must call `module(...)` together.
     """
 
     def __init__(
@@ -622,11 +638,11 @@ class FrozenLm(Generic[Lm]):
     ) -> None:
         """Build the model and read its weights.
 
-        `kind`: the class to make. `folder`: its config and weights. `device`: of this rank. `mesh`: the ranks that
-        share the model, tensor-parallel ranks included; None: this rank has all of it. `dtype`: of weights and
-        passes. `context`: the ranks that split the tokens; None: the tokens are not split. `on_host`: keep the weights
-        in host memory. `key`: the config key of the folder, for errors. Raises ConfigError if the files do not fit the
-        model.
+        `kind`: the class to make. `folder`: folder with the model's config and weights. `device`: this rank's device.
+        `mesh`: the ranks that share the model, tensor-parallel ranks included; None: this rank has all of it. `dtype`:
+        dtype of weights and passes. `context`: the ranks that split the tokens; None: the tokens are not split.
+        `on_host`: keep the weights in host memory. `key`: the config key of the folder, for errors. Raises ConfigError
+        if the files do not fit the model.
         """
         assert mesh is not None or not on_host, "what lies on the host comes by a mesh"
         self.device = device
@@ -666,7 +682,7 @@ class FrozenLm(Generic[Lm]):
             self.fsdp_modules = [cast(FSDPModule, group) for group in groups]
 
     def drop_gathered(self) -> None:
-        """Free all gathered weights that belong to other ranks."""
+        """Free the memory of all weights that were gathered from other ranks."""
         for group in self.fsdp_modules:
             group.reshard()
 

@@ -48,10 +48,9 @@ _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".gguf", ".pt", ".pth", 
 
 
 class Checkpoint:
-    """The weight files of a folder. Files are memory-mapped; a weight is read when it is asked for.
+    """The weight files of a model's folder. Files are memory-mapped; a weight is read only when the caller asks for it.
 
-    `key`: the config key that names the folder, for errors. Raises ConfigError if the files are incomplete or do not
-    fit the model.
+    `key`: the config key that names the folder, for errors. Raises ConfigError if weight files are missing or damaged.
     """
 
     def __init__(self, folder: Path, key: str = "actor.model.path") -> None:
@@ -85,10 +84,10 @@ class Checkpoint:
         shape: tuple[int, ...],
         part: Part,
     ) -> Tensor:
-        """Return the slice `part` of the weight that is stored under one of `names`. `shape`: of the whole weight.
+        """Return the slice `part` of the weight that is stored under one of `names`.
 
-        Where the files store experts one by one, their weights are joined. Raises ConfigError if no
-        file has the weight or its shape differs.
+        `shape`: shape of the whole weight. If the files store experts one by one, their weights are joined. Raises
+        ConfigError if no file has the weight or if its shape differs.
         """
         # The weight itself, under its present or an older name
         for stored_name in itertools.chain.from_iterable(map(_names_of, names)):
@@ -125,9 +124,9 @@ class Checkpoint:
         shape: tuple[int, ...],
         part: Part,
     ) -> Tensor:
-        """Return a slice of the weight stored as `name`.
+        """Return the slice `part` of the weight stored as `name`.
 
-        Raises ConfigError if the shape of the whole is not `shape`.
+        `shape`: the expected shape of the whole weight. Raises ConfigError if the stored weight has another shape.
         """
         file = self._file_of[name]
         if file not in self._open:
@@ -161,10 +160,10 @@ def _names_of(name: str) -> tuple[str, ...]:
 
 
 def of_experts(name: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names in files of the projections that make up the expert weight `name`.
+    """Return the names under which files store the projections that make up the expert weight `name`.
 
-    `{}` in a name stands for the number of the expert. `stored`: all names in the files. The result is empty if `name`
-    is no expert weight, or if the files store all experts in one weight.
+    In these names, `{}` stands for the number of the expert. `stored`: all names in the files. The result is empty if
+    `name` is not the weight of experts, or if the files store all experts in one weight.
     """
     match = _EXPERTS.fullmatch(name)
     if match is None:
@@ -184,10 +183,10 @@ def as_stored(
     weights: Iterable[tuple[str, Tensor]],
     stored: Container[str],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, weight) as the files of a checkpoint store the weights.
+    """Yield (name, weight) with the names and in the form in which the files of a checkpoint store the weights.
 
-    `weights`: (name, whole weight) as the model has them. `stored`: all names in the files. A weight of all experts is
-    yielded expert by expert if the files store the experts one by one.
+    `weights`: (name, whole weight) as the model has them. `stored`: all names in the files. If the files store experts
+    one by one, a weight that the model has for all experts is yielded expert by expert.
     """
     for name, tensor in weights:
         projections = of_experts(name, stored)
@@ -214,9 +213,9 @@ def write_model(
 ) -> None:
     """Replace `folder` by a complete model folder. Raises OutputError; `folder` is then unchanged.
 
-    `like`: the folder the model came from. Its config, tokenizer and all other files that hold no weights are copied.
-    `weights`: (name in a checkpoint, whole weight), consumed one by one and held until a file has `file_bytes` bytes.
-    `config`: keys of config.json with new values.
+    `like`: the folder the model came from. Its files are copied, except files with weights. `weights`: (name in a
+    checkpoint, whole weight). They are read one by one, and kept in memory until a file of `file_bytes` bytes is full.
+    `config`: entries of config.json that get new values; None: none.
     """
     part = folder.with_name(folder.name + ".part")
     try:
@@ -257,7 +256,10 @@ def _by_file(
     weights: Iterable[tuple[str, Tensor]],
     file_bytes: int,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield name -> copy on the host, for the weights of each file. A file has one weight or at most `file_bytes`."""
+    """Yield, for each file to write, name -> copy of the weight on the host.
+
+    A file has at most `file_bytes` bytes, or a single weight that is larger.
+    """
     held: dict[str, Tensor] = {}
     for name, tensor in _on_host(weights):
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > file_bytes:
@@ -268,7 +270,10 @@ def _by_file(
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, copy of the weight on the host). Each weight is released before the next one is gathered."""
+    """Yield (name, copy of the weight on the host).
+
+    Each weight is released before the next weight is taken from `weights`, which may gather it.
+    """
     for name, tensor in weights:
         copy = tensor.detach().to("cpu", copy=True).contiguous()
         del tensor
@@ -295,8 +300,8 @@ def _complete(
 ) -> None:
     """Give the weight files in the folder `part` their final names; write the index and config.json.
 
-    `stored`: names of the weights in each file. `size`: bytes of all weights. `changed`: keys of config.json with new
-    values.
+    `stored`: names of the weights in each file. `size`: bytes of all weights. `changed`: entries of config.json that
+    get new values.
     """
     count = len(stored)
     named = [SINGLE]

@@ -23,23 +23,24 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """The process group of the ranks that compute the same samples."""
+    """The ranks that compute the same samples, each for a part of the tokens. `group`: their process group."""
 
     group: dist.ProcessGroup
 
     @property
     def size(self) -> int:
-        """Number of ranks r."""
+        """Number of ranks."""
         return self.group.size()
 
     def part(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part [T / r] of `tokens` [T]."""
+        """Return this rank's part of `tokens`: with T tokens and r ranks, T / r of them."""
         return tokens.view(self.size, -1)[self.group.rank()]
 
     def own(self, places: Tensor, each: int) -> tuple[Tensor, Tensor]:
-        """Return which `places` are on this rank: [n] indices among this rank's tokens, and [n] indices in `places`.
+        """Return which of the tokens at `places` this rank has, as two tensors of indices [n].
 
-        `places` [N]: indices among the tokens of all ranks. `each`: the number of tokens of a rank.
+        The first has their indices among this rank's tokens, the second their indices in `places`. `places` [N]:
+        indices among the tokens of all ranks. `each`: the number of tokens of a rank.
         """
         first = self.group.rank() * each
         last = first + each
@@ -54,9 +55,9 @@ class ContextParallel:
         picks: Tensor,
         total: int,
     ) -> Tensor:
-        """Return values [total], joined from those of all ranks. A collective.
+        """Return values [total], joined from the values of all ranks. A collective.
 
-        `part` [n]: this rank's values. `picks` [n]: their indices in the result.
+        `part` [n]: this rank's values. `picks` [n]: indices of this rank's values in the result.
         """
         return cast(Tensor, _Join.apply(part, picks, total, self.group))
 
@@ -68,8 +69,9 @@ class ContextParallel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value of all tokens, for this rank's heads: the exchange before attention.
 
-        A collective. Takes [1, H or K, T / r, D] each. Returns the query [1, H / r, T, D], and key and value [1, max(1,
-        K / r), T, D]. With fewer key heads than ranks, several ranks get the same key head.
+        A collective. `query` [1, H, T / r, D], `key` and `value` [1, K, T / r, D]: all heads, for this rank's tokens.
+        Returns the query [1, H / r, T, D], and key and value [1, max(1, K / r), T, D]. With fewer key heads than ranks,
+        several ranks get the same key head. Letters: r ranks, T tokens, H query heads, K key heads, D size of a head.
         """
         # Repeat key heads where there are fewer of them than ranks
         copies = max(1, self.size // key.shape[1])
@@ -91,7 +93,8 @@ class ContextParallel:
     def by_tokens(self, attended: Tensor) -> Tensor:
         """Return attended values of all heads, for this rank's tokens: the exchange after attention. A collective.
 
-        Takes [1, T, H / r, D] and returns [1, T / r, H, D].
+        `attended` [1, T, H / r, D]: this rank's heads, for all tokens. The result is [1, T / r, H, D]. Letters: r
+        ranks, T tokens, H query heads, D size of a head.
         """
         heads, width = attended.shape[2:]
         # Piece i has the tokens of rank i; received pieces have this rank's tokens by heads
@@ -102,7 +105,10 @@ class ContextParallel:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all: piece i of `parts` [r, ...] goes to rank i; piece i of the result is from rank i."""
+    """All-to-all exchange of `parts` [r, ...] between r ranks.
+
+    Piece i of `parts` goes to rank i; piece i of the result comes from rank i.
+    """
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -118,7 +124,10 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """The values [total] of all ranks, each rank's at its `picks`. The gradient of a rank is taken at its `picks`."""
+    """Joins the values of all ranks to a tensor [total]; `picks` of a rank: the indices of its values in this tensor.
+
+    In the backward pass, a rank takes the gradient at its `picks`.
+    """
 
     @staticmethod
     def forward(

@@ -20,7 +20,8 @@ _NOUN = "module"
 def find_module(config: ModuleConfig) -> Any:
     """Return the object that `config.name` names.
 
-    Raises ConfigError if there is no object of this name. Errors that importing its module raises pass through.
+    Raises ConfigError if there is no object of this name. Errors that are raised by the import of its module pass
+    through.
     """
     return named(config.name, {}, key=KEY, code=_CODE, noun=_NOUN)
 
@@ -52,7 +53,7 @@ def check_module(config: ModuleConfig) -> list[Problem]:
 
 
 def not_a_module(kind: Any, name: str) -> Problem | None:
-    """Return the problem of a `kind` that is no subclass of torch.nn.Module; None for a subclass.
+    """Return the problem of a `kind` that is not a subclass of torch.nn.Module; None if it is a subclass.
 
     `name`: the name of `kind` in the config.
     """

@@ -58,7 +58,7 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a model, ready for JSON. `keys`: of config.json.
+    """Return the description of a language model for the planner, ready for JSON. `keys`: the entries of config.json.
 
     Raises the errors of transformers if it cannot build the model.
     """
@@ -145,9 +145,10 @@ def _decoder(config: Any) -> Any:
 
 
 def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the class to build: the architecture in the config if it generates text, else one for the model type.
+    """Return the class of transformers to build: the architecture that the config names, if it generates text.
 
-    `keys`: of config.json. Raises ValueError if there is no such class.
+    Otherwise, return a class for the model type. `keys`: the entries of config.json. Raises ValueError if transformers
+    has no such class.
     """
     known = []
     for name in keys.get("architectures") or ():
@@ -169,7 +170,7 @@ def _made_by(config: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return name -> layer: the entries, with parameters, of all outermost lists of modules."""
+    """Return name -> layer: the entries, with parameters, of the outermost module lists of the model."""
     found: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and not any(
@@ -191,8 +192,8 @@ def _blocks(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the kinds of layers, each with the number of equal layers, and the weights outside of layers.
 
-    The form of both is that of `placement.memory.families`. `layers`: name -> layer. `saved`: name of a layer ->
-    elements per token that autograd saves; None if they are unknown. `text`: the config of the decoder of text.
+    Both are lists of JSON objects, as `placement.memory.families` reads them. `layers`: name -> layer. `saved`: name of
+    a layer -> elements per token that autograd saves; None if they are unknown. `text`: the config of the text decoder.
     """
     linear = {
         f"{name}.weight"
@@ -237,9 +238,10 @@ def _blocks(
 
 
 def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
-    """Return the number of ways in which tensor parallelism can split a layer's weight; 1 if it cannot, or if unknown.
+    """Return the number of parts into which tensor parallelism can split a layer's weight at most.
 
-    `name`: the name of the weight within the layer. `text`: the config of the decoder of text.
+    The number is 1 if the weight cannot be split, or if this is unknown. `name`: the name of the weight within the
+    layer. `text`: the config of the text decoder.
     """
     module, _, kind = name.rpartition(".")
     # The module's last name; a weight with three dimensions is its own module
@@ -265,9 +267,11 @@ def _ways(name: str, shape: tuple[int, ...], text: Any) -> int:
 
 
 def _widths(rows: list[dict[str, Any]]) -> list[int]:
-    """Return an upper bound of the elements per token that a layer saves, as the four numbers of `_saved`.
+    """Return an upper bound of the elements per token that autograd saves in a layer, as four numbers.
 
-    Counted are inputs and outputs of its linear layers, and norms in float32. `rows`: the weights of the layer.
+    The numbers: elements in the dtype of the computation, first those that tensor parallelism does not split, then
+    those that it splits; then the same two numbers for float32. The bound counts inputs and outputs of the layer's
+    linear layers, and norms in float32. `rows`: the weights of the layer.
     """
     wide = 0
     norms = 0
@@ -284,8 +288,9 @@ def _widths(rows: list[dict[str, Any]]) -> list[int]:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that saves for its backward pass what kernels without a matrix of scores save: inputs, output and one
-    float32 number per query.
+    """Attention that saves the same tensors for its backward pass as fast attention kernels do.
+
+    These are inputs, output, and one float32 number per query, but no matrix of scores.
     """
 
     @staticmethod
@@ -319,7 +324,7 @@ def _attend(
     mask: None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return attended values of the right shape, without content, and None for attention weights.
+    """Return a tensor with the shape of the attended values, but without their content, and None for attention weights.
 
     This is the attention function that `_saved` gives to transformers.
     """
@@ -333,8 +338,9 @@ def _saved(
 ) -> dict[str, list[int]]:
     """Return name -> elements per token that autograd saves, for each text layer.
 
-    `layers`: name -> layer. The elements are four numbers as in `placement.memory.layers.Saved`: in the dtype of the
-    computation, whole and split by tensor parallelism; then both in float32. `text`: the config of the decoder of text.
+    The elements are four numbers: elements in the dtype of the computation, first those that tensor parallelism does
+    not split, then those that it splits; then the same two numbers for float32. `layers`: name -> layer. `text`: the
+    config of the text decoder.
     """
     # Replace attention by one that saves what real kernels save
     AttentionInterface.register(_ATTENTION, _attend)
@@ -365,9 +371,10 @@ def _saved_by_patch(
     model: Any,
     layers: Mapping[str, nn.Module],
 ) -> dict[str, list[int]]:
-    """Return name -> elements per patch that autograd saves, for the one vision block in `layers`.
+    """Return name -> elements per image patch that autograd saves, for the one vision block in `layers`.
 
-    The elements are four numbers as in `_saved`.
+    The elements are four numbers: elements in the dtype of the computation, first those that tensor parallelism does
+    not split, then those that it splits; then the same two numbers for float32.
     """
     width = _patches(model)["hidden"]
     heads = model.model.visual.blocks[0].attn.num_heads
@@ -399,7 +406,11 @@ def _saved_by_patch(
 
 
 def _patches(model: Any) -> dict[str, int]:
-    """Return sizes of the vision tower: width, pixels of a patch, patches of a token, and number of mergers."""
+    """Return sizes of the vision tower, by name.
+
+    "hidden": width of the states. "pixels": numbers of a patch. "patches": patches that make up one token. "mergers":
+    number of modules that merge patches to tokens.
+    """
     tower = model.model.visual
     pixels = tower.patch_embed.proj.weight.shape
     merge = tower.spatial_merge_size
@@ -419,10 +430,12 @@ def _by_token(
     whole: set[int],
     run_pass: Callable[[int], None],
 ) -> dict[str, list[int]]:
-    """Return name -> elements per token that each layer saves: the difference of a longer and a shorter pass.
+    """Return name -> elements per token that autograd saves in each layer, as four numbers.
 
-    `layers`: name -> layer. `run_pass`: runs a pass over a given number of tokens. `hidden`: width of the states.
-    `whole`: widths that tensor parallelism does not split.
+    They follow from the difference between a longer and a shorter pass. The numbers: elements of 2 bytes, first those
+    that tensor parallelism does not split, then those that it splits; then the same two numbers for elements of 4
+    bytes. `layers`: name -> layer. `run_pass`: runs a pass over a given number of tokens. `hidden`: width of the
+    states. `whole`: widths that tensor parallelism does not split.
     """
     short = _pass(model, layers, hidden, run_pass, _TOKENS)
     long = _pass(model, layers, hidden, run_pass, 2 * _TOKENS)
@@ -453,10 +466,10 @@ def _sums(
     more: _Tensors,
     kind: int,
 ) -> tuple[tuple[int, float], tuple[int, float]]:
-    """Return (kind, sum of elements) for each of two passes, over the saved tensors of one kind.
+    """Return (bytes of an element, sum of elements) for a shorter and a longer pass, over saved tensors of one kind.
 
-    `fewer`, `more`: the tensors that each pass saved, as (bytes of an element, elements). `kind`: the bytes of an
-    element of the tensors to count.
+    `fewer`, `more`: the tensors that each pass saved, as (bytes of an element, elements). `kind`: only tensors with so
+    many bytes per element are counted.
     """
     fewer_total = 0.0
     for fewer_kind, size in fewer:
@@ -476,7 +489,7 @@ def _pass(
     run_pass: Callable[[int], None],
     tokens: int,
 ) -> dict[str, _Tensors]:
-    """Return name -> tensors that a pass over `tokens` tokens saves, for each layer.
+    """Return name of each layer -> sizes of the tensors that autograd saves in a pass over `tokens` tokens.
 
     `layers`: name -> layer. `run_pass`: runs a pass over a given number of tokens. A tensor counts once, in the first
     layer that saves it. `hidden`: width of the states.
@@ -532,9 +545,9 @@ def _pass(
 
 
 def _heads(text: Any) -> dict[str, int]:
-    """Return the heads of attention: their number, that of key heads, and the width of the widest.
+    """Return "heads": number of attention heads, "kv_heads": number of key heads, "head_dim": largest width of a head.
 
-    `text`: the config of the decoder of text.
+    `text`: the config of the text decoder.
     """
     heads = text.num_attention_heads
     plain = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -554,7 +567,8 @@ def _heads(text: Any) -> dict[str, int]:
 def _kept(text: Any, notes: list[str]) -> Iterator[dict[str, int]]:
     """Yield, for each kind of attention layer, what an engine keeps of a token in its KV cache: fields of `KvLayers`.
 
-    `text`: the config of the decoder of text. `notes`: gets a note for each kind of layer that is not known here.
+    `text`: the config of the text decoder. `notes`: a note is appended for each kind of layer that this function does
+    not know.
     """
     # Layers that share the cache of another layer keep nothing
     count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)

@@ -70,10 +70,12 @@ class _Largest(TorchDispatchMode):
 
 
 def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy's weights, buffer bytes, and elements per sample: saved by autograd, and of the largest tensor.
+    """Return the description of a policy for the planner, ready for JSON.
 
-    `asked` has the model, the spaces and whether observations are normalised. Raises ConfigError if the network does
-    not exist or returns something other than a policy needs.
+    "weights": name and shape of each parameter. "buffers": bytes of buffers. "saved": elements per sample that autograd
+    saves. "largest": elements per sample of the largest tensor. `asked`: the model, the spaces, and whether
+    observations are normalised. Raises ConfigError if the network does not exist, or if it does not return what a
+    policy needs.
     """
     # Build the policy as training does
     spaces = _spaces(asked["spaces"])
@@ -95,7 +97,10 @@ def describe(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
-    """Return (elements that a forward pass over `_SAMPLES` samples saves, elements of its largest tensor)."""
+    """Return (elements that autograd saves in a forward pass, elements of the largest tensor in the pass).
+
+    The pass has `_SAMPLES` samples.
+    """
     # Parameters are saved too, but counted elsewhere
     kept: dict[int, Tensor] = {
         parameter.untyped_storage()._cdata: parameter
@@ -130,8 +135,8 @@ def _traced(policy: NetworkPolicy, spaces: contract.Spaces) -> tuple[int, int]:
 def _check(returned: object, outputs: int, remembered: int) -> None:
     """Raise ConfigError unless a network returns what a policy needs.
 
-    `returned`: by the network. `outputs`: elements of an action's distribution. `remembered`: elements of the memory, 0
-    without one.
+    `returned`: what the network has returned. `outputs`: number of outputs, which describe the distribution of an
+    action. `remembered`: number of elements of the memory; 0: the policy has no memory.
     """
     # Shapes: outputs, values and, with memory, the memory
     pair = returned if isinstance(returned, Sequence) else (returned,)
@@ -170,7 +175,7 @@ def _check(returned: object, outputs: int, remembered: int) -> None:
 
 
 def _spaces(plain: Mapping[str, Any]) -> contract.Spaces:
-    """Return the spaces, made from the fields that the planner sent."""
+    """Return the spaces of the simulator, made from the JSON values that the planner sent."""
     actions = _made(_ACTIONS[plain["actions"]["class"]], plain["actions"])
     parts = [_made(contract.Part, part) for part in plain["parts"]]
     spaces: contract.Spaces = _made(

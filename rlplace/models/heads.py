@@ -24,10 +24,10 @@ HEADS = (
 
 
 def stored_heads(head: str) -> tuple[str, ...]:
-    """Return the names under which files may store a reward model's head.
+    """Return the names under which files may store the head of a reward model.
 
-    `head`: the name of the head in the config. The default name `score` stands for all usual names; any other name
-    stands for itself.
+    `head`: the name of the head in the config. For the default name `score`, return all usual names; for any other
+    name, return this name alone.
     """
     named = f"{head}.weight"
     if named == HEAD:
@@ -36,10 +36,10 @@ def stored_heads(head: str) -> tuple[str, ...]:
 
 
 def value_head_problem(folder: Path, key: str = "critic.model.path") -> Problem | None:
-    """Return the problem of the value model's head in `folder`: several outputs or a bias.
+    """Return the problem of the value model's head in `folder`: it has several outputs or a bias.
 
-    Returns None for a head that fits, and for a folder without a head: a new head is made for it. `key`: the config key
-    that names the folder.
+    Returns None for a head without these problems. Returns None for a folder without a head, too, because a new head is
+    made for it. `key`: the config key that names the folder.
     """
     return _unfit_head(weight_shapes(folder), HEADS, "value-head", key, folder)
 
@@ -48,7 +48,7 @@ def reward_head_problem(folder: Path, key: str, head: str = "score") -> Problem 
     """Return the problem of the reward model in `folder`; None if its head has one output and no bias.
 
     `key`: the config key that names the model, such as reward.math. `head`: the name of the head in the config. Returns
-    None for damaged files, too: reading their weights raises an error of its own.
+    None for damaged files, too: they raise an error when the weights are read.
     """
     shapes = weight_shapes(folder)
     names = stored_heads(head)
@@ -86,10 +86,10 @@ def _unfit_head(
     key: str,
     folder: Path,
 ) -> Problem | None:
-    """Return the problem of a head that has several outputs or a bias; None if it has neither, or if there is no head.
+    """Return the problem of a head that has several outputs or a bias; None for any other head, or without a head.
 
-    `shapes`: name -> shape of all weights. `names`: under which the head may be stored. `code`: of the problem, for a
-    value model or a reward model. `key`: the config key that names the folder.
+    `shapes`: name -> shape of all weights. `names`: names under which the head may be stored. `code`: code of the
+    problem, for a value model or a reward model. `key`: the config key that names the folder.
     """
     name = next((n for n in names if n in shapes), None)
     if name is None:
@@ -108,7 +108,8 @@ def _unfit_head(
 def weight_shapes(folder: Path) -> dict[str, list[int]]:
     """Return name -> shape of all weights in the folder, from the headers of its files.
 
-    A damaged file contributes no shapes: `unread_weights` reports it, and reading its weights raises the error.
+    The weights of a damaged file are left out: `unread_weights` reports the file, and reading its weights raises an
+    error.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -150,7 +151,7 @@ def unread_weights(folder: Path) -> str | None:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Return name -> what the header of a safetensors file says of the weight, such as its shape.
+    """Return name -> description of the weight (dtype, shape and position), from the header of a safetensors file.
 
     The file is 8 bytes with the length of the header, the header as JSON, then the weights. Raises OSError; ValueError
     for a file that is damaged or cut short.

@@ -37,7 +37,12 @@ _STORED_B = ".lora_B.weight"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """Rank, scaling and target layers of LoRA factors."""
+    """Rank, scaling and target layers of LoRA factors.
+
+    `rank`, `alpha`: a layer's weight W becomes W + alpha / rank B A. `targets`: last parts of the names of the linear
+    layers that get factors, such as "q_proj"; empty: all linear layers except the head. `key`: the config key of the
+    targets, for errors.
+    """
 
     rank: int
     alpha: float
@@ -48,14 +53,14 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """Factor alpha / r of the product B A."""
+        """Factor alpha / rank, by which the product of the LoRA factors B A is multiplied."""
         return self.alpha / self.rank
 
 
 def add_factors(lm: PreTrainedModel, spec: LoraSpec) -> None:
     """Put LoRA factors on the meta device into `lm`, and freeze all other parameters.
 
-    Raises ConfigError for a target that is no linear layer.
+    Raises ConfigError for a target that is not a linear layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -112,9 +117,9 @@ def is_factor(name: str) -> bool:
 
 
 def checkpoint_name(name: str) -> str:
-    """Return the name in a checkpoint of the parameter `name`.
+    """Return the name that the parameter `name` has in checkpoints.
 
-    For a factor it is the name under which peft stores it.
+    A LoRA factor has the name under which the library peft stores it.
     """
     for suffix, stored in ((_BASE, ".weight"), (_A, _STORED_A), (_B, _STORED_B)):
         if name.endswith(suffix):
@@ -123,7 +128,10 @@ def checkpoint_name(name: str) -> str:
 
 
 def factors_of(name: str) -> tuple[str, str] | None:
-    """Return the names of the factors A [r, I] and B [O, r] of the weight `name`; None if it has none."""
+    """Return the names of the LoRA factors A and B of the weight `name`; None if it has no factors.
+
+    For a weight of O rows and I columns, A is [r, I] and B [O, r], with r the rank of the factors.
+    """
     base = name.removesuffix(_BASE)
     if base == name:
         return None
@@ -131,9 +139,10 @@ def factors_of(name: str) -> tuple[str, str] | None:
 
 
 def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the initial values of the factor `name`.
+    """Return the initial values of the LoRA factor `name`.
 
-    B is zero, so that training starts from the unchanged model. A depends on seed and name alone.
+    Factors B are zero, so that training starts from the unchanged model. Factors A are random; they depend on `seed`
+    and `name` alone.
     """
     values = torch.zeros(shape)
     if name.endswith(_A):
@@ -147,16 +156,20 @@ def first_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """The LoRA factors of one weight, on one device."""
+    """The LoRA factors of one weight, on one device.
+
+    `a` [r, I], `b` [O, r]: the factors A and B of a weight [O, I], with rank r; `b` may have only the rows that a rank
+    has. `scale`: alpha / rank, by which their product is multiplied.
+    """
 
     a: Tensor  # [r, I]
     b: Tensor  # [O, r], or the rows that a rank has
     scale: float
 
     def added_to(self, weight: Tensor, device: torch.device) -> Tensor:
-        """Return `weight` + alpha / r B A on `device`, as a new tensor in the weight's dtype.
+        """Return weight + scale * B A on `device`, as a new tensor in the dtype of `weight`.
 
-        `weight` [O, I]: has the rows that `b` has.
+        `weight`: has the same rows as `b`.
         """
         weight = weight.to(device)
         a = self.a.to(device).float()
@@ -170,9 +183,9 @@ def take_factors(
     tensors: Mapping[str, Tensor],
     scale: float,
 ) -> tuple[dict[str, Tensor], dict[str, Factors]]:
-    """Return name -> weight without factors, and name of a weight -> its factors.
+    """Return (name -> weight, for all tensors that are not factors; name of a weight -> its LoRA factors).
 
-    `tensors`: name in files -> tensor, weights and factors together. `scale`: alpha / r.
+    `tensors`: name in files -> tensor, weights and factors together. `scale`: alpha / rank of the factors.
     """
     weights = {
         name: tensor
@@ -190,7 +203,7 @@ def take_factors(
 
 @contextmanager
 def without_factors(module: nn.Module) -> Iterator[None]:
-    """Disable the factors of `module` while the context is entered, for passes that need the frozen model."""
+    """Return a context manager that disables the LoRA factors of `module`, for passes that need the frozen model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]

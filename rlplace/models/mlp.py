@@ -35,16 +35,20 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiscreteOutput(NamedTuple):
-    """A categorical distribution for each observation, and the observation's value."""
+    """For each of N observations, a categorical distribution over n actions, and the value of the observation.
+
+    `logits`: [N, n] float32. `values`: [N] float32.
+    """
 
     logits: Tensor  # [N, n] float32
     values: Tensor  # [N] float32
 
 
 class ContinuousOutput(NamedTuple):
-    """Independent normal distributions of the elements of an action, and the observation's value.
+    """For each of N observations, normal distributions of the elements of an action, and the value of the observation.
 
-    The standard deviation does not depend on the observation.
+    The elements are independent, and the standard deviation does not depend on the observation. `means`: [N, *shape of
+    an action]. `log_std`: [*shape of an action], log of the standard deviations. `values`: [N]. All are float32.
     """
 
     means: Tensor  # [N, *A] float32
@@ -53,9 +57,10 @@ class ContinuousOutput(NamedTuple):
 
 
 class MultiDiscreteOutput(NamedTuple):
-    """Several independent choices for each observation, and the observation's value.
+    """For each of N observations, several independent choices, and the value of the observation.
 
-    `logits` has the logits of the first choice, then the logits of the second choice, and so on.
+    `logits` [N, all choices] float32: the logits of the first choice, then the logits of the second choice, and so on.
+    `actions`: the number of options of each choice. `values`: [N] float32.
     """
 
     logits: Tensor  # [N, sum of n] float32
@@ -67,9 +72,9 @@ PolicyOutput = DiscreteOutput | MultiDiscreteOutput | ContinuousOutput
 
 
 class ObservationNormalizer(nn.Module):
-    """Normalises observations by running mean and variance, clipped to 10 deviations.
+    """Normalises observations by their running mean and variance, and clips them to 10 standard deviations.
 
-    The moments are buffers, which only `update` changes.
+    `count`, `mean`, `var`: the running moments, kept as buffers, which only `update` changes.
     """
 
     CLIP = 10.0
@@ -90,16 +95,17 @@ class ObservationNormalizer(nn.Module):
         return Moments(count=self.count, mean=self.mean, var=self.var)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return normalised observations [N, *O] float32."""
+        """Return normalised observations, as float32, in the shape of `observations`."""
         scale = torch.rsqrt(self.var.float() + 1e-8)
         scaled = (observations - self.mean.float()) * scale
         return scaled.clamp(-self.CLIP, self.CLIP)
 
     @torch.no_grad()
     def update(self, sums: Tensor) -> None:
-        """Merge a batch into the moments.
+        """Merge a batch of observations into the running moments.
 
-        `sums`: the `algo.normalize.shifted_sums` of the batch, shifted by `mean` and summed over all ranks.
+        `sums`: sums over the batch as `algo.normalize.shifted_sums` makes them, shifted by `mean` and summed over all
+        ranks.
         """
         merged = merge(self.moments, sums)
         self.count.copy_(merged.count)
@@ -108,7 +114,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Two MLP trunks, for policy and value.
+    """Two separate MLPs, for policy and value.
 
     The policy is categorical, or normal with one learned deviation for each element of an action. `normalize`: whether
     observations are normalised.
@@ -140,7 +146,7 @@ class ActorCritic(nn.Module):
             self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
 
     def forward(self, observations: Tensor) -> PolicyOutput:
-        """Return the distribution of actions and the values for observations [N, *O]."""
+        """Return the distributions of actions and the values for N observations, [N, *shape of an observation]."""
         if self.normalizer is not None:
             observations = self.normalizer(observations)
         # -1: a traced module then takes any number of observations
@@ -153,11 +159,14 @@ class ActorCritic(nn.Module):
         )
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return the part of the observations that the normaliser counts: here, all of each observation."""
+        """Return the part of the observations from which the normaliser computes its moments: here, all of them."""
         return observations
 
     def prepared(self, observations: Tensor) -> Tensor:
-        """Return observations [N, *O] in the form that `Passes.forward` takes: normalised, if the policy normalises."""
+        """Return observations in the form that `Passes.forward` takes: normalised, if this policy normalises.
+
+        `observations`: [N, *shape of an observation].
+        """
         if self.normalizer is None:
             return observations
         return self.normalizer(observations)
@@ -200,9 +209,9 @@ def initialise(
 
 
 def noise_shape(actions: Actions) -> tuple[int, ...]:
-    """Return the shape of the noise for one action.
+    """Return the shape of the random numbers from which `sample` draws one action.
 
-    The noise is uniform in [0, 1) for choices, and standard normal for continuous actions.
+    The numbers are uniform in [0, 1) for choices, and standard normal for continuous actions.
     """
     if isinstance(actions, MultiDiscreteActions):
         return (sum(actions.n),)
@@ -217,9 +226,10 @@ def output_of(
     values: Tensor,
     log_std: Tensor | None,
 ) -> PolicyOutput:
-    """Return the distribution of actions with the given network outputs [N, K] and values [N].
+    """Return the distributions of actions and the values that a network's outputs describe.
 
-    `log_std` [K]: log of the standard deviations, for continuous actions.
+    `outputs`: [N, K], for N observations. `values`: [N]. `log_std` [K]: log of the standard deviations; needed for
+    continuous actions only.
     """
     if isinstance(actions, DiscreteActions):
         return DiscreteOutput(outputs, values)
@@ -234,11 +244,12 @@ def output_of(
 
 
 def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actions ([N] or [N, *A] int64, or [N, *A] float32) and their log-probabilities ([N] float32).
+    """Return actions for N observations and their log-probabilities, [N] float32.
 
-    `output`: the distributions to draw from. `noise`: for choices [N, n], uniform in [0, 1); for continuous actions
-    [N, *A], standard normal. Choices are drawn by the Gumbel-max trick: the argmax of logits plus Gumbel noise is a
-    draw from the softmax (Maddison et al. 2014, arXiv:1411.0030).
+    Discrete actions are int64, [N] or [N, *shape of an action]; continuous actions are float32, [N, *shape of an
+    action]. `output`: the distributions to draw from. `noise`: for choices [N, all logits], uniform in [0, 1); for
+    continuous actions in the shape of the actions, standard normal. Choices are drawn by the Gumbel-max trick: the
+    argmax of logits plus Gumbel noise is a draw from the softmax (Maddison et al. 2014, arXiv:1411.0030).
     """
     if isinstance(output, DiscreteOutput | MultiDiscreteOutput):
         # Away from 0 and 1, where the logarithms are infinite
@@ -255,7 +266,11 @@ def sample(output: PolicyOutput, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mode(output: PolicyOutput) -> Tensor:
-    """Return the most probable actions of the distributions in `output`: [N] or [N, *A] int64, or [N, *A] float32."""
+    """Return the most probable action of each of the N distributions in `output`.
+
+    Discrete actions are int64, [N] or [N, *shape of an action]; continuous actions are float32, [N, *shape of an
+    action].
+    """
     if isinstance(output, MultiDiscreteOutput):
         chosen = []
         for part in output.logits.split(output.actions.n, dim=-1):
@@ -267,7 +282,7 @@ def mode(output: PolicyOutput) -> Tensor:
 
 
 def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
-    """Return [N]: the log-probability of each of `actions`, or its log-density if actions are continuous.
+    """Return the log-probability of each of N `actions`, [N]; the log-density if actions are continuous.
 
     `output`: the distributions. Log-probabilities are summed over the elements of an action.
     """
@@ -289,7 +304,11 @@ def logprob(output: PolicyOutput, actions: Tensor) -> Tensor:
 
 
 def choice_logprobs(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
-    """Return the log-probabilities [N, sum of n] of all choices, normalised within each element of the action."""
+    """Return the log-probability of every option of every choice, in the shape of `logits`.
+
+    `logits` [N, all options]: options of the first choice, then of the second choice, and so on. Probabilities of the
+    options of one choice sum to 1.
+    """
     normalised = []
     for part in logits.split(actions.n, dim=-1):
         normalised.append(part.log_softmax(dim=-1))
@@ -297,5 +316,5 @@ def choice_logprobs(logits: Tensor, actions: MultiDiscreteActions) -> Tensor:
 
 
 def first_logits(actions: MultiDiscreteActions, device: torch.device) -> Tensor:
-    """Return [elements] int64: the index of the first logit of each element of an action."""
+    """Return, for each element of an action, the index of its first logit, as int64 on `device`."""
     return torch.tensor([0, *itertools.accumulate(actions.n)][:-1], device=device)

@@ -24,7 +24,7 @@ _IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
 
 
 class MlpDecisions:
-    """Decides with the weights that `policy` has at the call of the constructor.
+    """Decides with the weights that `policy` has when this object is made.
 
     After a change of the weights, make a new object.
     """
@@ -59,9 +59,10 @@ class MlpDecisions:
         observations: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return actions, log-probabilities [N] and values [N] for observations [N, *O] and noise.
+        """Return actions, their log-probabilities [N] and values [N] for N observations, [N, *shape of an observation].
 
-        `noise` is as in `sample`. To be called in inference mode.
+        `noise`: for choices uniform in [0, 1), one number for each logit; for continuous actions standard normal, one
+        number for each element. To be called in inference mode.
         """
         if self._normalizer is not None:
             bound = self._normalizer.CLIP
@@ -82,7 +83,7 @@ class MlpDecisions:
         return actions.view(noise.shape), logprobs, values
 
     def _through(self, layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
-        """Return the output [N, K] of a trunk for rows [N, O].
+        """Return the outputs [N, K] of one MLP for N rows of numbers.
 
         `layers`: (transposed weight, bias) of each linear layer.
         """

@@ -61,7 +61,13 @@ BRIGHTEST = 255.0
 
 
 class Sequences(NamedTuple):
-    """b steps of burn-in, then L steps to learn from, of M environments: for training a policy with memory."""
+    """Sequences of M environments, for training a policy with memory: b steps of burn-in, then L steps to learn from.
+
+    The burn-in brings the memory up to date with the present weights. `observations`: [b + L, M, numbers of an
+    observation]. `begins`: [b + L, M], true where an episode begins with the step. `memory`: [M, S], before the first
+    step. `alone`: [M], true where no earlier step exists, so that the burn-in is not used. `burn_in`: b. `learned`:
+    indices of the steps to learn from among the L * M steps; None: all.
+    """
 
     observations: Tensor  # [b + L, M, row]
     begins: Tensor  # [b + L, M] bool: an episode begins with this step
@@ -74,7 +80,7 @@ class Sequences(NamedTuple):
 class NetworkPolicy(nn.Module):
     """A network with a normaliser for the numbers in its observations, and log deviations of continuous actions.
 
-    It is always in eval mode: probabilities at training time must equal those at decision time.
+    It is always in eval mode, because probabilities in training must equal those at decision time.
     """
 
     # Training uses autograd
@@ -104,11 +110,14 @@ class NetworkPolicy(nn.Module):
         self.eval()
 
     def forward(self, observations: Tensor) -> PolicyOutput:
-        """Return the distribution of actions for observations [N, *O], or for flattened observations [N, row]."""
+        """Return the distributions of actions for N observations.
+
+        `observations`: [N, *shape of an observation], or flattened to one row for each observation.
+        """
         return self.decide(observations)[0]
 
     def decide(self, observations: Tensor) -> tuple[PolicyOutput, Tensor]:
-        """Return the distribution of actions, and the memory [N, S] after these observations."""
+        """Return the distributions of actions for N observations, and the memory [N, size of a memory] after them."""
         memory = self.memory(observations)
         if not len(observations):
             outputs, values = self.nothing(observations)
@@ -124,7 +133,10 @@ class NetworkPolicy(nn.Module):
         observations: Tensor,
         dtype: torch.dtype = torch.float32,
     ) -> Observed:
-        """Return observations in the form that the network takes. `dtype`: of numbers; images stay uint8."""
+        """Return observations in the form that the network takes.
+
+        `dtype`: dtype of numbers; images stay uint8.
+        """
         spaces = self._spaces
         rows = self._rows(observations)
         numbers = self.numbers(observations)
@@ -146,21 +158,33 @@ class NetworkPolicy(nn.Module):
         return found.get("", found)
 
     def remembering(self, shown: Tensor, memory: Tensor) -> Tensor:
-        """Return rows [N, row]: the memory [N, S], then what the simulator shows. `shown`: [N, *O]."""
+        """Return N rows that each have the memory and then, flattened, what the simulator shows.
+
+        `shown`: [N, *shape of what the simulator shows]. `memory`: [N, size of a memory].
+        """
         return torch.cat([memory.view(shown.dtype), shown.flatten(1)], dim=1)
 
     def nothing(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return empty outputs [0, K] and values [0], because not every network accepts an empty batch."""
+        """Return the outputs and values for an empty batch: tensors of length 0.
+
+        The network is not called, because not every network accepts an empty batch.
+        """
         elements = math.prod(noise_shape(self.actions))
         outputs = torch.zeros((0, elements), device=observations.device)
         return outputs, outputs.sum(dim=1)
 
     def numbers(self, observations: Tensor) -> Tensor:
-        """Return the simulator's numbers [N, numbers] float32, not normalised, as the normaliser counts them."""
+        """Return the numbers that the simulator shows in N observations, [N, numbers] float32, not normalised.
+
+        The normaliser computes its moments from these numbers.
+        """
         return self._floats(observations)[:, self.remembered :]
 
     def memory(self, observations: Tensor) -> Tensor:
-        """Return the memory [N, S] float32 of each row. `observations`: rows that begin with the memory."""
+        """Return the memory in each of N rows, [N, size of a memory] float32.
+
+        `observations`: rows that begin with the memory.
+        """
         return self._floats(observations)[:, : self.remembered]
 
     def _floats(self, observations: Tensor) -> Tensor:
@@ -176,7 +200,7 @@ class NetworkPolicy(nn.Module):
         return stored.view(torch.float32).view(-1, count)
 
     def _rows(self, observations: Tensor) -> Tensor:
-        """Return observations as rows [N, row]."""
+        """Return N observations, flattened to [N, row]."""
         # -1: a traced module then takes any number of observations
         return observations.reshape(-1, math.prod(self._spaces.observation_shape))
 
@@ -188,7 +212,7 @@ class NetworkPolicy(nn.Module):
 class NetworkPass:
     """Forward and backward passes of a network by autograd.
 
-    Weights are slices of one tensor; gradients are written to slices of another.
+    The network's weights are slices of one flat tensor; gradients are written to slices of another flat tensor.
     """
 
     def __init__(
@@ -197,7 +221,11 @@ class NetworkPass:
         weights: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
     ) -> None:
-        """`weights`, `gradients`: name of the policy's parameter -> tensor, in the dtype of the computation."""
+        """Prepare passes of `policy`.
+
+        `weights`: name of a parameter -> its weights. `gradients`: name of a parameter -> tensor for its gradient. All
+        are in the dtype of the computation.
+        """
         self._policy = policy
         # Leaves of autograd that share memory with the weights
         prefix = "network."
@@ -210,7 +238,10 @@ class NetworkPass:
         self._found: tuple[Tensor, ...] = ()
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N] in float32, for observations or for the learned steps of sequences."""
+        """Return outputs [N, K] and values [N] in float32, for N observations or for the N learned steps of sequences.
+
+        K is the number of outputs for one observation.
+        """
         self._found = ()
         given = observations
         if isinstance(given, Sequences):
@@ -230,7 +261,10 @@ class NetworkPass:
         return outputs, values
 
     def _unrolled(self, given: Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs and values of the learned steps of sequences. Gradients do not go into the burn-in."""
+        """Return outputs and values of the learned steps of sequences.
+
+        Gradients flow through the learned steps only, not through the steps of burn-in.
+        """
 
         def run(steps: slice, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             outputs, values, after = self._call(
@@ -255,9 +289,10 @@ class NetworkPass:
         return outputs, values
 
     def _call(self, observations: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Return what the network returns when it is called with the flat weights, in their dtype.
+        """Call the network with the flat weights, in their dtype, and return what it returns.
 
-        `observations`: [N, *O]. `memory`: the memory and, for sequences, `begins`; nothing without a memory.
+        `observations`: [N, *shape of an observation]. `memory`: the memory and, for sequences, the mask of steps with
+        which episodes begin; no arguments for a policy without memory.
         """
         dtype = next(iter(self._leaves.values())).dtype
         given = (self._policy.inputs(observations, dtype), *memory)
@@ -271,7 +306,7 @@ class NetworkPass:
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         """Write the gradients of all parameters.
 
-        `outputs`, `values`: the gradients with respect to the outputs and values of the last `forward`. A parameter
+        `outputs`, `values`: the gradients of the loss with respect to what the last `forward` has returned. A parameter
         that affects no output gets a gradient of zero.
         """
         # Autograd adds to these tensors
@@ -289,10 +324,10 @@ class NetworkPass:
 
 
 class ImageEncoder(nn.Module):
-    """A network that makes features [N, F] of observations with images.
+    """A network that computes features [N, F] of N observations with images.
 
-    Each image goes through convolutions, all numbers through one layer; the results are joined and go through more
-    layers. An image is [H, W], [H, W, C] or [C, H, W], or a stack of images in time, whose frames become channels.
+    Each image goes through convolutions, and all numbers go through one layer; the results are joined and go through
+    more layers. An image is [H, W], [H, W, C] or [C, H, W], or a stack of images in time, whose frames become channels.
     """
 
     def __init__(self, spaces: Spaces, config: CnnConfig) -> None:
@@ -332,7 +367,7 @@ class ImageEncoder(nn.Module):
         initialise(weighted, math.sqrt(2.0), generator)
 
     def forward(self, observations: Observed) -> Tensor:
-        """Return features [N, F]."""
+        """Return F features for each of N observations, [N, F]."""
         by_name = entries_of(observations)
         features = []
         numbers = []
@@ -365,7 +400,7 @@ class ImageNetwork(ImageEncoder):
         initialise([self.value], 1.0, generator)
 
     def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # more than features
-        """Return outputs [N, K] and values [N]."""
+        """Return outputs [N, K] and values [N] for N observations, with K outputs of the policy."""
         joined = super().forward(observations)
         outputs = self.policy(joined)
         values = self.value(joined)[:, 0]
@@ -373,7 +408,10 @@ class ImageNetwork(ImageEncoder):
 
 
 def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
-    """Return the linear heads of policy and value. `features`: the number of features that each head takes."""
+    """Return the linear layers for the outputs of the policy and for the value.
+
+    `features`: the number of features that each layer takes.
+    """
     outputs = math.prod(noise_shape(actions))
     policy = nn.Linear(features, outputs)
     value = nn.Linear(features, 1)
@@ -381,7 +419,7 @@ def heads(features: int, actions: Actions) -> tuple[nn.Linear, nn.Linear]:
 
 
 def entries_of(observations: Observed) -> Mapping[str, Tensor]:
-    """Return name -> entry of observations; a single entry has an empty name."""
+    """Return name -> entry of observations. Observations that are a single tensor are an entry with the name ""."""
     if isinstance(observations, Tensor):
         return {"": observations}
     return observations
@@ -396,9 +434,10 @@ def scaled_pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_channels_first(images: Tensor) -> Tensor:
-    """Return images as [N, C, H, W].
+    """Return N images as [N, C, H, W].
 
-    Takes [N, H, W], [N, H, W, C], [N, C, H, W], or a stack in time [N, T, H, W, C], whose T * C channels are joined.
+    Takes [N, H, W], [N, H, W, C], [N, C, H, W], or a stack of T frames [N, T, H, W, C], whose T * C channels are
+    joined.
     """
     if images.dim() == 3:
         return images.unsqueeze(1)
@@ -423,10 +462,10 @@ class _Residual(nn.Module):
 
 
 def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequential:
-    """Return the convolutions for one image: from [N, C, H, W] to features [N, F]. `image`: its C, H and W.
+    """Return the convolutions for images [N, C, H, W], with features [N, F] as their result.
 
-    nature: three layers (Mnih et al. 2015). impala: stages of a convolution, pooling to half the size and two residual
-    blocks (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
+    `image`: C, H and W. Kinds in the config: "nature" has three layers (Mnih et al. 2015). "impala" has stages of a
+    convolution, pooling to half the size and two residual blocks (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
     """
     layers: list[nn.Module] = []
     channels = image[0]
@@ -452,7 +491,7 @@ def _convolutions(config: CnnConfig, image: tuple[int, int, int]) -> nn.Sequenti
 
 
 def custom_network(spaces: Spaces, config: ModuleConfig) -> nn.Module:
-    """Return the user's module: `Class(spaces, **kwargs)`.
+    """Return the user's module, made by calling its class with `spaces` and the keyword arguments in the config.
 
     Raises ConfigError if the class does not exist, takes other arguments, or has a frozen parameter.
     """

@@ -33,7 +33,11 @@ _NAME = "rlplace_packed"
 
 
 class Edges(NamedTuple):
-    """Where segments begin in a packed tensor."""
+    """Where the segments of a packed tensor begin.
+
+    `at` [segments + 1] int32: index of the first token of each segment, and the end of the last segment. `longest`:
+    number of tokens of the longest segment.
+    """
 
     at: Tensor  # [s + 1] int32: first token of each segment, and the end of the last
     longest: int  # tokens of the longest segment
@@ -41,13 +45,19 @@ class Edges(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Whole sequences, and the positions of the tokens to score.
+    """Whole sequences in one tensor without padding, and the positions of the tokens to score.
 
     Sequences may share a common beginning. The beginning is then stored once, as a segment that other segments
     continue::
 
         prompt | answer | answer | sequence of its own         lengths  4  2  3  5
         after                                                            -  0  0  -
+
+    For T tokens in s segments, N of them scored: `tokens` [T]: ids. `positions` [T]: position of each token in its
+    sequence. `edges` [s + 1]: where segments begin, and T. `lengths`: lengths of the segments. `after`: for each
+    segment, the index of the segment that it continues, or None. `scored` [N]: indices of the scored tokens. `before`
+    [N]: index of the token before each scored token. `images`: image files of each segment. `context`: the ranks that
+    split the tokens; None: the tokens are not split.
     """
 
     tokens: Tensor  # [T] int64
@@ -71,12 +81,12 @@ class Packed:
         alike: Sequence[tuple[int, int]] = (),
         images: Sequence[Files] = (),
     ) -> Packed:
-        """Return `sequences`, packed. Without sequences: one token, which is not scored.
+        """Return `sequences`, packed. Without sequences, the result has one token, which is not scored.
 
-        `masks`: for each sequence, true at the tokens to score. `alike`: for each sequence, a number and a length.
-        Neighbouring sequences with equal numbers have their first tokens in common, as many as the length. None of
-        these tokens is scored, and all image tokens are among these tokens. Empty: nothing is shared. `images`: the
-        image files of each sequence; empty: no images.
+        `masks`: for each sequence, true at the tokens to score. `alike`: for each sequence, the number of a group and a
+        length: neighbouring sequences of the same group begin with equal tokens, as many as the length. None of these
+        tokens is scored, and all image tokens are among these tokens. An empty `alike`: no tokens are shared. `images`:
+        the image files of each sequence; empty: no images.
         """
         # One entry for each segment, and for each piece of scored tokens
         pieces = list[NDArray[Any]]()
@@ -95,8 +105,8 @@ class Packed:
         ) -> int:
             """Append a segment; return the place of its first token in the packed tensor.
 
-            `piece`: its tokens. `start`: position of its first token in the sequence. `follows`: index of the segment
-            that it continues; None: no segment. `files`: its image files.
+            `piece`: tokens of the segment. `start`: position of its first token in the sequence. `follows`: index of
+            the segment that it continues; None: it continues no segment. `files`: its image files.
             """
             nonlocal total
             pieces.append(piece)
@@ -159,14 +169,14 @@ class Packed:
 
     @property
     def targets(self) -> Tensor:
-        """Token ids [N] that are scored."""
+        """Ids of the N tokens that are scored, [N]."""
         return self.tokens[self.scored]
 
     @functools.cached_property
     def keys(self) -> tuple[Tensor, Edges] | None:
-        """Return the indices int64 of the tokens that each segment sees, segment after segment, and their edges.
+        """The indices of the tokens that each segment sees, one segment after the other, and the edges of these lists.
 
-        The edges are where each segment's indices begin. Returns None if every segment sees only itself.
+        A segment sees itself and the segment that it continues. None if every segment sees only itself.
         """
         if not any(follows is not None for follows in self.after):
             return None
@@ -187,9 +197,10 @@ class Packed:
         return torch.cat(seen).to(device), Edges(edges, max(lengths))
 
     def padded(self, multiple: int) -> Packed:
-        """Return these sequences and one of filler tokens, so that the token count is a multiple of `multiple`.
+        """Return these sequences with filler tokens at the end, so that the token count is a multiple of `multiple`.
 
-        No filler token is scored. If the token count is a multiple of `multiple` already, no sequence is added.
+        The filler tokens are a sequence of their own, and none of them is scored. If the token count is already a
+        multiple of `multiple`, return these sequences unchanged.
         """
         more = -len(self.tokens) % multiple
         if not more:
@@ -210,7 +221,7 @@ class Packed:
 
 
 def attend_packed(model: PreTrainedModel) -> None:
-    """Make the decoder attend within each sequence alone, when it is called with `packed=...`.
+    """Make the attention of a decoder stay within each sequence, when the decoder is called with `packed=...`.
 
     Raises ValueError if the decoder's attention cannot be replaced.
     """
@@ -239,9 +250,10 @@ def attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attended values [1, T, H, D], and None for attention weights.
+    """Return the attended values [1, T, H, D], and None in place of attention weights.
 
-    The signature is that of attention functions in transformers.
+    The signature is the one that transformers expects of an attention function. Letters: T tokens, H query heads, D
+    size of a head.
     """
     if softcap is not None or s_aux is not None or dropout:
         raise ValueError(
@@ -266,10 +278,11 @@ def _attention(
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
-    """Return the attended values [1, T, H, D] of whole sequences. `scaling`: of scores; None: the usual 1 / sqrt(D).
+    """Return the attended values [1, T, H, D] of whole sequences: T tokens, H query heads, D size of a head.
 
-    On CUDA below float32 one kernel attends in all segments, else each segment has a call of its own. `sliding_window`:
-    the most tokens that a token sees, itself included; None: all.
+    `scaling`: factor of the scores; None: the usual 1 / sqrt(D). `sliding_window`: the most tokens that a token sees,
+    itself included; None: all tokens. On CUDA below float32 one kernel attends in all segments; otherwise each segment
+    has a call of its own.
     """
     # On CUDA below float32: all segments in one call
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
@@ -335,11 +348,12 @@ def _whole_kernel(
     # Tokens that a token sees before and behind itself; -1: all
     limits: tuple[int, int],
 ) -> Tensor:
-    """Return the attended values [T, H, D], by FlashAttention in torch.
+    """Return the attended values [T, H, D] of all segments, computed by FlashAttention in torch.
 
-    `scale`: of scores; None: 1 / sqrt(D). `own`: the edges of segments in `q`. `seen`: the edges of segments in `k` and
-    `v`. The last token of a segment sees all of the segment's keys, the token before it all but the last key, and so
-    on, within `limits`.
+    `q` [T, H, D]: queries. `k`, `v`: keys and values. `own`: the edges of segments in `q`. `seen`: the edges of the
+    keys that each segment sees in `k` and `v`. `scale`: factor of the scores; None: 1 / sqrt(D). `limits`: the most
+    tokens that a token sees before and after itself; -1: all. The last token of a segment sees all of the segment's
+    keys, the token before it all but the last key, and so on, within `limits`.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -360,9 +374,9 @@ def _whole_kernel(
 
 @functools.cache
 def _asks_for_groups(kernel: Callable[..., object]) -> bool:
-    """Return whether a kernel must be told that there are fewer key heads than query heads.
+    """Return whether an attention kernel must be told that there are fewer key heads than query heads.
 
-    This is so since torch 2.12. The kernel of torch 2.11 accepts fewer key heads, and has no argument for them.
+    The kernel of torch 2.12 must be told. The kernel of torch 2.11 accepts fewer key heads without an argument.
     """
     return "enable_gqa" in inspect.signature(kernel).parameters
 
@@ -374,7 +388,7 @@ def _asks_for_groups(kernel: Callable[..., object]) -> bool:
 
 
 class TokenScores(NamedTuple):
-    """Log-probabilities of given tokens, and entropies of the distributions they were drawn from."""
+    """Log-probabilities of N given tokens, and entropies of the distributions they were drawn from, [N] each."""
 
     logprobs: Tensor  # [N] float32
     entropies: Tensor  # [N] float32
@@ -388,12 +402,13 @@ def token_scores(
     tile: tuple[int, int] | None = None,
     parallel: TensorParallel | None = None,
 ) -> TokenScores:
-    """Return log-probabilities of `targets` [N] and entropies, given states `hidden` [N, E] and the head [V, E].
+    """Return log-probabilities of `targets` [N], and the entropies of the distributions of these tokens.
 
-    The result is float32, from products in the head's dtype. `temperature`: divides the logits. `tile`: (R, C), rows
-    and vocabulary entries that are computed at once; None: chosen by size. `parallel`: the ranks among which the rows
-    of the head are divided; None: this rank has all rows. With `parallel` the call is a collective with four numbers
-    for each token, and the gradient of `hidden` is this rank's part.
+    `hidden` [N, E]: the states before the tokens. `head` [V, E]: the head's weight. `temperature`: divides the logits.
+    `tile`: (R, C), rows and vocabulary entries that are computed at once; None: chosen by size. `parallel`: the ranks
+    among which the rows of the head are divided; None: this rank has all rows. With `parallel` the call is a collective
+    with four numbers for each token, and the gradient of `hidden` is this rank's part. The result is float32, from
+    products in the head's dtype.
     """
     tile = tile or score_tile(len(hidden), *head.shape)
     # The index of a target among this rank's rows; outside of them on other ranks
@@ -506,7 +521,7 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _parts(size: int, each: int) -> Iterator[slice]:
-    """Return slices of `each` elements that cover `size` elements."""
+    """Return consecutive slices of `each` elements that together cover `size` elements."""
     return (slice(first, first + each) for first in range(0, size, each))
 
 
@@ -523,10 +538,12 @@ def _add_tile(
     mean: Tensor,  # [R], sum of z * exp(z - highest) so far
     chosen: Tensor,  # [R], logit of the target, 0 so far
 ) -> Tensor:
-    """Add the logits of a tile to the running sums, in place, and return the highest logits so far [R].
+    """Add the logits of a tile to the running sums, in place, and return the highest logit so far of each row, [R].
 
-    `hidden`: [R, E] states. `head`: [C, E] rows of the head. `temperature`: divides the logits. The sums are `total`,
-    `mean` and `chosen`.
+    A tile is R tokens by C entries of the vocabulary. `hidden` [R, E]: states of the tokens. `head` [C, E]: rows of the
+    head. `places` [R]: indices of the target tokens among the C entries. `temperature`: divides the logits. `highest`
+    [R]: highest logits before this tile. With logits z: `total` is the sum of exp(z - highest), `mean` the sum of z *
+    exp(z - highest), `chosen` the logit of the target token.
     """
     scores = _scores(hidden, head, temperature)
     here = (places >= 0) & (places < len(head))
@@ -553,8 +570,9 @@ def _tile_gradient(
 ) -> Tensor:
     """Return the gradient [R, C] with respect to the products of states and head, in the head's dtype.
 
-    `hidden`: [R, E]. `head`: [C, E]. `temperature`: divides the logits. `by_logprob`, `by_entropy`: the gradients with
-    respect to log-probabilities and entropies; None: zero.
+    `hidden`: states [R, E]. `head`: rows of the head [C, E]. `terms`: logsumexp of the logits, mean logit, and index of
+    the target token, [R, 1] each. `by_logprob`, `by_entropy`: the gradients with respect to log-probabilities and
+    entropies; None: zero. `temperature`: divides the logits.
     """
     scores = _scores(hidden, head, temperature)
     normaliser, mean, places = terms
@@ -577,7 +595,7 @@ def _tile_gradient(
 def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     """Return the logits [R, C] float32 of a tile, as a new tensor.
 
-    `hidden`: [R, E]. `head`: [C, E]. `temperature`: divides the logits.
+    `hidden`: states [R, E]. `head`: rows of the head [C, E]. `temperature`: divides the logits.
     """
     scores = (hidden @ head.t()).float()
     if temperature == 1.0:
@@ -586,7 +604,7 @@ def _scores(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to `total` (float32). The product is computed in the dtype of both."""
+    """Add `left @ right` to `total` (float32), in place. The product is computed in the dtype of `left` and `right`."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     else:

@@ -26,7 +26,11 @@ _ATEN = torch.ops.aten
 
 
 class _Activation(NamedTuple):
-    """An activation function with its manual backward pass."""
+    """An activation function with its manual backward pass.
+
+    `forward`: the function; it may overwrite its input. `backward`: takes the gradient of the output, the input and the
+    output, and returns the gradient of the input.
+    """
 
     forward: Callable[[Tensor], Tensor]  # may overwrite its input
     # From the gradient of the output, the input and the output to the gradient of the input
@@ -51,14 +55,17 @@ _ACTIVATIONS: dict[type[nn.Module], _Activation] = {
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """Make the parameters of `module` slices of one new flat tensor, in their order, and return the flat tensor."""
+    """Move the parameters of `module` into one new flat tensor, and return this tensor.
+
+    Afterwards, each parameter is a slice of the flat tensor, in the order of the parameters.
+    """
     flat = nn.utils.parameters_to_vector(module.parameters()).detach()
     nn.utils.vector_to_parameters(flat, module.parameters())
     return flat
 
 
 def slices(flat: Tensor, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, slice of `flat`) for each parameter; the slice has the parameter's shape."""
+    """Yield (name, slice of `flat`) for each parameter of `module`; the slice has the parameter's shape."""
     first = 0
     for name, parameter in module.named_parameters():
         last = first + parameter.numel()
@@ -75,7 +82,10 @@ class _Trunk:
         weights: Sequence[Tensor],
         gradients: Sequence[Tensor],
     ) -> None:
-        """`weights` and `gradients`: for each layer in turn, the matrix and then the bias."""
+        """Make an MLP from `layers`: linear layers with activations between them.
+
+        `weights` and `gradients`: for each linear layer in turn, the matrix and then the bias.
+        """
         # None for a trunk without hidden layers
         self._activation: _Activation | None = None
         if len(layers) > 1:
@@ -90,7 +100,7 @@ class _Trunk:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, given: Tensor) -> Tensor:
-        """Return the output [N, K] of the last layer for `given` [N, O]."""
+        """Return the outputs [N, K] of the last layer for N inputs; `given`: [N, numbers of an input]."""
         before = given
         kept = self._kept
         last = len(self._layers) - 1
@@ -105,7 +115,7 @@ class _Trunk:
     def backward(self, gradients: Tensor) -> None:
         """Write the gradients of all layers.
 
-        `gradients` [N, K]: the gradient with respect to the output of the last `forward`.
+        `gradients` [N, K]: the gradient of the loss with respect to the result of the last `forward`.
         """
         for at in range(len(self._layers) - 1, -1, -1):
             weight, _, of_weight, of_bias = self._layers[at]
@@ -119,7 +129,7 @@ class _Trunk:
 
 
 class _Trunks:
-    """Both trunks of an MLP policy."""
+    """The two MLPs of an MLP policy: one for the outputs of the policy, one for the value."""
 
     def __init__(
         self,
@@ -142,7 +152,7 @@ class _Trunks:
         self._dtype = next(iter(weights.values())).dtype
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N], float32."""
+        """Return outputs [N, K] and values [N] float32 for N observations, with K outputs of the policy."""
         given = observations.to(self._dtype)
         outputs = self._policy.forward(given).float()
         values = self._value.forward(given)[:, 0].float()
@@ -151,7 +161,7 @@ class _Trunks:
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         """Write the gradients of all weights.
 
-        `outputs` [N, K], `values` [N]: the gradients with respect to the outputs and values of the last `forward`.
+        `outputs` [N, K], `values` [N]: the gradients of the loss with respect to what the last `forward` has returned.
         """
         of_policy = outputs.to(self._dtype)
         of_value = values.to(self._dtype)[:, None]
@@ -160,7 +170,7 @@ class _Trunks:
 
 
 class Passes:
-    """Forward and backward passes of a policy.
+    """Forward and backward passes of a policy in training.
 
     The policy's weights are slices of `weights`; gradients are written to `gradient`.
     """
@@ -171,7 +181,10 @@ class Passes:
         weights: Tensor,
         gradient: Tensor,
     ) -> None:
-        """`weights` and `gradient` are [parameters], in the dtype of the computation."""
+        """Prepare passes of the policy `module`.
+
+        `weights`, `gradient`: flat tensors [number of parameters], in the dtype of the computation.
+        """
         of = dict(slices(weights, module))
         to = dict(slices(gradient, module))
         self._network: _Trunks | NetworkPass
@@ -184,9 +197,9 @@ class Passes:
         self._log_std_gradient = to.get("log_std")
 
     def forward(self, observations: Tensor | Sequences) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N], float32.
+        """Return outputs [N, K] and values [N] in float32, for N observations, with K outputs of the policy.
 
-        `observations`: [N, O] from the policy's `prepared`, or sequences.
+        `observations`: the result of the policy's `prepared`, or sequences for a policy with memory.
         """
         if isinstance(self._network, NetworkPass):
             return self._network.forward(observations)
@@ -196,7 +209,8 @@ class Passes:
     def actions(self, outputs: Tensor, actions: Tensor) -> ChosenActions:
         """Return log-probabilities and entropies of given actions, with their backward pass.
 
-        `outputs` [N, K]: of the last `forward`. `actions`: choices [N, 1] or [N, elements], or numbers [N, K].
+        `outputs` [N, K]: the outputs of the last `forward`. `actions`: choices [N, 1] or [N, elements], or numbers [N,
+        K].
         """
         if isinstance(self._actions, MultiDiscreteActions):
             return _ManyChoices(outputs, actions, self._actions)
@@ -213,9 +227,9 @@ class Passes:
     ) -> None:
         """Write the gradient of a loss with respect to all weights.
 
-        `chosen`: the actions of the last `forward`. `logprob_gradients` [N]: the gradients of the loss with respect to
-        log-probabilities. `entropy_gradient`: the gradient with respect to each entropy. `values` [N]: the gradients
-        with respect to values.
+        `chosen`: the result of `actions` for the last `forward`. `logprob_gradients` [N]: the gradients of the loss
+        with respect to log-probabilities. `entropy_gradient`: the gradient of the loss with respect to the entropy of
+        each observation. `values` [N]: the gradients of the loss with respect to values.
         """
         outputs, log_std = chosen.backward(logprob_gradients, entropy_gradient)
         if self._log_std_gradient is not None:
@@ -240,9 +254,10 @@ class _Choices:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the logits [N, K]; the second tensor is unused.
+        """Return the gradient of the loss with respect to the logits [N, K]. The second tensor is not used.
 
-        `gradients` [N]: with respect to log-probabilities. `entropy_gradient`: with respect to each entropy.
+        `gradients` [N]: gradients of the loss with respect to log-probabilities. `entropy_gradient`: gradient of the
+        loss with respect to each entropy.
         """
         # d log p_t / d z = [t] - p
         found = self._probabilities * -gradients[:, None]
@@ -285,7 +300,7 @@ class _ManyChoices(_Choices):
 class _Numbers:
     """Log-densities and entropies of actions from independent normal distributions, with the backward pass.
 
-    The deviations are the same for all observations.
+    The standard deviations are the same for all observations.
     """
 
     def __init__(
@@ -309,9 +324,10 @@ class _Numbers:
         gradients: Tensor,
         entropy_gradient: float,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the means [N, K] and of the log deviations [K].
+        """Return the gradients of the loss with respect to the means [N, K] and to the log deviations [K].
 
-        `gradients` [N]: with respect to log-probabilities. `entropy_gradient`: with respect to each entropy.
+        `gradients` [N]: gradients of the loss with respect to log-probabilities. `entropy_gradient`: gradient of the
+        loss with respect to each entropy.
         """
         column = gradients[:, None]
         z = self._z

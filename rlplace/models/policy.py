@@ -40,8 +40,9 @@ class Policy(nn.Module):
 
     A policy with a memory keeps the memory of each row of a batch from one `act` to the next.
 
-    `spaces`: the `Spaces` of the simulator it was trained on. `network`: the module inside, whose `forward` takes
-    observations [N, *O].
+    `spaces`: shapes and dtypes of observations and actions of the simulator on which the policy was trained. `network`:
+    the module inside, whose `forward` takes N observations, [N, *shape of an observation]. `low`, `high`: bounds of the
+    elements of a continuous action.
     """
 
     low: Tensor
@@ -69,7 +70,10 @@ class Policy(nn.Module):
             self.register_buffer("high", torch.tensor(spaces.actions.high).view(shape))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return the most probable actions for observations [N, *O], within the bounds of a continuous space."""
+        """Return the most probable actions for N observations, clamped to the bounds of a continuous action space.
+
+        `observations`: [N, *shape of an observation].
+        """
         return self._within(mode(self.network(observations)))
 
     @torch.inference_mode()
@@ -79,16 +83,17 @@ class Policy(nn.Module):
         deterministic: bool = True,
         begins: ArrayLike | None = None,
     ) -> NDArray[Any]:
-        """Return actions for observations [*O], or for a batch [N, *O], of shape `spaces.observation_shape`.
+        """Return an action for one observation, or N actions for a batch of N observations.
 
-        Actions of a discrete space are int64, [] or [N], counted from 0. Actions of a continuous space are float32,
-        [*A] or [N, *A], within the bounds of the space.
+        An observation has the shape `spaces.observation_shape`. Actions of a discrete space are int64 and counted from
+        0. Actions of a continuous space are float32 and within the bounds of the space. A batch of N observations gives
+        actions with N as their first dimension.
 
-        `deterministic`: return the most probable actions; if False, sample actions, as in training. `begins`: a bool,
-        or bools [N]: an episode begins with this observation, so that a policy with memory forgets. None: all rows
-        continue, unless their number has changed.
+        `deterministic`: return the most probable actions; if False, sample actions, as in training. `begins`: whether
+        an episode begins with the observation, as one bool or N bools; a policy with memory then forgets the memory of
+        this row. None: all rows continue their episodes, unless the number of rows has changed.
 
-        Raises ValueError for observations of another shape, for values that are no numbers, and for floating-point
+        Raises ValueError for observations of another shape, for values that are not numbers, and for floating-point
         numbers if the policy was trained on bytes.
         """
         # Check shape and dtype
@@ -116,7 +121,8 @@ class Policy(nn.Module):
     def _decided(self, batch: Tensor, begins: ArrayLike | None) -> PolicyOutput:
         """Return the network's output for a batch, given the memory of each row, and keep the new memory.
 
-        `begins`: as in `act`.
+        `begins`: whether an episode begins with the observation, as one bool or a bool for each row; the memory of this
+        row is then emptied. None: all rows continue their episodes.
         """
         network = self.network
         assert isinstance(network, NetworkPolicy), "no other has a memory"
@@ -140,7 +146,7 @@ class Policy(nn.Module):
         return self._within(actions)
 
     def _within(self, actions: Tensor) -> Tensor:
-        """Return actions, clamped to the bounds of a continuous space."""
+        """Return actions, clamped to the bounds if the action space is continuous."""
         if self._bounded:
             return torch.clamp(actions, self.low, self.high)
         return actions
@@ -149,9 +155,9 @@ class Policy(nn.Module):
 def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
     """Return a trained simulator policy, ready to act.
 
-    `trained`: the config and the weights that were found. The simulator is made once, to see its spaces. `seed`: of
-    sampled actions. `key`: named in errors. Raises ConfigError for damaged weights, or for weights of a policy for
-    another simulator.
+    `trained`: the config and the weights that were found. The simulator is made once, to find out its spaces. `seed`:
+    seed of sampled actions. `key`: the argument or config key that errors name. Raises ConfigError for damaged weights,
+    or for weights of a policy for another simulator.
     """
     config: Config = trained.config
     spaces = spaces_of_job(config)
@@ -184,7 +190,10 @@ def policy_of(trained: Trained, *, seed: int, key: str) -> Policy:
 
 
 def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
-    """Return name -> weight, read from a checkpoint or an exported file. Raises ConfigError. `key`: named in errors."""
+    """Return name -> weight, read from a checkpoint or an exported file.
+
+    `key`: the argument or config key that errors name. Raises ConfigError if the weights cannot be read.
+    """
     if trained.checkpoint is not None:
         return dict(policy_tensors(trained.weights))
     try:
@@ -200,9 +209,10 @@ def _tensors(trained: Trained, key: str) -> dict[str, Tensor]:
 
 
 def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
-    """Return `stored`, with shape [] where `expected` has it.
+    """Return `stored`, or its single number without a dimension if `expected` has no dimension.
 
-    Checkpoints store a single number as a vector of length 1. `expected`: the module's tensor; None if it has none.
+    Checkpoints store a single number as a vector of length 1. `expected`: the module's tensor; None if the module has
+    no such tensor.
     """
     single = expected is not None and not expected.dim() and stored.shape == (1,)
     if single:
@@ -214,7 +224,7 @@ def _shaped(stored: Tensor, expected: Tensor | None) -> Tensor:
 
 
 def write_torchscript(policy: Policy, out: Path) -> None:
-    """Write a TorchScript file for `torch.jit.load`. It returns the most probable actions for observations [N, *O].
+    """Write a TorchScript file for `torch.jit.load`. Its module returns the most probable actions for N observations.
 
     `out`: the file. Raises OutputError; ConfigError if the network cannot be traced.
     """
@@ -225,9 +235,9 @@ def write_torchscript(policy: Policy, out: Path) -> None:
 
 
 def write_onnx(policy: Policy, out: Path) -> None:
-    """Write an ONNX file: `observations` [N, *O] -> `actions`, the most probable actions. `out`: the file.
+    """Write an ONNX file with input `observations` and output `actions`: the most probable actions for N observations.
 
-    Raises OSError; ConfigError if the network cannot be traced or onnx is missing.
+    `out`: the file. Raises OSError; ConfigError if the network cannot be traced or onnx is missing.
     """
     with needs("onnx", got=str(out), extra="onnx", key=_OUT, of="the format"):
         import onnx  # noqa: F401  # torch needs it for writing
@@ -254,7 +264,7 @@ def write_onnx(policy: Policy, out: Path) -> None:
 
 @contextmanager
 def _tracing(out: Path) -> Iterator[None]:
-    """While the context is entered, silence warnings of tracing. Raises ConfigError if tracing fails.
+    """Return a context manager for tracing: it silences warnings, and raises ConfigError if tracing fails.
 
     `out`: the file to write, for errors.
     """
@@ -269,9 +279,10 @@ def _tracing(out: Path) -> Iterator[None]:
 
 
 def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
-    """Return the policy as a traced module. `out`: the file to write, for errors.
+    """Return the policy as a traced module.
 
-    Raises ConfigError if the trace gives other actions for another batch, or if the policy has a memory.
+    `out`: the file to write, for errors. Raises ConfigError if the traced module gives other actions than the policy
+    for a second batch, or if the policy has a memory.
     """
     if policy.network.remembered:
         raise _not_traced(out, "memory")
@@ -290,7 +301,7 @@ def _traced(policy: Policy, out: Path) -> torch.jit.ScriptModule:
 
 
 def _not_traced(out: Path, error: str, reason: str = "") -> ConfigError:
-    """Return the error for a policy that cannot be written in this form.
+    """Return the error for a policy that cannot be written as TorchScript or ONNX.
 
     `error`: the name of the cause, which selects the text of the error. `reason`: the text of an exception.
     """
@@ -310,7 +321,7 @@ def _example(policy: Policy) -> Tensor:
 
 
 def _shape_error(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
-    """Return the error for observations of another shape."""
+    """Return the error for observations of the wrong shape. `got`: their shape. `shape`: the expected shape."""
     return config_error(
         "observation-shape",
         "observations",
@@ -321,7 +332,7 @@ def _shape_error(got: tuple[int, ...], shape: tuple[int, ...]) -> ConfigError:
 
 
 def _dtype_error(got: str, dtype: str) -> ConfigError:
-    """Return the error for observations of another dtype."""
+    """Return the error for observations of the wrong dtype. `got`: their dtype. `dtype`: the policy's dtype."""
     error = "numbers"
     if dtype == "uint8":
         error = "bytes"

@@ -40,10 +40,11 @@ def build_policy(
     algorithm: AlgorithmConfig,
     seed: int,
 ) -> PolicyNetwork:
-    """Return the policy of a job, on the host in float32. Equal arguments give equal weights in every process.
+    """Return a simulator job's policy, on the host in float32. Equal arguments give equal weights in every process.
 
-    Initialisation is orthogonal, with gain 0.01 at the policy head and 1 at the value head. A custom network
-    initialises itself, with random numbers of this seed. Raises ConfigError if the network cannot be made.
+    `seed`: seed of the initial weights. Initialisation is orthogonal, with gain 0.01 at the policy head and 1 at the
+    value head. A custom network initialises itself, with random numbers of this seed. Raises ConfigError if the network
+    cannot be made.
     """
     generator = torch.Generator().manual_seed(seed)
     model = actor.policy
@@ -100,10 +101,10 @@ def _network(spaces: Spaces, model: PolicyConfig) -> nn.Module:
 
 
 def decisions_of(policy: PolicyNetwork) -> Decide:
-    """Return a function that decides with the present weights of the policy, row by row.
+    """Return a function that decides on actions with the present weights of the policy.
 
-    The function takes observations and noise. It returns actions, log-probabilities, values and, for a policy with
-    memory, the memory after these observations. It has to be called in inference mode.
+    The function takes observations and noise, one row for each environment. It returns actions, log-probabilities,
+    values and, for a policy with memory, the memory after these observations. It has to be called in inference mode.
     """
     if isinstance(policy, ActorCritic):
         return MlpDecisions(policy)

@@ -29,7 +29,7 @@ _Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class NumberEncoder(nn.Module):
-    """An MLP over all numbers of an observation, joined in one row."""
+    """An MLP that computes features from all numbers of an observation, joined in one row."""
 
     def __init__(self, spaces: Spaces, config: MlpConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class NumberEncoder(nn.Module):
             initialise(linears, math.sqrt(2.0), generator)
 
     def forward(self, observations: Observed) -> Tensor:
-        """Return features [N, F]."""
+        """Return F features for each of N observations, [N, F]."""
         entries = list(entries_of(observations).values())
         joined = torch.cat([entry.flatten(1) for entry in entries], dim=1)
         found: Tensor = self.layers(joined)
@@ -61,7 +61,7 @@ class RecurrentNetwork(nn.Module):
     """An encoder, a recurrent layer, and the heads of policy and value.
 
     The layer is a GRU (Cho et al. 2014, arXiv:1406.1078) or an LSTM (Hochreiter and Schmidhuber 1997). The memory of an
-    LSTM is its output followed by its cell state. `size`: of the layer's output.
+    LSTM is its output followed by its cell state. `size`: size of the layer's output.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RecurrentNetwork(nn.Module):
         self.policy, self.value = heads(size, actions)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Initialise all weights: in the cell, an orthogonal matrix for each gate, and zero biases."""
+        """Initialise all weights; in the recurrent layer, with an orthogonal matrix for each gate, and zero biases."""
         self.encoder.initialise(generator)
         for name, weight in self.cell.named_parameters():
             for gate in weight.detach().split(self.cell.hidden_size):
@@ -96,10 +96,11 @@ class RecurrentNetwork(nn.Module):
         memory: Tensor,
         begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step.
+        """Return outputs [L * M, K] and values [L * M] of L steps of M sequences, and the memory [M, S] after them.
 
-        `observations`: of all L steps, one step after the other. `memory` [M, S]: before the first step. `begins` [L,
-        M] bool: an episode begins with this step; None: there is one step, and no episode begins.
+        `observations`: those of all L steps, one step after the other. `memory` [M, S]: the memory before the first
+        step. `begins` [L, M]: true where an episode begins with the step; None: there is one step, and no episode
+        begins. K is the number of outputs of the policy, S the size of a memory.
         """
         # The encoder does not depend on the memory: all steps at once
         features = self.encoder(observations)
@@ -123,7 +124,7 @@ class RecurrentNetwork(nn.Module):
 class StepByStep(nn.Module):
     """Runs a custom module of one step, `forward(observations, memory) -> outputs, values, memory`, over sequences.
 
-    The module gets the memory in the dtype of its weights, as it gets observations.
+    The module gets observations and memory in the dtype of its weights.
     """
 
     def __init__(self, own: nn.Module) -> None:
@@ -136,10 +137,11 @@ class StepByStep(nn.Module):
         memory: Tensor,
         begins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs [L * M, K], values [L * M] and the memory [M, S] after the last step.
+        """Return outputs [L * M, K] and values [L * M] of L steps of M sequences, and the memory [M, S] after them.
 
-        `observations`: of all L steps, one step after the other. `memory` [M, S]: before the first step. `begins` [L,
-        M] bool: an episode begins with this step; None: there is one step, and no episode begins.
+        `observations`: those of all L steps, one step after the other. `memory` [M, S]: the memory before the first
+        step. `begins` [L, M]: true where an episode begins with the step; None: there is one step, and no episode
+        begins. K is the number of outputs of the policy, S the size of a memory.
         """
         dtype = next((each.dtype for each in self.own.parameters()), memory.dtype)
         memory = memory.to(dtype)
@@ -160,7 +162,7 @@ class StepByStep(nn.Module):
 
 
 def _of_step(observations: Observed, rows: slice) -> Observed:
-    """Return the rows `rows` of every entry of the observations."""
+    """Return the observations of one step: the rows `rows` of every entry of `observations`."""
     if isinstance(observations, Tensor):
         return observations[rows]
     return {name: entry[rows] for name, entry in observations.items()}

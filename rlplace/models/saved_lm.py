@@ -23,10 +23,10 @@ def write_lm(
     *,
     average: bool,
 ) -> None:
-    """Write a language model to the folder `out` in transformers' format, as a run does at its end.
+    """Write a saved language model to the folder `out` in transformers' format, as a run does at its end.
 
-    `spec`, `kind`: the model whose state was saved, and its class. `folder`: of the saved state. `average`: write the
-    moving average of the weights. Raises OutputError, ConfigError.
+    `folder`: folder of the component's saved state. `spec`, `kind`: the model whose state was saved, and its class.
+    `average`: write the moving average of the weights. Raises OutputError, ConfigError.
     """
     with BUILDING:
         module = skeleton(kind, spec)
@@ -37,8 +37,8 @@ def write_lm(
 def lm_weights(folder: Path, spec: LmSpec, kind: type[PackedLm]) -> dict[str, Tensor]:
     """Return name -> weight as an engine loads it: whole, LoRA merged, tied weights under each of their names.
 
-    `spec`, `kind`: the model whose state was saved, and its class. `folder`: of the saved state. Raises ConfigError if
-    the saved state does not fit the model.
+    `folder`: folder of the component's saved state. `spec`, `kind`: the model whose state was saved, and its class.
+    Raises ConfigError if the saved state does not fit the model.
     """
     with BUILDING:
         module = skeleton(kind, spec)
@@ -57,9 +57,9 @@ def _lm_weights(
     spec: LmSpec,
     module: PackedLm,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in a checkpoint, whole weight), LoRA merged.
+    """Yield (name in a checkpoint, whole weight), with LoRA factors merged into the weights.
 
-    `module`: the model on the meta device. Raises ConfigError if a saved shape is not the model's.
+    `module`: the model on the meta device. Raises ConfigError if a saved tensor has another shape than in the model.
     """
     # Parameters by the first of their names, and their dtypes
     parameters: dict[Tensor, str] = {}

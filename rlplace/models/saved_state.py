@@ -31,7 +31,8 @@ _BATCH_BYTES = 1 << 30
 class SavedState:
     """Reads a component's saved weights, or with `average` their moving average.
 
-    `folder`: of the saved state. Raises ConfigError if `average` is set and the folder has no average.
+    `folder`: folder of the component's saved state. Raises ConfigError if `average` is set and the folder has no
+    average.
     """
 
     def __init__(self, folder: Path, *, average: bool) -> None:
@@ -66,7 +67,7 @@ class SavedState:
         return tuple(self._places)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of the whole tensor; None if the files do not have it."""
+        """Return the shape of the whole tensor; None if the files have no tensor of this name."""
         if name in self._places:
             return tuple(self._stored[self._places[name]].size)
         return None
@@ -86,9 +87,9 @@ class SavedState:
         yield from self._read(batch)
 
     def _read(self, batch: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Fill the tensors of a batch from the files, and yield (name, tensor) of each.
+        """Fill the tensors of a batch from the files, and yield each (name, tensor).
 
-        `batch`: name -> empty tensor.
+        `batch`: name -> uninitialized tensor of the right shape and dtype.
         """
         places = {self._places[name]: tensor for name, tensor in batch.items()}
         with warnings.catch_warnings():
@@ -107,15 +108,15 @@ class SavedState:
 
 
 def write_policy(folder: Path, out: Path) -> None:
-    """Write a simulator policy to the file `out`, as a run does at its end. Raises OutputError.
+    """Write a saved simulator policy to the file `out`, as a run does at its end. Raises OutputError.
 
-    `folder`: of the saved state.
+    `folder`: folder of the component's saved state.
     """
     write_file(out, policy_tensors(folder))
 
 
 def policy_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in the module, weight) of a simulator policy. `folder`: of the saved state."""
+    """Yield (name in the module, weight) of a saved simulator policy. `folder`: folder of the saved state."""
     state = SavedState(folder, average=False)
     for name, tensor in state.tensors(sorted(state.names)):
         if name in _NUMBERS:

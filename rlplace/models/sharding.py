@@ -40,16 +40,19 @@ _CUTS = (Shard, _StridedShard)
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a parameter, gradient or optimizer tensor, detached; all of an unsharded tensor."""
+    """Return this rank's part of a parameter, gradient or optimizer tensor, detached.
+
+    An unsharded tensor is returned as a whole.
+    """
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     return tensor.detach()
 
 
 def like(parameter: Tensor, local: Tensor) -> Tensor:
-    """Return `local` as a DTensor that is sharded like `parameter`; `local` itself if `parameter` is not sharded.
+    """Return `local`, this rank's part, as a DTensor that is sharded like `parameter`.
 
-    `local`: this rank's part. It may be on the host, whatever device the mesh has.
+    If `parameter` is not sharded, return `local` itself. `local` may be on the host, whatever device the mesh has.
     """
     if isinstance(parameter, DTensor):
         return DTensor(local, parameter._spec, requires_grad=False)
@@ -69,7 +72,7 @@ def whole(tensor: Tensor) -> Tensor:
 def _put_together(parameter: DTensor) -> Tensor:
     """Return the whole parameter, gathered from all ranks of a mesh of two dimensions. A collective.
 
-    The gathering is one call, where DTensor would make two.
+    The parts are gathered in one call, whereas DTensor would make two calls.
     """
     copies, each = parameter.device_mesh.shape
     # Where the part of each rank lies, in the order of ranks
@@ -100,14 +103,17 @@ def all_gather(
     part: Tensor,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Fill `whole` with the parts of all ranks of `group`, in the order of ranks. A collective. `part`: this rank's."""
+    """Fill `whole` with the parts of all ranks of `group`, in the order of ranks. A collective.
+
+    `part`: this rank's part. `group`: None means all ranks.
+    """
     # Torch before 2.13 has it under another name
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, part, group=group)
 
 
 def own_part(parameter: Tensor) -> Part:
-    """Return where this rank's part lies in the whole parameter: a slice for each dimension."""
+    """Return where this rank's part is in the whole parameter, as a slice for each dimension."""
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
     mesh = parameter.device_mesh
@@ -125,11 +131,12 @@ def part_at(
     place: Mapping[str, int],
     placements: Sequence[Placement] | None = None,
 ) -> Part:
-    """Return where the part of one rank lies in the whole parameter: a slice for each dimension.
+    """Return where the part of one rank is in the whole parameter, as a slice for each dimension.
 
-    `place`: name of each dimension of the mesh -> the rank's index in it. `placements`: used in place of the
-    parameter's own; None: its own. Parts have equal sizes, except that the last parts may be smaller. FSDP splits what
-    tensor parallelism has left, although FSDP's dimension of the mesh is the first (`_StridedShard`).
+    `place`: name of each dimension of the mesh -> the rank's index in it. `placements`: placements to use instead of
+    the parameter's own; None: the parameter's own. Parts have equal sizes, except that the last parts may be smaller.
+    Tensor parallelism splits the parameter first, then FSDP splits each part, although FSDP's dimension of the mesh is
+    the first (`_StridedShard`).
     """
     mesh = parameter.device_mesh
     part = [(0, size) for size in parameter.shape]
@@ -163,7 +170,7 @@ def is_cut(parameter: Tensor) -> TypeGuard[DTensor]:
 
 @torch.no_grad()
 def all_rows(parameter: Tensor) -> Tensor:
-    """Return all rows of `parameter`, with the columns that tensor parallelism gave this rank. A collective.
+    """Return all rows of `parameter`; of a parameter split by columns, only this rank's columns. A collective.
 
     The parameter must not be split by rows within a replica.
     """
@@ -179,10 +186,11 @@ def all_rows(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, ...]]:
-    """Return this rank's part of `parameter` in whole rows, and the placements of such parts.
+    """Return this rank's part of `parameter` as whole rows, and the placements of such parts.
 
-    `local`: this rank's part as the parameter is sharded. For a parameter split by columns, the ranks of a replica
-    exchange parts so that each rank has whole rows. Then the call is a collective, and the result is a new tensor.
+    `local`: this rank's part in the parameter's present sharding. If the parameter is split by columns, the ranks of a
+    replica exchange parts so that each rank has whole rows; the call is then a collective, and the result is a new
+    tensor.
     """
     if not isinstance(parameter, DTensor):
         return local, ()
@@ -215,9 +223,9 @@ def by_rows(parameter: Tensor, local: Tensor) -> tuple[Tensor, tuple[Placement, 
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the SHA-256 over names, dtypes, shapes and bytes of tensors, independent of their order and device.
+    """Return the SHA-256 over names, dtypes, shapes and bytes of tensors; the order and the device do not matter.
 
-    `tensors`: (name, tensor), consumed one by one; only one at a time is copied to the host.
+    `tensors`: (name, tensor), read one by one; only one tensor at a time is copied to the host.
     """
     prints = sorted(itertools.starmap(_fingerprint, tensors))
     joined = "\n".join(prints).encode()
@@ -225,7 +233,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _fingerprint(name: str, tensor: Tensor) -> str:
-    """Return one line of text: name, dtype, shape and SHA-256 of a tensor."""
+    """Return one line of text with the name, dtype, shape and SHA-256 of a tensor."""
     # A copy: a storage that NumPy refers to cannot be resized, which offloading does
     copy = tensor.detach().to("cpu", copy=True).contiguous()
     in_bytes = copy.reshape(-1).view(torch.uint8)
@@ -235,7 +243,7 @@ def _fingerprint(name: str, tensor: Tensor) -> str:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """Return the random generator for the initial values of the parameter `name`; it is equal on every rank."""
+    """Return the random generator for the initial values of the parameter `name`. It is equal on all ranks."""
     text = f"{seed} {name}"
     hashed = hashlib.sha256(text.encode()).digest()
     number = int.from_bytes(hashed[:8], "little", signed=True)

@@ -46,7 +46,7 @@ _WHOLE = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The ranks that compute one replica of the model together."""
+    """The ranks that together compute one replica of the model, each with a part of the weights. `mesh`: the ranks."""
 
     mesh: DeviceMesh
 
@@ -56,16 +56,18 @@ class TensorParallel:
         return self.mesh.get_group()
 
     def gather(self, states: Tensor) -> Tensor:
-        """Return states [.., T, E], gathered from the states [.., T / ranks, E] of each rank. A collective.
+        """Return the states of all T tokens [.., T, E], gathered from the states [.., T / ranks, E] of each rank.
 
-        Each rank computes its own part from the result. Gradients are summed.
+        A collective. Each rank then computes a different part of the layer from the result. In the backward pass,
+        gradients are summed.
         """
         return cast(Tensor, _Gather.apply(states, self.group))
 
     def alike(self, values: Tensor) -> Tensor:
-        """Return `values`, which all ranks computed equally from gathered states.
+        """Return `values` unchanged. All ranks must have computed equal values, from gathered states.
 
-        In the backward pass each rank gets an equal part of the gradient.
+        In the backward pass, the gradient is divided by the number of ranks, because gradients are summed over ranks
+        later.
         """
         return cast(Tensor, _Alike.apply(values, self.mesh.size()))
 
@@ -79,22 +81,24 @@ class TensorParallel:
         return values
 
     def first_row(self, part: Tensor) -> int:
-        """Return the index of the first row of this rank's `part` in the whole weight."""
+        """Return the index, in the whole weight, of the first row of this rank's `part`."""
         return self.mesh.get_local_rank() * len(part)
 
 
 def local(weight: Tensor) -> Tensor:
-    """Return this rank's part of a weight, as a tensor that passes gradients."""
+    """Return this rank's part of a weight as a plain tensor. Gradients flow through it to the weight."""
     if isinstance(weight, DTensor):
         return weight.to_local()
     return weight
 
 
 def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
-    """Split a model on the meta device over the ranks of `mesh`, LoRA factors included; return these ranks.
+    """Split the weights of a model on the meta device over the ranks of `mesh`, and return these ranks.
 
-    Raises ValueError if the family declares no split or an unknown split, or if a size is not divisible by the number
-    of ranks.
+    LoRA factors are split, too.
+
+    Raises ValueError if transformers declares no split or an unknown split for the model's family, or if a size is not
+    divisible by the number of ranks.
     """
     # What transformers declares: pattern of module names -> style
     styles = {
@@ -141,9 +145,9 @@ def cut(lm: PreTrainedModel, mesh: DeviceMesh) -> TensorParallel:
 
 
 def _split_dimension(name: str, styles: Mapping[str, str]) -> int | None:
-    """Return the dimension of [out, in] along which the module `name` is split; None if it stays whole.
+    """Return the dimension of a weight [out, in] along which the linear layer `name` is split; None if it stays whole.
 
-    `styles`: pattern of module names -> style in transformers.
+    `styles`: pattern of module names -> style of the split, as transformers declares it.
     """
     for pattern, style in styles.items():
         if fnmatchcase(name, pattern):
@@ -157,10 +161,10 @@ def _cut_rows_or_columns(
     mesh: DeviceMesh,
     made: dict[nn.Parameter, nn.Parameter],
 ) -> None:
-    """Make each parameter of a layer a DTensor split by `dim`, and let the layer compute with this rank's part.
+    """Make each parameter of a layer a DTensor split along `dim`, and let the layer compute with this rank's part.
 
-    `mesh`: the ranks. `made`: parameters already split -> their DTensors; tied parameters stay one. Raises ValueError
-    if the dimension does not divide by the ranks.
+    `mesh`: the ranks. `made`: parameter that is already split -> its DTensor; a tied parameter gets the same DTensor
+    everywhere. Raises ValueError if the dimension is not divisible by the number of ranks.
     """
     for name, parameter in list(module.named_parameters(recurse=False)):
         if parameter not in made:
@@ -188,7 +192,7 @@ def _cut_rows_or_columns(
 
 @contextmanager
 def _own_parts(module: nn.Module) -> Iterator[None]:
-    """While the context is entered, make the module's parameters plain tensors: this rank's parts."""
+    """Return a context manager in which the module's parameters are plain tensors: this rank's parts."""
     kept = dict(module._parameters)
     parts = {name: local(p) for name, p in kept.items() if p is not None}
     # Tensors instead of parameters until the end of the block
@@ -206,7 +210,7 @@ def _cut_vocabulary(
 ) -> None:
     """Split embedding and head by rows of the vocabulary.
 
-    `made`: parameters already split -> their DTensors; tied parameters stay one.
+    `made`: parameter that is already split -> its DTensor; a tied parameter gets the same DTensor everywhere.
     """
     embedding = lm.get_input_embeddings()
     head = lm.get_output_embeddings()
@@ -236,7 +240,7 @@ def _cut_vocabulary(
 
 
 def _entering(parallel: TensorParallel) -> Any:
-    """Return a forward pre-hook that gathers the states given to a module."""
+    """Return a forward pre-hook that gathers the states of all ranks before a module gets them as its input."""
 
     def hook(
         _: nn.Module,
@@ -253,7 +257,7 @@ def _entering(parallel: TensorParallel) -> Any:
 
 
 def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the states of all ranks, [.., tokens of all ranks, E]. `states`: [.., tokens, E] of this rank."""
+    """Return the states of all ranks' tokens, [.., all tokens, E]. `states` [.., tokens, E]: those of this rank."""
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]
     found = states.new_empty(*batch, tokens * group.size(), width)
@@ -263,7 +267,10 @@ def _gathered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's tokens of the sum of states over ranks. `states`: [.., tokens of all ranks, E]."""
+    """Return the sum of `states` over all ranks, but only for this rank's tokens.
+
+    `states` [.., tokens of all ranks, E]: this rank's summands.
+    """
     tokens, width = states.shape[-2:]
     batch = states.shape[:-2]
     found = states.new_empty(*batch, tokens // group.size(), width)
@@ -283,7 +290,7 @@ def _scattered(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers states along the tokens; in the backward pass, gradients are summed and scattered."""
+    """Gathers the states of all ranks along the tokens; in the backward pass, gradients are summed and scattered."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -309,7 +316,7 @@ class _Scatter(torch.autograd.Function):
 
 
 class _Alike(torch.autograd.Function):
-    """Values that are equal on all ranks; in the backward pass, each rank gets an equal part of the gradient."""
+    """Returns values that are equal on all ranks; in the backward pass, divides the gradient by the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ranks: int) -> Tensor:

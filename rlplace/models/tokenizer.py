@@ -45,7 +45,10 @@ _ANSWER = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
 
 
 class Tokenizer:
-    """A tokenizer, for use by one thread. `chat_template` is None if the folder has none."""
+    """A tokenizer, for use by one thread.
+
+    `chat_template`: the template that turns a chat into text; None if the model's folder has no template.
+    """
 
     def __init__(self, library: _Library, folder: Path) -> None:
         self._library = library
@@ -95,10 +98,10 @@ class Tokenizer:
         return cls(library, folder)
 
     def stops(self, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return (token ids, texts) that end an answer. `texts`: the stop texts of the job.
+        """Return the token ids that end an answer, and the texts that end an answer.
 
-        The ids are the model's own stop tokens, and the special tokens among `texts`. The returned texts are all
-        other `texts`.
+        `texts`: the stop texts of the job. The ids are the model's own stop tokens, and the tokens of those stop texts
+        that are special tokens. The returned texts are all other stop texts.
         """
         special = self._without_text
         ids = list(self.stop_token_ids)
@@ -112,9 +115,9 @@ class Tokenizer:
         return tuple(without_repetitions), tuple(others)
 
     def special_within(self, text: str) -> str | None:
-        """Return a special token that is a part of `text`; None without one, or if all of `text` is one special token.
+        """Return a special token that is a part of `text`, but not all of it; None without such a token.
 
-        Decoded answers have no special tokens, so a text with a part like this is never found in an answer.
+        Decoded answers do not contain special tokens, so a stop text with such a part is never found in an answer.
         """
         special = self._without_text
         if text in special:
@@ -123,7 +126,7 @@ class Tokenizer:
 
     @property
     def _without_text(self) -> Mapping[str, int]:
-        """Return text -> id of the added tokens that decoding leaves out of an answer."""
+        """Text of an added token -> its id, for the added tokens that decoding leaves out of an answer."""
         without = {}
         for number, token in self._library.get_added_tokens_decoder().items():
             if not self.decode([number]):
@@ -144,7 +147,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> Tokens:
         """Return the token ids of a text. `special`: add the tokens that the tokenizer puts around a whole text.
 
-        Raises ConfigError for a text with half of a character (a surrogate), as from bytes decoded with
+        Raises ConfigError for a text with half of a character (a surrogate), as from bytes that were decoded with
         `surrogateescape`.
         """
         try:
@@ -168,10 +171,10 @@ class Tokenizer:
         answered: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> str:
-        """Return a chat as text by the model's template, up to where the next answer begins.
+        """Return a chat as text by the model's template, up to the place where the next answer begins.
 
-        `answered`: leave out the beginning of the next answer. `arguments`: values for the template beside the
-        messages, such as tools. Raises ConfigError if there is no template, or if it rejects these messages.
+        `answered`: leave out the words that begin the next answer. `arguments`: values for the template in addition to
+        the messages, such as tools. Raises ConfigError if there is no template, or if it rejects these messages.
         """
         import jinja2
 
@@ -211,12 +214,15 @@ class Tokenizer:
             ) from error
 
     def chat(self, messages: Sequence[Message], *, answered: bool = False) -> Tokens:
-        """Return the token ids of a chat. `answered`: as in `render`."""
+        """Return the token ids of a chat by the model's template, up to the place where the next answer begins.
+
+        `answered`: leave out the tokens that begin the next answer.
+        """
         return self.encode(self.render(messages, answered=answered))
 
 
 class StopTexts:
-    """Finds texts that end an answer, however they are split into tokens."""
+    """Finds out whether an answer ends with a stop text, however the stop text is split into tokens."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -225,7 +231,7 @@ class StopTexts:
         self._most = max((len(text.encode()) for text in texts), default=0) + 4
 
     def end(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last of `tokens`, an answer so far, has completed one of the texts."""
+        """Return whether the last token of `tokens`, an unfinished answer, has completed one of the stop texts."""
         seen = tokens[-self._most :]
         written = self._tokenizer.decode(seen)
         found = [text for text in self._texts if text in written]
@@ -237,7 +243,7 @@ class StopTexts:
 
 
 class Chat:
-    """Makes the tokens of turns between a model and an environment, by the model's chat template."""
+    """Makes the tokens of a conversation between a model and an environment, by the model's chat template."""
 
     def __init__(
         self,
@@ -251,16 +257,16 @@ class Chat:
         self._system = [] if system is None else [Message("system", system)]
 
     def first(self, prompt: Prompt) -> Tokens:
-        """Return the tokens [P] of a prompt, up to where the first answer begins."""
+        """Return the tokens of a prompt, up to the place where the first answer begins."""
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         return self._tokenizer.encode(self._render([*self._system, *messages]))
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens between an answer and the next one: the rest of the answer's turn, and the reply `text`.
+        """Return the tokens between an answer and the next answer: the end of the answer's turn, and the reply `text`.
 
-        The result ends where the next answer begins. `answer`: the tokens of the answer; the result does not repeat a
-        stop token at their end. Raises
-        ConfigError if the template does not show an earlier answer exactly once.
+        The result ends where the next answer begins. `answer`: the tokens of the answer. If they end with a stop token,
+        the result does not repeat the stop token. Raises ConfigError if the template does not show an earlier answer
+        exactly once.
         """
         # Render a chat with a mark for the answer; the reply is what follows the mark
         chat = [
@@ -285,14 +291,14 @@ class Chat:
 
 
 class PlainText:
-    """Makes the tokens of turns of plain text, for models without chat training. A reply is on lines of its own."""
+    """Makes the tokens of a conversation in plain text, for models without chat training."""
 
     def __init__(self, tokenizer: Tokenizer, *, system: str | None) -> None:
         self._tokenizer = tokenizer
         self._system = system
 
     def first(self, prompt: Prompt) -> Tokens:
-        """Return the tokens [P] of a prompt, after the system text if there is one."""
+        """Return the tokens of a prompt, after the system text if there is one."""
         parts = [self._system] if self._system else []
         if isinstance(prompt, str):
             parts.append(prompt)
@@ -301,14 +307,14 @@ class PlainText:
         return self._tokenizer.encode("\n".join(parts), special=True)
 
     def reply(self, answer: Tokens, text: str) -> Tokens:
-        """Return the tokens of the reply `text`, on lines of its own. `answer` is not used."""
+        """Return the tokens of the reply `text`, with a line break before and after it. `answer` is not used."""
         return self._tokenizer.encode(f"\n{text}\n")
 
 
 def _content(message: Message) -> str | list[dict[str, str]]:
     """Return the content of a message in the form that chat templates take.
 
-    An entry for an image has no pixels: the template puts image tokens in its place.
+    The entry for an image has no pixels, because the template only puts an image token in its place.
     """
     if isinstance(message.content, str):
         return message.content
@@ -319,7 +325,7 @@ def _content(message: Message) -> str | list[dict[str, str]]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; empty if there is no such file. Raises ConfigError if it is damaged."""
+    """Return the content of a JSON file; empty if the file does not exist. Raises ConfigError if it is damaged."""
     try:
         text = file.read_text(encoding="utf-8") if file.is_file() else "{}"
         content: object = json.loads(text)
@@ -334,7 +340,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _damaged(file: Path, error: Exception) -> ConfigError:
-    """Return the error for a file of the tokenizer that cannot be read. `error`: why."""
+    """Return the error for a file of the tokenizer that cannot be read. `error`: the cause."""
     return config_error(
         "no-tokenizer",
         _KEY,
@@ -348,8 +354,8 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Return the chat template of a folder; None if it has none. `config`: the content of tokenizer_config.json.
 
-    A separate template file takes precedence over the config. Of several named templates, the
-    template called default is returned.
+    A separate template file takes precedence over the config. If there are several named templates, the template with
+    the name "default" is returned.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -367,14 +373,15 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _environment() -> jinja2.Environment:
-    """Return the jinja2 environment of chat templates, like that of `apply_chat_template` in transformers."""
+    """Return the jinja2 environment for chat templates, with the settings of `apply_chat_template` in transformers."""
     import jinja2.ext
     import jinja2.nodes
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}...{% endgeneration %}` marks answers for training on them; here it renders what is
-        inside.
+        """Jinja tag `{% generation %}...{% endgeneration %}`, by which templates mark answers for training on them.
+
+        Here the tag only renders what is inside.
         """
 
         tags = {"generation"}  # noqa: RUF012  # as the library declares it

@@ -32,7 +32,10 @@ _FIRST_DEVIATION = 0.02
 
 
 class ChunkTransformer(nn.Module):
-    """A transformer over tokens of observations and queries; the queries' outputs are actions and value."""
+    """A transformer that reads observations and queries as tokens.
+
+    The outputs of the queries become the actions of a chunk, and the value.
+    """
 
     def __init__(self, spaces: Spaces, config: TransformerConfig) -> None:
         super().__init__()
@@ -73,7 +76,7 @@ class ChunkTransformer(nn.Module):
         initialise([self.value], 1.0, generator)
 
     def forward(self, observations: Observed) -> tuple[Tensor, Tensor]:
-        """Return outputs [N, K] and values [N]."""
+        """Return outputs [N, K] and values [N] for N observations; the K outputs are for all actions of a chunk."""
         by_name = entries_of(observations)
         dtype = self.places.dtype
         tokens = list[Tensor]()
@@ -101,7 +104,10 @@ class ChunkTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and a feed-forward layer, each added to its input [N, L, W]."""
+    """Attention and a feed-forward layer over N sequences of L tokens of width W, [N, L, W].
+
+    The result of each of the two is added to its input.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

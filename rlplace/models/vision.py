@@ -45,7 +45,12 @@ BLANK = base64.b64decode(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
-    """The sizes of images that a model takes."""
+    """The sizes of images that a model takes.
+
+    `image_token`: id of the token that stands for an image. `patch`: side of a patch in pixels. `merge`: side, in
+    patches, of the square of patches that makes one token. `least`, `most`: the least and the most pixels of an image;
+    other images are scaled. `most_bytes`: the most bytes of all image files of a prompt together.
+    """
 
     folder: Path
     image_token: int  # id of the token that stands for an image
@@ -59,7 +64,8 @@ class VisionSpec:
     def of(cls, folder: Path, env: TextEnvConfig) -> VisionSpec | None:
         """Return the sizes of images that the model in `folder` takes; None if the model reads text only.
 
-        `env`: has limits on the images of a prompt. Raises ConfigError if the folder has no image processor.
+        `env`: config block with limits on the images of a prompt. Raises ConfigError if the folder has no image
+        processor.
         """
         config = _json(folder / "config.json")
         token = config.get("image_token_id")
@@ -96,7 +102,7 @@ class VisionSpec:
     def tokens(self, height: int, width: int) -> int:
         """Return the number of tokens of an image, scaled like `smart_resize` in transformers' Qwen2-VL processors.
 
-        `height`, `width`: in pixels. Raises ValueError for an image that is too narrow for the processor or the limit.
+        `height`, `width`: in pixels. Raises ValueError for an image that is too narrow to be scaled.
         """
         if max(height, width) > _LONGEST_SIDE * min(height, width):
             raise ValueError(
@@ -122,7 +128,7 @@ class VisionSpec:
         return rows * columns
 
     def read(self, images: Sequence[Image]) -> tuple[Files, list[int]]:
-        """Return the files of a prompt's images, and the number of tokens of each image.
+        """Return the contents of the files of a prompt's images, and the number of tokens of each image.
 
         Raises ConfigError for images that cannot be read, or whose files exceed `most_bytes` in total.
         """
@@ -153,7 +159,7 @@ class VisionSpec:
         return tuple(files), counts
 
     def expand(self, tokens: Tokens, counts: Sequence[int]) -> Tokens:
-        """Return a prompt's tokens with each image token repeated, as often as its image has tokens.
+        """Return a prompt's tokens, in which each image token is repeated as often as its image has tokens.
 
         `counts`: the number of tokens of each image. Raises ConfigError unless the prompt has one image token for each
         image.
@@ -168,7 +174,7 @@ class VisionSpec:
 
 
 def policy_of(config: Config, folder: Path) -> type[CausalLm]:
-    """Return the class of the actor's model, whose files are in `folder`."""
+    """Return the class of the language model that the actor trains. `folder`: the folder of its files."""
     from rlplace.models.causal_lm import ActorCriticLm
 
     if config.critic.on_actor:
@@ -177,7 +183,10 @@ def policy_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
-    """Return the class of the language model in `folder`: a class for images too, if the model reads images."""
+    """Return the class for the language model in `folder`.
+
+    If the model reads images, return a class that reads images, too.
+    """
     from rlplace.models.causal_lm import CausalLm
 
     vision = VisionSpec.of(folder, config.text_env)
@@ -192,9 +201,9 @@ def causal_lm_of(config: Config, folder: Path) -> type[CausalLm]:
 
 
 def _size(file: bytes) -> tuple[int, int]:
-    """Return height and width of an image file in pixels, from its head. `file`: the content of the file.
+    """Return height and width of an image in pixels, from the header of its file. `file`: the content of the file.
 
-    Also checks the checksums of a PNG, and that a JPEG has its end. Raises OSError; ValueError for a damaged file.
+    Also check the checksums of a PNG, and that a JPEG has its end. Raises OSError; ValueError for a damaged file.
     """
     from PIL import Image as Library
 
@@ -222,7 +231,7 @@ def _name(image: Image) -> str:
 
 
 def _json(file: Path) -> Mapping[str, Any]:
-    """Return the content of a JSON file; empty if there is no such file."""
+    """Return the content of a JSON file; empty if the file does not exist."""
     try:
         content: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -47,10 +47,10 @@ class VisionInput:
         )
 
     def read(self, files: Files) -> tuple[Tensor, Tensor]:
-        """Return the patches of all images [P, D] float32, and the sizes of the images [n, 3].
+        """Return the patches of all images, [P, D] float32, and the sizes of the n images, [n, 3].
 
-        P is the number of patches, D the numbers of a patch. A size is in times, rows and columns of patches. `files`:
-        the bytes of each image file.
+        P is the number of patches, and D the numbers in a patch. A size is the number of patches in time, in rows and
+        in columns. `files`: the content of each image file.
         """
         from PIL import Image
 
@@ -69,12 +69,12 @@ class VisionInput:
         after: Sequence[int | None],
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return hidden states [T, E] before the head, and positions [3, T], of segments of tokens.
+        """Return hidden states [T, E] before the head, and positions [3, T], of the T tokens of all segments.
 
-        `lm`: the whole model. At least one segment has an image. `segments`: token ids of each segment. `files`: the
-        images of each segment. `after`: the index of the segment that each segment continues, or None. `others`:
-        further arguments of the decoder. A policy may have sampled image tokens; these come after the image tokens of
-        the prompt and stay text.
+        `lm`: the whole model. `segments`: token ids of each segment. `files`: the images of each segment; at least one
+        segment has an image. `after`: for each segment, the index of the segment that it continues, or None. `others`:
+        further arguments of the decoder. Image tokens that a policy has sampled come after the image tokens of the
+        prompt, and are treated as text.
         """
         base: Any = lm.base_model
         patches, grids = self.read([file for own in files for file in own])
@@ -134,10 +134,10 @@ class VisionInput:
 
 
 class VisionLm(CausalLm):
-    """A language model that reads images.
+    """A language model that reads images. `vision_input`: reads the images.
 
-    Each pass has at least one image, because the ranks that share weights must run the vision tower together. A blank
-    image is added to sequences without images.
+    Each pass has at least one image, because all ranks that share weights must run the vision tower together. If the
+    sequences have no images, a blank image is added.
     """
 
     made_by = AutoModelForImageTextToText
@@ -149,9 +149,10 @@ class VisionLm(CausalLm):
         return cast(PreTrainedModel, getattr(lm.base_model, "language_model", lm))
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Return hidden states [n, E] before the head, after the tokens at `places`, and a full slice.
+        """Return hidden states [n, E] before the head, after the n tokens at `places`, and a full slice.
 
-        The arguments and results are those of `PackedLm.states`.
+        `packed`: the sequences to read. `places` [n]: indices of tokens. The full slice says that the states of all
+        `places` are on this rank.
         """
         assert self.context is None
         assert self.parallel is None

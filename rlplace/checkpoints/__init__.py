@@ -47,16 +47,19 @@ def record_of(file: Path) -> FileRecord:
 
 
 def report_written(folder: Path, rank: int, names: Iterable[str]) -> None:
-    """Write the report of a rank that has written its files. Raises OSError.
+    """Write a report that the rank has written all its files. Raises OSError.
 
-    `folder`: the folder of the rank's component. `names`: the files that the rank has written in it.
+    `folder`: the folder of the rank's component in the checkpoint. `names`: the files that the rank has written there.
     """
     files = {name: dataclasses.asdict(record_of(folder / name)) for name in names}
     write_whole(folder / f"rank_{rank:05}.json", json.dumps(files))
 
 
 def report_failed(folder: Path, rank: int, text: str) -> None:
-    """Write the report of a rank that could not write its files. `text`: the reason. Raises OSError."""
+    """Write a report that the rank could not write its files. Raises OSError.
+
+    `folder`: the folder of the rank's component in the checkpoint. `text`: the reason.
+    """
     write_whole(folder / f"rank_{rank:05}.failed", text)
 
 
@@ -88,9 +91,10 @@ def failed(folder: Path) -> tuple[str, str] | None:
 
 
 def written(folder: Path, ranks: int) -> dict[str, FileRecord] | None:
-    """Return name -> record of all files of a component; None until each of its ranks has written its report.
+    """Return name -> record of all files that the ranks of a component have written.
 
-    `folder`: the folder of the component. `ranks`: its number of ranks.
+    Return None until each rank has written its report. `folder`: the folder of the component. `ranks`: the number of
+    ranks of the component.
     """
     reports = [folder / f"rank_{rank:05}.json" for rank in range(ranks)]
     if not all(report.exists() for report in reports):

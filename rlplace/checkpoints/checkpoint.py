@@ -27,7 +27,13 @@ _THREADS = 8  # that hash files at once
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A whole checkpoint. `files`: path below `folder` -> record, for all files except the manifest."""
+    """A whole checkpoint.
+
+    `iteration`: the number of iterations that were done. `version`: the policy version. `score`: score of the policy,
+    to compare checkpoints; None: unknown. `ranks`: component -> number of its ranks. `libraries`: library -> its
+    version. `files`: path below `folder` -> record, for all files except the manifest. `notes`: texts about newer
+    checkpoints that are not used.
+    """
 
     folder: Path
     iteration: int  # number of iterations before it
@@ -61,9 +67,9 @@ class Checkpoint:
 
 
 def read(folder: Path, key: str = "resume") -> Checkpoint:
-    """Return the checkpoint in a folder, after its manifest is compared with the sizes of all files.
+    """Return the checkpoint in a folder, after a check that all files have the sizes that the manifest says.
 
-    `key`: the config key or argument that errors are about. Raises ConfigError with every file whose size differs, and
+    `key`: the config key or argument that errors name. Raises ConfigError with every file whose size differs, and
     OSError for files that cannot be read.
     """
     manifest = folder / MANIFEST
@@ -95,7 +101,7 @@ def read(folder: Path, key: str = "resume") -> Checkpoint:
 
 
 def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint that a manifest describes. `values`: the manifest as JSON values.
+    """Return the checkpoint that a manifest describes. `values`: the content of the manifest, decoded from JSON.
 
     Raises ValueError, KeyError, TypeError or AttributeError if the values are not those of a manifest.
     """
@@ -121,7 +127,10 @@ def _checkpoint(folder: Path, values: Mapping[str, Any]) -> Checkpoint:
 
 
 def _inside(name: str) -> str:
-    """Return `name` unchanged. Raises ValueError if the path leads outside of the checkpoint's folder."""
+    """Return `name`, a path in a manifest, unchanged.
+
+    Raises ValueError if the path leads outside of the checkpoint's folder.
+    """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r} is outside of the checkpoint")

@@ -34,10 +34,13 @@ _LISTED = 5  # folders that an error names
 def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
     """Return the checkpoint that `resume` names.
 
-    `resume`: the folder of a run, for its newest checkpoint, the folder of a checkpoint, or "auto", for the newest
-    whole checkpoint of all runs of the job. `runs`: the folder of the job's runs. `key`: the config key or argument
-    that errors are about. With "auto", the files are compared with their hashes, the result has a note about each newer
-    checkpoint that is damaged or cannot be read, and None means that the job has no checkpoint yet. Raises ConfigError.
+    `resume`: the folder of a run, which means its newest checkpoint; the folder of a checkpoint; or "auto", which means
+    the newest whole checkpoint of all runs of the job. `runs`: the folder of the job's runs. `key`: the config key or
+    argument that errors name.
+
+    With "auto", the files of the checkpoint are compared with their hashes, and the result has a note about each newer
+    checkpoint that is damaged or cannot be read. None means that "auto" has found no checkpoint of the job. Raises
+    ConfigError if the checkpoint does not exist or is damaged.
     """
     try:
         if resume == AUTO:
@@ -81,16 +84,20 @@ def folders_of(run: Path) -> list[Path]:
 
 
 def _order(folder: Path) -> tuple[int, int]:
-    """Return the iteration of a checkpoint, and the number of the attempt at this iteration, from the folder's name."""
+    """Return the iteration of a checkpoint, and the number of the attempt at this iteration, from the folder's name.
+
+    With this key, the checkpoints of a run are sorted by age.
+    """
     named = NAME.fullmatch(folder.name)
     assert named is not None
     return int(named[1]), int(named[2] or 0)
 
 
 def _newest(runs: Path, key: str) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a folder of runs, with its files compared; None if there is no checkpoint.
+    """Return the newest whole checkpoint of all runs in the folder `runs`; None if there is no checkpoint.
 
-    Raises ConfigError with the problems of all checkpoints if none of them is whole.
+    The files are compared with their hashes. Raises ConfigError with the problems of all checkpoints if none of them is
+    whole. `key`: the config key or argument that errors name.
     """
     passed: list[Problem] = []  # of newer ones
     for folder in _all(runs, passed, key):
@@ -113,7 +120,7 @@ def _newest(runs: Path, key: str) -> Checkpoint | None:
 
 
 def _passed_over(problem: Problem) -> str:
-    """Return a note about a newer checkpoint that is not used because of a problem."""
+    """Return a note about a newer checkpoint that is not used. `problem`: the problem of this checkpoint."""
     note = f"passed over: {problem.what}: {problem.got}"
     if problem.why:
         note += f": {problem.why}"
@@ -121,10 +128,10 @@ def _passed_over(problem: Problem) -> str:
 
 
 def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
-    """Yield the checkpoint folders of all runs in `runs`. The run that saved last comes first.
+    """Yield the checkpoint folders of all runs in the folder `runs`: run by run, the run that saved last comes first.
 
-    Of each run, the newest checkpoint comes first. `unreadable`: gets the problem of each run that this user may not
-    read.
+    Of each run, the newest checkpoint comes first. `unreadable`: the problem of each run that this user may not read is
+    appended to this list. `key`: the config key or argument that these problems name.
     """
     if not runs.is_dir():
         return
@@ -142,10 +149,7 @@ def _all(runs: Path, unreadable: list[Problem], key: str) -> Iterable[Path]:
 
 
 def _saved_at(folder: Path) -> tuple[int, str]:
-    """Return the time at which a checkpoint was complete, in nanoseconds, and its path.
-
-    Both together are a sort key.
-    """
+    """Return the time, in nanoseconds, at which a checkpoint was complete, and its path, as a key for sorting."""
     last = folder / MANIFEST
     if not last.exists():
         last = folder
@@ -153,9 +157,10 @@ def _saved_at(folder: Path) -> tuple[int, str]:
 
 
 def _named(path: Path, runs: Path, key: str) -> Checkpoint:
-    """Return the checkpoint that a path names. Raises ConfigError whose fix is another checkpoint, if there is one.
+    """Return the checkpoint that a path names: the folder of a checkpoint, or the newest checkpoint of a run.
 
-    `runs`: the folder of the job's runs. `key`: the config key or argument that errors are about.
+    `runs`: the folder of the job's runs. `key`: the config key or argument that errors name. Raises ConfigError if the
+    path has no checkpoint or if the checkpoint is damaged; the error offers another checkpoint, if there is one.
     """
     if not path.exists():
         raise _missing(path, runs, key)
@@ -173,7 +178,7 @@ def _named(path: Path, runs: Path, key: str) -> Checkpoint:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the checkpoint folders that a path names, the newest first.
+    """Return the checkpoint folders that a path stands for, the newest first.
 
     `path`: the folder of a checkpoint, of a run's checkpoints, or of a run.
     """
@@ -185,15 +190,15 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _is_one(path: Path) -> bool:
-    """Return whether a path is the folder of a checkpoint, whole or damaged."""
+    """Return whether a path is the folder of a checkpoint, which may be whole or damaged."""
     named = NAME.fullmatch(path.name) is not None
     return path.is_dir() and named and path.absolute().parent.name == FOLDER
 
 
 def _with_fix(problems: Sequence[Problem], damaged: Path, key: str) -> ConfigError:
-    """Return the error of a damaged checkpoint. The fix is the newest other checkpoint of the run that is whole.
+    """Return the error about a damaged checkpoint. It offers the newest other checkpoint of the run that is whole.
 
-    `damaged`: the folder of the checkpoint.
+    `problems`: the problems of the checkpoint. `damaged`: the folder of the checkpoint.
     """
     fix = _without(key) + ", or bring back the file"
     for folder in folders_of(damaged.parent.parent):
@@ -210,14 +215,17 @@ def _without(key: str) -> str:
 
 
 def _taking(path: Path, key: str) -> str:
-    """Return a word of the command line that names a checkpoint: "resume=<path>", or the path alone for an argument."""
+    """Return the word of a command line that chooses a checkpoint.
+
+    The word is "resume=<path>" if `key` is "resume", else the path alone.
+    """
     if key == "resume":
         return shlex.quote(f"{key}={path}")
     return shlex.quote(str(path))
 
 
 def _whole(folder: Path) -> bool:
-    """Return whether a checkpoint can be read and all files have the size that the manifest says."""
+    """Return whether the checkpoint in a folder can be read and all files have the sizes that the manifest says."""
     try:
         read(folder)
     except (ConfigError, OSError):
@@ -226,9 +234,9 @@ def _whole(folder: Path) -> bool:
 
 
 def _offered(places: Iterable[Path]) -> Path | None:
-    """Return the newest whole checkpoint of the first place that has one; None if no place has one.
+    """Return the newest whole checkpoint in the first of `places` that has one; None if no place has one.
 
-    `places`: folders of runs.
+    `places`: folders that contain runs.
     """
     for place in places:
         for folder in _all(place, [], ""):
@@ -238,9 +246,9 @@ def _offered(places: Iterable[Path]) -> Path | None:
 
 
 def _missing(path: Path, runs: Path, key: str) -> ConfigError:
-    """Return the error about a path that does not exist. The fix is a similar path, else the job's newest checkpoint.
+    """Return the error about a path that does not exist. It offers a similar path, else the job's newest checkpoint.
 
-    `runs`: the folder of the job's runs. `key`: the config key or argument that the error is about.
+    `runs`: the folder of the job's runs. `key`: the config key or argument that the error names.
     """
     absolute = path.absolute()
     above = next(parent for parent in absolute.parents if parent.exists())
@@ -278,8 +286,8 @@ def _missing(path: Path, runs: Path, key: str) -> ConfigError:
 def _none_in(path: Path, runs: Path, key: str) -> ConfigError:
     """Return the error about a path without a checkpoint.
 
-    The fix is a checkpoint below it, else the job's newest checkpoint. `runs`: the folder of the job's runs. `key`: the
-    config key or argument that the error is about.
+    The error offers a checkpoint in a folder below the path, else the job's newest checkpoint. `runs`: the folder of
+    the job's runs. `key`: the config key or argument that the error names.
     """
     code = "not-a-checkpoint"
     error = "neither"

@@ -32,7 +32,11 @@ _GIVE_UP_S = 1.0  # that a cancelled thread has to end
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What the driver adds to the state that components write: the driver's texts and the entries of the manifest."""
+    """What the driver adds to the state that components write: texts, and entries of the manifest.
+
+    `ranks`: component -> number of its ranks. `texts`: name of a file -> its content. `version`: the policy version.
+    `score`: score of the policy, to compare checkpoints; None: unknown. `libraries`: library -> its version.
+    """
 
     ranks: Mapping[str, int]  # of each component that writes its state
     texts: Mapping[str, str]  # config.yaml, plan.json, run.json
@@ -55,9 +59,9 @@ class Store:
         self._keep_best = keep_best
 
     def begin(self, iteration: int, components: Iterable[str]) -> Path:
-        """Make the folder in which a checkpoint is written, and in it a folder for each component. Return the folder.
+        """Make the folder in which a checkpoint is written, with a folder in it for each component. Return the folder.
 
-        Folders of checkpoints that were never completed are removed. Raises OutputError.
+        Folders of earlier checkpoints that were never completed are removed. Raises OutputError.
         """
         for left in self._folder.glob(f"*{PART}"):
             # A late rank may still write into the folder. Then the folder is removed at the next checkpoint.
@@ -88,8 +92,9 @@ class Store:
     ) -> Checkpoint:
         """Wait until all ranks have written, turn the folder `part` into a valid checkpoint, and return the checkpoint.
 
-        `timeout_s`: most seconds to wait for the ranks. `cancelled`: ends the wait when it is set. Raises OutputError;
-        then `part` is removed, and the other checkpoints are unchanged.
+        `timeout_s`: the most seconds to wait for the ranks. `cancelled`: ends the wait when it is set. Raises
+        OutputError if the checkpoint cannot be completed; `part` is then removed, and the other checkpoints are
+        unchanged.
         """
         try:
             files = self._collect(part, contents, timeout_s, cancelled)
@@ -110,7 +115,8 @@ class Store:
     ) -> dict[str, FileRecord]:
         """Wait until all ranks have written. Return path below `part` -> record, for the files of all components.
 
-        `timeout_s`: most seconds to wait. `cancelled`: ends the wait when it is set. Raises OutputError and OSError.
+        `timeout_s`: the most seconds to wait. `cancelled`: ends the wait when it is set. Raises OutputError and
+        OSError.
         """
         deadline_s = time.monotonic() + timeout_s
         files = dict[str, FileRecord]()
@@ -154,9 +160,10 @@ class Store:
     def _publish(
         self, part: Path, contents: Contents, files: Mapping[str, FileRecord]
     ) -> Checkpoint:
-        """Write the driver's files into `part`, then rename it. Return the checkpoint. Raises OSError.
+        """Write the driver's files into the folder `part`, rename the folder, and return the checkpoint.
 
-        All files are on the disk before the folder has its final name.
+        Raises OSError. All files are on the disk before the folder gets its final name. `files`: path below `part` ->
+        record, for the files of all components.
         """
         # The reports of the ranks are in the manifest from now on.
         for component in contents.ranks:
@@ -187,10 +194,10 @@ class Store:
         return checkpoint
 
     def retain(self, newest: Checkpoint) -> None:
-        """Make the file `latest` name the checkpoint `newest`; keep the newest and the best ones, and remove others.
+        """Make the file `latest` name the checkpoint `newest`; keep the newest and the best checkpoints; remove others.
 
-        Other checkpoints of the same or a later iteration were written before the run was resumed from an earlier
-        checkpoint, so they are removed too. Damaged checkpoints stay, since their score is not known. Raises
+        Other checkpoints of the same or a later iteration than `newest` are from before the run was resumed at an
+        earlier iteration, so they are removed. Damaged checkpoints are kept, because their score is not known. Raises
         OutputError.
         """
         try:
@@ -259,15 +266,16 @@ def _check_failed(part: Path, components: Iterable[str]) -> None:
 
 
 def _not_written(part: Path, error: str) -> Problem:
-    """Return the problem of a checkpoint that was not completed. `error`: which text of the problem's code applies."""
+    """Return the problem of a checkpoint that was not completed. `error`: name of one of the texts of this problem."""
     return problem("checkpoint-not-written", _KEY, str(part), error=error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """The result of saving.
+    """The result of saving a checkpoint.
 
-    If it has a checkpoint and an error, the checkpoint is whole, but old ones could not be removed.
+    `checkpoint`: the whole checkpoint; None if it was not completed. `error`: the error, or None. With a checkpoint and
+    an error, the checkpoint is whole, but old checkpoints could not be removed.
     """
 
     checkpoint: Checkpoint | None
@@ -277,7 +285,7 @@ class Saved:
 class Saver:
     """Completes one checkpoint at a time in a thread.
 
-    No method raises an error, so the run goes on even if a checkpoint cannot be written.
+    Its methods raise no errors of writing, so the run goes on even if a checkpoint cannot be written.
     """
 
     def __init__(self, store: Store, *, timeout_s: float) -> None:
@@ -289,7 +297,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint was started whose result neither `poll` nor `finish` has returned yet."""
+        """Whether a checkpoint was started and its result was not returned yet by `poll` or `finish`."""
         return self._thread is not None
 
     def start(self, part: Path, contents: Contents) -> None:
@@ -304,7 +312,10 @@ class Saver:
         self._thread.start()
 
     def poll(self) -> Saved | None:
-        """Return the result of saving, once; None while the checkpoint is being written, or if none was started."""
+        """Return the result of saving, without waiting. Each result is returned only once.
+
+        Return None while the checkpoint is being written, and if no checkpoint was started.
+        """
         return self._take(0.0)
 
     def finish(self, timeout_s: float) -> Saved | None:
@@ -331,9 +342,9 @@ class Saver:
         return Saved(checkpoint=None, error=OutputError(late))
 
     def _take(self, timeout_s: float) -> Saved | None:
-        """Wait at most `timeout_s` seconds for the thread.
+        """Wait at most `timeout_s` seconds for the thread, and return its result. Each result is returned only once.
 
-        Return its result, once; None if it has not ended or was not started.
+        Return None if the thread has not ended, and if no thread was started.
         """
         if self._thread is None:
             return None
@@ -350,9 +361,9 @@ class Saver:
         cancelled: threading.Event,
         saved: list[Saved],
     ) -> None:
-        """Complete the checkpoint in the folder `part`, remove old ones, and append the result to `saved`.
+        """Complete the checkpoint in the folder `part`, remove old checkpoints, and append the result to `saved`.
 
-        Runs in the thread. The result is appended before old checkpoints are removed, and again at the end.
+        Runs in the thread. The result is appended as soon as the checkpoint is complete, and again at the end.
         `cancelled`: ends the wait for ranks when it is set.
         """
         checkpoint = None
@@ -400,9 +411,9 @@ def in_use(run: Path) -> bool:
 
 
 def _locked(run: Path) -> TextIO:
-    """Lock the lock file of a run, write this process into it, and return the open file.
+    """Lock the lock file of a run, write the number of this process into it, and return the open file.
 
-    Raises ConfigError and OSError.
+    Raises ConfigError if another process has locked the run, and OSError.
     """
     file = open(run / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  `lock` closes it
     try:

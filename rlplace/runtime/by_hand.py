@@ -66,6 +66,7 @@ class JobGroup(WorkerGroup):
     """The worker group of one component of a job, for a training loop that the user writes.
 
     The user need not pass iteration numbers or policy versions to the methods: the job counts both and passes them.
+    `job`: the job; None while the group is being set up.
     """
 
     job: JobOnCluster | None = None  # the job; None while the group is being set up
@@ -88,7 +89,7 @@ class JobGroup(WorkerGroup):
     def _nothing(
         self, method: str, ranks: Sequence[int], *args: Any, **kwargs: Any
     ) -> Pending:
-        """Return, without calling a worker, results that are ready at once: empty metrics for each of `ranks`.
+        """Return a result for each of `ranks` that is ready at once: empty metrics. No worker is called.
 
         `method`: name of the method that the results belong to.
         """
@@ -99,10 +100,10 @@ class JobGroup(WorkerGroup):
 
 
 class JobOnCluster:
-    """A job whose worker groups the user launches one by one, with its plan, channels and position in the iteration.
+    """A job whose worker groups the user launches one by one.
 
-    The cluster keeps this object. `mapping`: the config of the job. The constructor raises the errors that
-    `rlplace train` raises before its start.
+    It has the plan, the channels and the position in the iteration, and the cluster keeps it. `mapping`: the config of
+    the job. The constructor raises the errors that `rlplace train` raises before its start.
     """
 
     def __init__(self, cluster: Cluster, mapping: Mapping[str, Any]) -> None:
@@ -142,9 +143,9 @@ class JobOnCluster:
     ) -> WorkerGroup:
         """Launch the workers of a component on the slots that the plan gives it, and return their group.
 
-        `name`: name of the group in errors; None: `group_name` of the component's block, or the component's name.
-        `strategy`: a strategy that has to give the slots of the plan; None: the slots of the plan are used without a
-        comparison. `worker`: a class derived from the planned worker class; None: the planned class.
+        `name`: name of the group in errors; None: `group_name` of the component's config block, or the component's
+        name. `strategy`: a placement strategy, which must result in the slots of the plan; None: no comparison.
+        `worker`: a class derived from the planned worker class; None: the planned class.
         """
         from rlplace.runtime.run import own_channels
 
@@ -186,10 +187,11 @@ class JobOnCluster:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """Prepare a call of a group, and return its positional arguments, with the iteration number added if needed.
+        """Prepare a call of a group, and return the positional arguments of the call.
 
-        If the method belongs to a stage, first move all launched components to their residency in this stage. `args`,
-        `kwargs`: the arguments that the user has given.
+        If the method belongs to a stage, first move all launched components to their residency in this stage, and add
+        the iteration number to the arguments if the user has not given it. `args`, `kwargs`: the arguments that the
+        user has given.
         """
         if method in ("move", "onload", "offload"):
             self._note_move(component, method, args, kwargs)
@@ -208,7 +210,7 @@ class JobOnCluster:
     def enter(self, stage: str) -> None:
         """Move all launched components to their residency in a stage: releases first, then acquires.
 
-        Returns when all moves have ended. A component ends its running call before it moves.
+        Return when all moves have ended. A component moves only after its running call has ended.
         """
         order = self._stages.index
         again = self._at is not None and order(stage) < order(self._at)
@@ -239,7 +241,7 @@ class JobOnCluster:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Record the residency that a component gets by a move of the schedule or of the user.
+        """Record the residency that a component gets by a call of one of its methods for moving.
 
         `method`: "move", "onload" or "offload".
         """
@@ -251,9 +253,9 @@ class JobOnCluster:
     def _counted(
         self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """Return the arguments of a call, with the iteration number for each argument that the user has not given.
+        """Return the positional arguments of a call, with the iteration number for each argument that is not given.
 
-        If the user has given an iteration number, it becomes the job's iteration number.
+        If the first argument that the user has given is a number, it becomes the job's iteration number.
         """
         given = [*args, *(kwargs[n] for n in call.arguments if n in kwargs)]
         if given and isinstance(given[0], int):
@@ -284,9 +286,10 @@ class JobOnCluster:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobGroupBuilder:
-    """A component of a job whose group is not launched yet.
+    """A component of a job whose worker group is not launched yet.
 
-    `worker`: a custom worker class; None: the planned class.
+    `public`: the public class of the component. `mapping`: the config of the job. `worker`: a custom worker class;
+    None: the planned class.
     """
 
     public: type[JobComponent]
@@ -301,12 +304,12 @@ class JobGroupBuilder:
         name: str | None = None,
         placement_strategy: PlacementStrategy | None = None,
     ) -> WorkerGroup:
-        """Launch the workers on their slots of the plan, and return their group when they are set up.
+        """Launch the workers on their slots of the plan, and return their group when all workers are set up.
 
-        `name`: name of the group in errors; None: `group_name` of the component's block, or the component's name.
-        `placement_strategy`: a strategy that has to give the slots of the plan; None: the slots of the plan are used
-        without a comparison. The first launch of a job also prepares the job and makes its channels.
-        Raises ClusterError, WorkerError, and the errors that `rlplace train` raises before its start.
+        `name`: name of the group in errors; None: `group_name` of the component's config block, or the component's
+        name. `placement_strategy`: a placement strategy, which must result in the slots of the plan; None: no
+        comparison. The first launch of a job also prepares the job and makes its channels. Raises ClusterError,
+        WorkerError, and the errors that `rlplace train` raises before its start.
         """
         mapping = {
             **self.mapping,
@@ -324,8 +327,9 @@ class JobGroupBuilder:
 class JobComponent:
     """Base of the public classes that stand for a component of a job in a training loop that the user writes.
 
-    The config, not the public class, decides which class the workers have. `create_group(cfg)` takes the whole config
-    of a job, as a mapping or a DictConfig.
+    The config decides which class the workers have, not the public class. `role`: the role of the component.
+    `worker_class`, `engine`: the worker class and the engine that the component must have for this public class; "":
+    any.
     """
 
     role: ClassVar[str]
@@ -341,11 +345,12 @@ class JobComponent:
         component: str | None = None,
         worker: type[Worker] | None = None,
     ) -> JobGroupBuilder:
-        """Return a builder whose `launch` starts the group of the component.
+        """Return a builder whose `launch` starts the worker group of the component.
 
-        `cfg`: the config of the job. `component`: name of the component in `component_placement`, such as
-        "reward.math"; None: the role of this class, such as "reward". `worker`: a class derived from the shipped
-        worker class; None: the shipped class. Raises WorkerMisuse if `cfg` is no config of a job.
+        `cfg`: the whole config of the job, as a mapping or a DictConfig. `component`: name of the component in
+        `component_placement`, such as "reward.math"; None: the role of this class, such as "reward". `worker`: a class
+        derived from the shipped worker class; None: the shipped class. Raises WorkerMisuse if `cfg` is not a config of
+        a job.
         """
         if isinstance(cfg, Config | OpenConfig) or not isinstance(cfg, Mapping):
             raise _no_config(cls, cfg, "no-mapping")
@@ -358,10 +363,7 @@ class JobComponent:
 
     @classmethod
     def check(cls, component: str, spec: JobSpec) -> None:
-        """Raise WorkerMisuse if this public class is not the right one for the workers of the component.
-
-        `spec`: the job.
-        """
+        """Raise WorkerMisuse if this public class does not fit the workers of a component. `spec`: the job."""
         if component not in spec.workers or cls.fits(component, spec):
             return
         worker = spec.workers[component].__name__
@@ -382,10 +384,7 @@ class JobComponent:
 
     @classmethod
     def fits(cls, component: str, spec: JobSpec) -> bool:
-        """Return whether this public class has the component's role, worker class and engine.
-
-        `spec`: the job.
-        """
+        """Return whether a component has the role, worker class and engine of this public class. `spec`: the job."""
         if role_of(component) != cls.role:
             return False
         names = [kind.__name__ for kind in spec.workers[component].__mro__]
@@ -419,21 +418,21 @@ class Reward(JobComponent):
 
 
 class SimulatorEnv(JobComponent):
-    """Simulators of Gymnasium, EnvPool or an adapter, many in each rank."""
+    """Simulators of Gymnasium, of EnvPool or of the user's own adapter; each rank has many of them."""
 
     role = "env"
     worker_class = "VectorEnvWorker"
 
 
 class TextEnv(JobComponent):
-    """A text task: sends prompts, runs conversations and scores answers with rewards."""
+    """A text task, which sends prompts, runs conversations and scores answers with rewards."""
 
     role = "env"
     worker_class = "TextEnvWorker"
 
 
 class VLLMRollout(JobComponent):
-    """Generation of language-model answers by vLLM."""
+    """The component that generates the answers of a language model, with the engine vLLM."""
 
     role = "rollout"
     worker_class = "TextRolloutWorker"
@@ -441,7 +440,7 @@ class VLLMRollout(JobComponent):
 
 
 class TransformersRollout(JobComponent):
-    """Generation of language-model answers by transformers."""
+    """The component that generates the answers of a language model, with the engine transformers."""
 
     role = "rollout"
     worker_class = "TextRolloutWorker"
@@ -449,7 +448,10 @@ class TransformersRollout(JobComponent):
 
 
 class Rollout(JobComponent):
-    """The component that generates, with the engine that the config names; with simulators, a policy in torch."""
+    """The component that generates answers or actions, with any engine that the config names.
+
+    With simulators, the engine is the policy in torch.
+    """
 
     role = "rollout"
 
@@ -479,7 +481,7 @@ def public_names(component: str, spec: JobSpec) -> str:
 
 
 def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
-    """Return a job that is prepared for the machines of a cluster.
+    """Return the job of a config, prepared for the machines of a cluster.
 
     `mapping`: the config of the job. Raises the errors that `rlplace train` raises before its start.
     """
@@ -512,7 +514,7 @@ def _spec_of(cluster: Cluster, mapping: Mapping[str, Any]) -> JobSpec:
 
 
 def _steps_of(spec: JobSpec) -> dict[tuple[str, str], dict[str, tuple[Call, Step]]]:
-    """Return (component, method) -> stage -> (call of the method in the stage, step that has the call).
+    """Return (component, method) -> stage -> (the call of the method in the stage, the step that contains the call).
 
     The stages are in the order of an iteration. `spec`: the job.
     """
@@ -611,7 +613,10 @@ def _another_config(
 
 
 def _differs(first: Any, second: Any, above: str) -> str:
-    """Return the path of the first key with different values in the two configs. `above`: the path of both values."""
+    """Return the path of the first key whose values differ in two configs, or in two blocks of configs.
+
+    `above`: the path of both blocks; "" for whole configs.
+    """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in (*first, *second):
             if first.get(key) != second.get(key):

@@ -38,11 +38,11 @@ def go_on(
     tell: Callable[[str], None],
     since: RlplaceError | None = None,
 ) -> tuple[Prepared, Resumed]:
-    """Return the job to continue with after the loss of nodes, and the checkpoint to continue from.
+    """Return the job with which to continue after the loss of nodes, and the checkpoint from which to continue.
 
     `lost`: the error about the lost nodes. `history`: faults of the run. `tell`: called with lines of text for the
-    user. `since`: the error of an attempt with new workers after the loss; None: no attempt was made. Raises
-    `lost` if the config or the remaining machines do not allow the run to continue.
+    user. `since`: the error of an attempt with new workers after the loss; None: no attempt was made. Raises `lost` if
+    the config or the remaining machines do not allow the run to continue.
     """
     faults = job.config.faults
     if faults.on_node_loss == "fail":
@@ -100,7 +100,7 @@ def _waited(job: Prepared, tell: Callable[[str], None]) -> Prepared:
 
 
 def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
-    """Return the job planned for the remaining machines; `job` unchanged if its plan fits the present machines.
+    """Return the job, planned for the remaining machines if its present plan no longer fits the machines.
 
     Raises ProblemsError if no plan for the remaining machines can be run.
     """
@@ -125,7 +125,7 @@ def _replanned(job: Prepared, lost: NodeLost) -> Prepared:
 def _planned(job: Prepared, mapping: Mapping[str, Any]) -> Prepared:
     """Return a job prepared from the config `mapping`, after a check that the job can be launched.
 
-    `mapping`: a config that differs from the config of `job` in its cluster block. Raises ProblemsError.
+    `job`: the job before; its config differs from `mapping` only in the cluster block. Raises ProblemsError.
     """
     sources = {
         key: source

@@ -80,7 +80,13 @@ AnyConfig = Config | OpenConfig
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A valid job with its plan. Its `view` says whether the job fits into memory."""
+    """A valid job with its plan.
+
+    `config`: the config, with the keys of its models' config.json. `case`: the memory of the job. `view`: the plan as
+    it is shown, which says whether the job fits into memory. `mapping`: the composed config as plain values. `sources`:
+    key -> file and line of its value. `words`: a command line that composes the config; empty if it did not come from
+    one. `not_run`: reasons why the job can be planned but not run.
+    """
 
     config: Any  # of the job's own type, with the keys of its models' config.json
     plan: Plan
@@ -93,7 +99,7 @@ class Prepared:
 
     @property
     def refused(self) -> bool:
-        """Whether a run is refused: the job does not fit into memory, and `memory.check` is "refuse"."""
+        """Whether a run is refused, because the job does not fit into memory and `memory.check` is "refuse"."""
         return not self.view.fits and self.config.memory.check == "refuse"
 
     @property
@@ -167,8 +173,8 @@ def _misplaced(
 ) -> Iterator[Problem]:
     """Yield the problems of the placement texts in a config that has other errors.
 
-    Yield nothing if the other errors could cause problems of the placement. `wrong`: the other errors; their keys are
-    removed from a copy of the config before the placement is planned.
+    `wrong`: the other errors. Their keys are removed from a copy of the config, and the placement of the copy is
+    planned. Yield nothing if the removal of these keys could itself cause problems of the placement.
     """
     left: dict[str, Any] = copy.deepcopy(dict(mapping))
     for known in wrong:
@@ -208,7 +214,8 @@ def prepare_composed(
 ) -> Prepared:
     """Return the prepared job of a config that `compose.with_hydra` has composed.
 
-    `measured`, `simulator`: as in `prepare`.
+    `measured`: component -> residency -> bytes on accelerators that an earlier run measured. `simulator`: whether to
+    create a simulator to count the weights of the policy; otherwise they are not counted.
     """
     name = composed.name
     sources = composed.sources
@@ -233,7 +240,10 @@ def planned_only(problems: Sequence[Problem]) -> str:
 
 
 def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]:
-    """Return the problems of things that the config names: a simulator, a task, custom classes."""
+    """Return the problems of the simulators, tasks and custom classes that the config names.
+
+    `sources`: key -> file and line of its value.
+    """
     problems = [
         *job_of(config).environment_problems(config),
         *check_sinks(name for name in config.runner.sinks if ":" in name),
@@ -245,7 +255,10 @@ def check_env(config: AnyConfig, sources: Mapping[str, Source]) -> list[Problem]
 def check_plan(
     config: AnyConfig, plan: Plan, sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Return the problems that a run of the plan would have on any machine."""
+    """Return the problems that a run of the plan would have on any machine.
+
+    `sources`: key -> file and line of its value.
+    """
     problems = [
         *wrong_variables(config),
         *job_of(config).plan_problems(config, plan),
@@ -254,9 +267,9 @@ def check_plan(
 
 
 def missing_libraries(config: AnyConfig) -> list[Problem]:
-    """Return one problem that names the libraries which a run needs and which are not installed.
+    """Return one problem that names all libraries which a run needs and which are not installed.
 
-    Return an empty list if all these libraries are installed. A plan does not need them.
+    Return an empty list if all these libraries are installed. They are needed to run a job, not to plan it.
     """
     needed = ["numpy", "torch", "safetensors"]
     # The inline launcher runs threads of one process and needs none of these.
@@ -280,8 +293,8 @@ def check_launch(
 ) -> list[Problem]:
     """Return a problem for each thing that a run needs and this machine lacks, such as a library or a tokenizer.
 
-    In a process of `ray job submit`, the result includes problems of the Ray address, and of an output folder that Ray
-    deletes after the job.
+    In a process that `ray job submit` has started, the result includes problems of the Ray address, and of an output
+    folder that Ray deletes after the job. `sources`: key -> file and line of its value.
     """
     problems = check_sinks(name for name in config.runner.sinks if ":" not in name)
     problems += missing_variables(config)
@@ -294,8 +307,8 @@ def check_launch(
 def check_run(job: Prepared) -> list[Problem]:
     """Return every problem that stops a run of a planned job before its workers start.
 
-    For a dry run, this function creates the objects that a run needs before its workers start, except simulators that
-    come with Gymnasium.
+    For a dry run, create the objects that a run needs before its workers start, to find their problems; but do not
+    create simulators that come with Gymnasium.
     """
     config = job.config
     lacking = [*job.not_run, *missing_libraries(config)] or check_launch(
@@ -308,9 +321,9 @@ def check_run(job: Prepared) -> list[Problem]:
 
 
 def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
-    """Return those of the problems that stop even a dry run.
+    """Return those of `problems` that stop a dry run, too.
 
-    The other problems stop only a run: they are about what this machine lacks and another machine may have.
+    The other problems stop only a run: something is lacking on this machine that another machine may have.
     """
     return [problem for problem in problems if problem.code not in _LACKING]
 
@@ -318,7 +331,10 @@ def refused_dry(problems: Sequence[Problem]) -> list[Problem]:
 def _with_sources(
     problems: Iterable[Problem], sources: Mapping[str, Source]
 ) -> list[Problem]:
-    """Return the problems without duplicates. A problem without a source gets the file and line of its key."""
+    """Return the problems without duplicates, and with the file and line at which the value of their key was written.
+
+    `sources`: key -> file and line of its value.
+    """
     return list(
         dict.fromkeys(
             dataclasses.replace(p, source=p.source or source_of(p.key, sources))
@@ -328,7 +344,7 @@ def _with_sources(
 
 
 def _job_problems(config: AnyConfig) -> Iterator[Problem]:
-    """Yield the problems of a run in a process of `ray job submit`.
+    """Yield the problems of a run in a process that `ray job submit` has started.
 
     The problems are a missing `cluster.ray.address`, and an output folder that Ray deletes after the job.
     """

@@ -155,14 +155,17 @@ _LONGEST = 40  # most characters of a value that are shown
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A checkpoint from which a job may be resumed."""
+    """A checkpoint from which a job may be resumed.
+
+    `text`: description of the checkpoint, and of what differs between its config and the job.
+    """
 
     checkpoint: Checkpoint
     text: str  # description of the checkpoint and of the differences
 
 
 def resumed(job: Prepared) -> Resumed | None:
-    """Return the verified checkpoint that the config key `resume` names, with a text about the checkpoint.
+    """Return the checkpoint that the config key `resume` names, after a check of its files, and a text about it.
 
     Return None if `resume` is null, or if `resume` is "auto" and the job has no checkpoint yet. Raises ConfigError if
     no checkpoint is complete, or if the checkpoint belongs to another experiment.
@@ -196,8 +199,9 @@ def resumed(job: Prepared) -> Resumed | None:
 class _Rules:
     """Patterns of config keys, sorted by the effect that a change of the key has on a resumed run.
 
-    `safe`: the numbers of the run stay the same. `shapes`: the saved state cannot be loaded. `experiment`: the run
-    becomes another experiment. `task`: the run trains on another task.
+    `safe`: the numbers of the run stay the same. `safe_if_set`: they stay the same if both configs have a value.
+    `shapes`: the saved state cannot be loaded. `shapes_if_unset`: it cannot be loaded if one of the configs has no
+    value. `experiment`: the run becomes another experiment. `task`: the run trains on another task.
     """
 
     safe: Sequence[str]
@@ -211,7 +215,7 @@ class _Rules:
 
 
 def _rules(config: Any) -> _Rules:
-    """Return the rules for the keys of a config: those of the shipped jobs, or those of a custom job."""
+    """Return the rules for the keys of a config, which are different for shipped jobs and for custom jobs."""
     if not isinstance(config, OpenConfig):
         return _Rules(
             safe=_SAFE,
@@ -282,7 +286,7 @@ def _is(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
-    """Return whether the change of a key from `old` to `new` leaves all numbers of the run unchanged.
+    """Return whether all numbers of the run stay the same after a change of the value of `key` from `old` to `new`.
 
     `rules`: patterns of keys, by the effect of their changes.
     """
@@ -291,7 +295,7 @@ def _safe(rules: _Rules, key: str, old: object, new: object) -> bool:
 
 
 def _shapes(rules: _Rules, key: str, old: object, new: object) -> bool:
-    """Return whether the saved state cannot be loaded after the change of a key from `old` to `new`.
+    """Return whether the saved state cannot be loaded after a change of the value of `key` from `old` to `new`.
 
     `rules`: patterns of keys, by the effect of their changes. Return False for the path of a model (`*.model.path`).
     """
@@ -338,10 +342,10 @@ def _other_experiment(job: Prepared, differences: Differences) -> Iterator[Probl
 def _other_task(
     job: Prepared, newest: Checkpoint, key: str, old: object, new: object
 ) -> Problem:
-    """Return the problem that the newest checkpoint, found for "auto", belongs to a run of another task.
+    """Return the problem that "auto" has found a checkpoint of a run of another task.
 
-    `key`: the key that differs, with its value `old` in the checkpoint and `new` in the job. The fix names the newest
-    run that can be resumed.
+    `newest`: the checkpoint. `key`: the key that differs, with its value `old` in the checkpoint and `new` in the job.
+    The problem offers the newest run that can be resumed.
     """
     fix = ANEW
     seen = set[Path]()
@@ -397,7 +401,7 @@ def _text(
 ) -> str:
     """Return a text about the checkpoint, the keys and plans that differ, and the effect of each difference.
 
-    `mapping`: the config of the checkpoint.
+    `differences`: key -> (value in the checkpoint, value in the job). `mapping`: the config of the checkpoint.
     """
     total = job.config.runner.total_iterations
     lines = [
@@ -423,8 +427,8 @@ def _text(
 def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
     """Return lines of text that compare the plan of the checkpoint with the plan of the job.
 
-    `mapping`: the config of the checkpoint. Further lines say which state or data is divided among another number of
-    ranks.
+    `mapping`: the config of the checkpoint. Further lines name the components whose state or data is now divided among
+    a different number of ranks.
     """
     try:
         old = prepare(mapping, name="saved")
@@ -440,7 +444,7 @@ def _placements(job: Prepared, mapping: Mapping[str, Any]) -> list[str]:
 def _cut_anew(old: Plan, new: Plan, divided: Mapping[str, str]) -> list[str]:
     """Return lines of text about components whose number of ranks differs between the plans `old` and `new`.
 
-    `divided`: component -> a phrase that says what its ranks divide.
+    `divided`: component -> a phrase that says what the component divides among its ranks.
     """
     lines = []
     for component, what in divided.items():

@@ -84,7 +84,13 @@ ERROR = "error.txt"  # file with the error that ended the run, if one did
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Everything about a job that the function `run` needs; made by `job_spec`."""
+    """Everything about a job that the function `run` needs; made by `job_spec`.
+
+    `workers`: component -> worker class. `arguments`: component -> config of its workers. `work`: the calls of an
+    iteration. `case`: the memory of the job. `performance`: profiles and predictions of the run. `given`: the profile
+    from which to predict; None: the profile that the run itself measures. `progress`: iterations, training time and
+    score so far.
+    """
 
     job: Job
     config: Any  # config of the job's own type
@@ -134,13 +140,13 @@ def run(
     """Train until the last iteration, the goal, or a signal. Return the run's folder.
 
     `report`: the plan as it is written into the folder. `resolved`: the composed config. `signals`: the signals that
-    can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from; the run then uses the
-    folder of the run that has the checkpoint; None: a new run. `history`: earlier faults of this run, if the run
-    continues after NodeLost. `command`: the typed command, which is written into the folder.
+    can end the run; None: no signal is handled. `resumed`: the checkpoint to continue from, in the folder of its run;
+    None: a new run in a new folder. `history`: earlier faults of this run, if the run continues after NodeLost.
+    `command`: the typed command, which is written into the folder.
 
-    The last printed line says where the policy is; if an error is raised, this line is a note of the error. Raises
-    ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines are lost, and Stopped
-    after a signal. No process of the run is left afterwards.
+    The last printed line says where the trained policy is; if an error is raised, this line is a note of the error.
+    Raises ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines are lost, and
+    Stopped after a signal. When the function ends, all processes of the run have ended.
     """
     folder = (
         make_folder(Path(job.config.runner.output_dir) / report.name)
@@ -192,7 +198,7 @@ def run(
 def _exported(job: JobSpec) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that sets the workers' environment variables in this process.
 
-    Workers may be threads or child processes of this process.
+    This is needed because workers may be threads or child processes of this process.
     """
     if (said := not_given(job.config)) is not None:
         _tell(said)
@@ -361,7 +367,7 @@ def _run(
 def _not_ended(progress: Progress) -> dict[str, Any]:
     """Return the first entries of summary.json, which say that the run has failed.
 
-    If the run ends in another way, later entries replace these entries.
+    If the run does not fail, later entries replace these entries.
     """
     before = {"iterations": progress.iterations, "train_s": progress.train_s}
     return {"state": "failed"} | (
@@ -379,7 +385,7 @@ def _monitor(job: JobSpec) -> MemoryMonitor:
 
 @contextlib.contextmanager
 def _noted(state: dict[str, str], signals: Signals) -> Iterator[None]:
-    """At the end of the context, set `state["state"]` to how the run has ended: finished, or stopped by a signal.
+    """Return a context manager that sets `state["state"]` at its end: finished, or stopped by a signal.
 
     The value is for summary.json. An error other than Stopped leaves `state` unchanged.
     """
@@ -447,7 +453,7 @@ def _watched(
     groups: Mapping[str, WorkerGroup],
     channels: Mapping[str, Channel],
 ) -> Iterator[None]:
-    """Within the context, report stalled channels, and detect workers that do not answer.
+    """Return a context manager in which stalled channels are reported, and workers that do not answer are detected.
 
     `groups`: component -> its workers. Workers that are threads of this process are not checked.
     """
@@ -470,7 +476,7 @@ def _naming_lost_nodes(
     loop: Loop | None = None,
     groups: Collection[WorkerGroup] = (),
 ) -> Iterator[None]:
-    """Within the context, raise NodeLost in place of an error, if the run was ready and has lost nodes.
+    """Return a context manager that replaces an error by NodeLost, if the run was ready and has lost nodes.
 
     `newest`: returns the folder of the newest checkpoint. `loop`: the running loop; None before the loop exists.
     `groups`: the launched worker groups.
@@ -498,7 +504,7 @@ def _node_lost(
     under_way_s: float,
     folder: Path,
 ) -> NodeLost:
-    """Return the NodeLost error, and add the fault to the history for the case that the run continues.
+    """Return the error NodeLost, and record the fault in `history`, in case the run continues.
 
     `lost`: node rank -> address. `error`: the error that the loss has caused. `failed_at_s`: time of the failure by
     `time.monotonic`. `under_way_s`: seconds from the start of the iteration to the failure. `folder`: folder of the
@@ -538,7 +544,7 @@ def _loaded(
     """Make the workers load the checkpoint `resumed`.
 
     If a worker with state is lost meanwhile, take the run back to its newest checkpoint, which loads state again.
-    Return None if the run did not have to go back, else metric file -> its size in bytes at the time of the newest
+    Return None if this was not necessary; else return metric file -> its size in bytes at the time of the newest
     checkpoint.
     """
     try:
@@ -597,14 +603,15 @@ def recovery_of(
 
 
 def _policies(job: JobSpec, folder: Path) -> Mapping[str, Path]:
-    """Return component -> path at which its model is saved. `folder`: the folder of the run."""
+    """Return component -> path at which the component's model is saved. `folder`: the folder of the run."""
     return job.job.saved_models(job.config, job.plan, folder)
 
 
 def _policy(policies: Mapping[str, Path] | None) -> str | None:
-    """Return the path of the trained policy: the actor's model, else the first saved model; None without a saved model.
+    """Return the path of the trained policy; None without a saved model.
 
-    `policies`: component -> path of its saved model; None: nothing is saved.
+    The policy is the actor's model, or the first saved model if the actor has none. `policies`: component -> path of
+    its saved model; None: nothing is saved.
     """
     if not policies:
         return None
@@ -674,7 +681,7 @@ def _train(
     signals: Signals,
     observed: Observations,
 ) -> None:
-    """Run iterations until the last one, the goal or a signal, with evaluations on held-out data in between.
+    """Run iterations until the last iteration, the goal or a signal, with evaluations on held-out data in between.
 
     `sinks`: receive the metrics of each iteration. `observed`: receives the seconds of each iteration that has no
     evaluation.
@@ -754,7 +761,7 @@ def make_channels(cluster: Cluster, job: JobSpec) -> dict[str, Channel]:
 def own_channels(
     job: JobSpec, channels: Mapping[str, Channel], component: str
 ) -> dict[str, Channel]:
-    """Return name -> channel, for the channels that a component puts into or takes from."""
+    """Return name -> channel, for the channels into which a component puts items or from which it takes items."""
     return {
         c.name: channels[c.name]
         for c in job.plan.channels

@@ -43,9 +43,9 @@ _DEAD_S = 5.0
 
 
 class Saving:
-    """Saves and restores the state of a run through the workers of its loop.
+    """Saves and restores the state of a run. The workers of its loop write and read their parts of the state.
 
-    Only this object writes checkpoints of the run.
+    All checkpoints of the run are written by this object.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Saving:
     def load(self, checkpoint: Checkpoint) -> str:
         """Make the workers load a checkpoint.
 
-        Return a text about state that starts anew, and about samples that were generated ahead of learning; "" if
-        no state starts anew and no samples were generated ahead.
+        Return a text for the user: which state starts anew, and what happens to samples that were generated ahead of
+        learning. The text is "" if nothing starts anew and no samples were generated ahead.
         """
         self._saved = checkpoint.iteration
         self._newest = checkpoint
@@ -102,7 +102,7 @@ class Saving:
         return ahead + self._job.loaded_text(numbers, kept)
 
     def _go_on_ahead(self, checkpoint: Checkpoint, kept: int) -> str:
-        """Give the loop the metrics of the samples that were generated ahead of learning, before the checkpoint.
+        """Give the loop the metrics of the samples that were generated ahead of learning before the save.
 
         Return a text that says whether these samples are used. `kept`: number of groups of these samples that the env
         workers have loaded.
@@ -131,7 +131,7 @@ class Saving:
         return {"checkpoint": newest, "save_s": self._seconds}
 
     def after_iteration(self) -> None:
-        """Handle the result of the earlier checkpoint if it is written, then start a new checkpoint if one is due."""
+        """Handle the result of the earlier checkpoint if it is complete, then start a new checkpoint if one is due."""
         self._said(wait_s=_DEAD_S if self._writer_was_replaced() else 0.0)
         if self._config.every and self._progress.iterations % self._config.every == 0:
             self._begin(tuple(self._ranks))
@@ -142,7 +142,7 @@ class Saving:
         self._said(wait_s=self._longest_s)
 
     def rescue(self) -> None:
-        """After a failure, save the state that all components except env had after the last complete iteration.
+        """After a failure, save the state after the last complete iteration, for all components except env.
 
         If this state can no longer be saved, only print a message.
         """
@@ -151,10 +151,10 @@ class Saving:
         self._said(wait_s=self._config.grace_s / 2)
 
     def without_state(self, lost: Collection[str]) -> set[str]:
-        """Return the components whose state the newest checkpoint lacks; all components if there is no checkpoint.
+        """Return the components whose state is not in the newest checkpoint; all components if there is no checkpoint.
 
-        `lost`: components with lost ranks. First wait for the checkpoint that is being written, but only briefly if a
-        component of `lost` writes to it.
+        First wait for the checkpoint that is being written; only briefly if one of the components in `lost` writes to
+        it. `lost`: components with lost ranks.
         """
         self._finish(lost)
         return set(self._ranks) - set(self._newest.ranks if self._newest else ())
@@ -162,8 +162,9 @@ class Saving:
     def go_back(self, recovery: Recovery) -> Mapping[str, int]:
         """Take the run back to its newest checkpoint, or to its start if it has no checkpoint.
 
-        Return metric file -> its size in bytes at that point of the run. `recovery`: has the faults that made the
-        return necessary, and completes their records. Raises StateLost if the caller has to call the method again.
+        Return metric file -> its size in bytes at that point of the run. `recovery`: object that replaces lost workers;
+        the records of the faults in it are completed. Raises StateLost if more state is lost meanwhile; the caller then
+        has to call the method again.
         """
         state = self._start
         saved = self._newest
@@ -258,9 +259,9 @@ class Saving:
         self._said(wait_s=_DEAD_S if in_vain else self._longest_s)
 
     def _said(self, wait_s: float = 0.0) -> None:
-        """Wait up to `wait_s` seconds for the checkpoint that is being written. With 0, look at its state only.
+        """Wait up to `wait_s` seconds for the checkpoint that is being written; with 0, do not wait.
 
-        A complete checkpoint becomes the newest one. The error of a failed checkpoint is printed.
+        A complete checkpoint becomes the newest checkpoint. The error of a failed checkpoint is printed.
         """
         saved = self._saver.finish(wait_s) if wait_s else self._saver.poll()
         if saved is not None and saved.checkpoint is not None:

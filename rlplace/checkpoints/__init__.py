@@ -64,9 +64,9 @@ def report_failed(folder: Path, rank: int, text: str) -> None:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace the content of a file by `text`, and wait until it is on the disk.
+    """Replace the content of a file by `text`, and wait until the content is on the disk.
 
-    Raises OSError and leaves the file unchanged.
+    If this fails, raise OSError; the file is then unchanged.
     """
     part = file.with_name(file.name + ".part")
     try:

@@ -51,9 +51,10 @@ def find(resume: str, runs: Path, key: str = "resume") -> Checkpoint | None:
 
 
 def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
-    """Raise ConfigError with every file of a checkpoint whose SHA-256 differs from the manifest. All files are read.
+    """Compare all files of a checkpoint with the hashes in its manifest.
 
-    `key`: the config key or argument that the error is about.
+    Raise ConfigError with every file whose SHA-256 differs, if there are any. `key`: the config key or argument that
+    the error names.
     """
     try:
         problems = changed_files(checkpoint, key)
@@ -64,9 +65,10 @@ def verify(checkpoint: Checkpoint, key: str = "resume") -> None:
 
 
 def whole_ones(runs: Path) -> Iterator[Checkpoint]:
-    """Yield the whole checkpoints of all runs of a job, in the order in which "auto" tries them.
+    """Yield the whole checkpoints of all runs of a job, in the order in which `resume=auto` tries them.
 
-    Hashes are not compared. `runs`: the folder of the job's runs.
+    A checkpoint counts as whole if all its files have the sizes that its manifest says; hashes are not compared.
+    `runs`: the folder of the job's runs.
     """
     for folder in _all(runs, [], "resume"):
         # Pass over damaged and unreadable checkpoints.

@@ -242,7 +242,7 @@ def _sync(folder: Path) -> None:
 
 
 def _check_failed(part: Path, components: Iterable[str]) -> None:
-    """Raise OutputError if a rank of these components has reported that it could not write.
+    """Raise OutputError if a rank of one of `components` has reported that it could not write its files.
 
     `part`: the checkpoint's folder.
     """
@@ -285,7 +285,8 @@ class Saved:
 class Saver:
     """Completes one checkpoint at a time in a thread.
 
-    Its methods raise no errors of writing, so the run goes on even if a checkpoint cannot be written.
+    An error of writing is part of the result and is not raised, so the run goes on even if a checkpoint cannot be
+    written.
     """
 
     def __init__(self, store: Store, *, timeout_s: float) -> None:
@@ -386,9 +387,10 @@ class Saver:
 
 @contextlib.contextmanager
 def lock(run: Path) -> Iterator[None]:
-    """Lock a run's folder for this process during the block. The system releases the lock if the process dies.
+    """Return a context manager that locks a run's folder for this process.
 
-    Raises ConfigError if another process has locked the folder, and OutputError if the folder cannot be written.
+    The system releases the lock if the process dies. Raises ConfigError if another process has locked the folder, and
+    OutputError if the folder cannot be written.
     """
     try:
         file = _locked(run)

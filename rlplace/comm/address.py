@@ -3,7 +3,7 @@
 ::
 
     location          an end in its process   on its node      on another node
-    ProcessLocation   LocalChannel            -                -                all its users share one process
+    ProcessLocation   LocalChannel            -                -                all users share one process
     NodeLocation      SharedChannel           SharedChannel    RemoteChannel, through its node's channel server
     several           SpreadChannel: put and get go by key, close and break_ to all branches
 
@@ -61,7 +61,10 @@ class SpreadChannel(Channel):
         self._ends: dict[tuple[str, str], Channel] = {}
 
     def _end(self, key: str) -> Channel:
-        """Return this owner's end of the branch that has `key`, connected at the first call."""
+        """Return the end of the branch that has `key`, for the worker of this channel end.
+
+        The branch is connected at the first call.
+        """
         end = self._ends.get((self.owner, key))
         if end is None:
             # Connect the branch of the key at its first use
@@ -72,7 +75,7 @@ class SpreadChannel(Channel):
         return end
 
     def link(self, key: str) -> Connection | None:
-        """Return the connection to the node where the items of `key` live, or None if they live on this node."""
+        """Return the connection to the node where the items of `key` are stored, or None if it is this node."""
         return self._end(key).link(key)
 
     def _put(

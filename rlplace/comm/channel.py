@@ -120,13 +120,17 @@ class ChannelStats:
 class Channel(abc.ABC):
     """One end of a bounded queue with keys, for any number of producers and consumers. FIFO per key. Can be pickled.
 
-    Errors: ChannelTimeout, ChannelClosed (put), EndOfStream (get), ChannelBroken, and ChannelMisuse (a ValueError) for
-    a wrong argument, which changes nothing for other callers. `timeout_s=None` means the channel's own deadline; there
-    is no infinite wait. Puts and gets are served in the order in which they began to wait. A call that need not wait
-    never overtakes a waiting call, but a stopped process loses its place. An item from `get` belongs to the caller and
-    is writable, except between threads of one process, where items pass by reference. If an item cannot be unpickled,
-    the `get` that took it raises; in a batch the other items are returned, and the next get of this end at this key
-    raises.
+    Errors: a put into a closed channel raises ChannelClosed, a get after the last item of a closed channel raises
+    EndOfStream. Any call may raise ChannelTimeout or ChannelBroken. A wrong argument raises ChannelMisuse (a
+    ValueError), and does not affect other callers. `timeout_s=None` means the channel's own deadline; no call waits for
+    ever.
+
+    Order: puts and gets are served in the order in which they began to wait. A new call never overtakes a waiting call,
+    unless the process of the waiting call is stopped.
+
+    Items: an item from `get` belongs to the caller and is writable. Between threads of one process, however, items pass
+    by reference. If an item cannot be unpickled, the `get` that took it raises the error. In a batch, all other items
+    are returned, and the next get of this end at this key raises the error.
 
     If a process dies, its waits and its unfinished puts are removed, and other processes continue. The channel breaks
     only if the process dies in the middle of a change of the channel's state.
@@ -141,7 +145,10 @@ class Channel(abc.ABC):
         self._lanes = Lanes()
 
     def named(self, owner: str) -> Self:
-        """Return an end of the same channel for `owner`, the worker's name in errors, such as "env rank 2"."""
+        """Return an end of the same channel for another worker.
+
+        `owner`: name of the worker in errors, such as "env rank 2".
+        """
         end = object.__new__(type(self))
         end.__dict__.update(self.__dict__, owner=owner, _failed={}, _lanes=Lanes())
         return end
@@ -278,7 +285,10 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close the channel: no more puts, and waiting puts fail; gets can take the items that are left. Idempotent."""
+        """Close the channel. Idempotent.
+
+        Puts fail from now on, waiting puts too. Gets can still take the items that are left.
+        """
 
     @abc.abstractmethod
     def break_(self, why: str) -> None:
@@ -291,14 +301,15 @@ class Channel(abc.ABC):
     def reset(self) -> None:
         """Drop all items and open the channel again, whether it was broken or not.
 
-        Waiting puts and gets raise ChannelBroken. For the owner of the channel, after all users have stopped using it.
+        Waiting puts and gets raise ChannelBroken. Only the owner of the channel may call this, after all users have
+        stopped using the channel.
         """
 
     @abc.abstractmethod
     def stats(self) -> ChannelStats: ...
 
     def link(self, key: str) -> Connection | None:
-        """Return the connection to the node where the items of `key` live, or None if they live on this node."""
+        """Return the connection to the node where the items of `key` are stored, or None if it is this node."""
         return None
 
     @abc.abstractmethod

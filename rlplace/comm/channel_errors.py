@@ -1,4 +1,4 @@
-"""The errors of a channel: which worker waited, for which others, and what the channel held then."""
+"""The errors of a channel: which worker waited, for which other workers, and what was in the channel at that time."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def unpack(packed: Packed | list[Buffer]) -> Any:
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the elements of a dense tensor as a flat array of bytes on the host.
 
-    The array shares the memory of a contiguous host tensor; else it is a copy. Raise TypeError for a sparse or
-    quantized tensor.
+    For a contiguous tensor on the host, the array shares the tensor's memory; for any other tensor, the array is a
+    copy. Raise TypeError for a sparse or quantized tensor.
     """
     import torch
 
@@ -156,7 +156,7 @@ class Packer(pickle.Pickler):
         )
 
     def pack(self, value: Any) -> Packed:
-        """Return the packed value: one `bytes` if it has at most `inline_bytes`, else a header and its large buffers.
+        """Return the packed value: one `bytes` if this has at most `inline_bytes`, else a header and large buffers.
 
         The buffers share memory with the value's contiguous arrays. Raise TypeError for a sparse or quantized tensor.
         The packer cannot be used after an error.

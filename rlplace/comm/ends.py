@@ -179,10 +179,10 @@ class Attachment:
         return ", ".join(users) or f"process {processes.pid_of(other)}"
 
     def attempt(self, step: Step, request: Put | Get, patience_s: float | None) -> None:
-        """Try `step` on a put or get until the request is done.
+        """Try to serve a put or get until it is done, and sleep between the tries.
 
-        `patience_s`: the most seconds to wait; None: try once without waiting. Raise the error that says why the
-        request was not served.
+        `step`: the step of the queue machine that serves the request. `patience_s`: the most seconds to wait; None: try
+        once without waiting. Raise the error that says why the request was not served.
         """
         now = time.monotonic()
         if self.run(step, request, 0, now, patience_s=patience_s or 0.0):
@@ -200,10 +200,11 @@ class Attachment:
     async def attempt_async(
         self, step: Step, request: Put | Get, patience_s: float | None
     ) -> None:
-        """Try `step` on a put or get until the request is done, in an asyncio task of a channel server.
+        """Try to serve a put or get until it is done, in an asyncio task of a channel server.
 
-        `patience_s`: the most seconds to wait; None: try once without waiting. Raise the error that says why the
-        request was not served. If the task is cancelled, the request takes nothing.
+        `step`: the step of the queue machine that serves the request. `patience_s`: the most seconds to wait; None: try
+        once without waiting. Raise the error that says why the request was not served. If the task is cancelled, the
+        request takes nothing.
         """
         if patience_s is None:
             self.attempt(step, request, None)
@@ -228,10 +229,10 @@ class Attachment:
     def _attempts(
         self, step: Step, request: Put | Get, waker: int, deadline: float
     ) -> Iterator[float]:
-        """Try `step` until the request is done; before each further try, yield the most seconds to sleep.
+        """Try to serve a put or get until it is done; before each further try, yield the most seconds to sleep.
 
-        `waker`: number of the waker that ends the sleep early. `deadline`: time by `time.monotonic()` after which the
-        error of the request is raised.
+        `step`: the step of the queue machine that serves the request. `waker`: number of the waker that ends the sleep
+        early. `deadline`: time by `time.monotonic()` after which the error of the request is raised.
         """
         now = time.monotonic()
         next_look = now + LOOK_S

@@ -61,7 +61,7 @@ def alive(word: int) -> bool:
 def in_forks(method: Callable[[], None]) -> None:
     """Make every child process that is forked from this process call `method` at its start.
 
-    `method`: a bound method. It is called as long as its object exists; the object is not kept alive for it.
+    `method`: a bound method. Only a weak reference to it is kept: children no longer call it once its object is gone.
     """
     methods = _called_in_forks()
     methods.add(weakref.WeakMethod(method, methods.discard))
@@ -69,7 +69,10 @@ def in_forks(method: Callable[[], None]) -> None:
 
 @cache
 def _called_in_forks() -> set[weakref.WeakMethod[Callable[[], None]]]:
-    """Return the set of methods that forked children call. The first call registers the set with `os`."""
+    """Return the set of methods that forked children call. Change this set to add a method.
+
+    The first call makes the set and registers it with `os`.
+    """
     methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
     def after_fork() -> None:

@@ -128,10 +128,11 @@ class QueueMachine:
         waker: int,
         now: float,
     ) -> bool:
-        """Try to serve a put; return whether it got credit. If not, the put waits from now on, unless `waker` is 0.
+        """Try to serve a put; return whether the put got credit.
 
-        `waker`: number of the waker to wake when a new try is due. `now`: present time by `time.monotonic()`. Raise
-        ChannelClosed or ChannelBroken if the channel has ended.
+        If the put got no credit, it waits from now on, unless `waker` is 0. `waker`: number of the waker to wake when a
+        new try is due. `now`: present time by `time.monotonic()`. Raise ChannelClosed or ChannelBroken if the channel
+        has ended.
         """
         words = self.words
         waiter = put.waiter
@@ -225,7 +226,7 @@ class QueueMachine:
         weight: float,
         version: int,
     ) -> int:
-        """Take credit for one item; return the record of a new entry for the item, which is in no line yet.
+        """Take credit for one item, and return the record of a new entry for the item. The entry is not in a line yet.
 
         `owner` and `key`: records of the participant and of the key.
         """
@@ -286,10 +287,11 @@ class QueueMachine:
         waker: int,
         now: float,
     ) -> bool:
-        """Try to serve a get; return whether it took items. If not, the get waits from now on, unless `waker` is 0.
+        """Try to serve a get; return whether the get took items.
 
-        `waker`: number of the waker to wake when a new try is due. `now`: present time by `time.monotonic()`. Raise
-        EndOfStream or ChannelBroken if the channel has ended.
+        If the get took no items, it waits from now on, unless `waker` is 0. `waker`: number of the waker to wake when a
+        new try is due. `now`: present time by `time.monotonic()`. Raise EndOfStream or ChannelBroken if the channel has
+        ended.
         """
         words = self.words
         waiter = get.waiter
@@ -382,9 +384,9 @@ class QueueMachine:
         limit: float,
         most: int,
     ) -> int:
-        """Return how many items from the head of a key's line have a summed weight of at most `limit`.
+        """Return how many of the first items of a key have together a weight of at most `limit`.
 
-        At least 1, even if the first item weighs more; at most `most`.
+        The result is at least 1, even if the first item weighs more than `limit`, and at most `most`.
         """
         total = 0.0
         count = 0
@@ -605,7 +607,7 @@ class QueueMachine:
     # ── why a request is not served ──────────────────────────────────────────────────────────────────────────────────
 
     def expired(self, request: Put | Get, now: float) -> Exception:
-        """Remove a request whose deadline has passed from its line; return the error with the reason.
+        """Remove a request from its line of waiters, because its deadline has passed; return the error for the request.
 
         `now`: present time by `time.monotonic()`.
         """

@@ -111,8 +111,8 @@ class Table:
     ) -> None:
         """Compute the places of all records, and view the memory.
 
-        `memory`: `size_bytes` bytes; None: only the sizes are needed. `inline`: whether small items are stored in their
-        entries.
+        `memory`: the channel's memory, of `size_bytes` bytes; None: only compute the sizes. `inline`: whether small
+        items are stored in their entries.
         """
         self.spec = spec
         # Room for a small item in each entry: the budget's share, within limits, in whole cache lines
@@ -222,7 +222,7 @@ class Names:
         return found
 
     def _left_by_dead(self, name: str, process: int) -> int | None:
-        """Give `process` the record `name` of a dead process, and return the record.
+        """Give the record `name` of a dead process to the process with the number `process`, and return the record.
 
         Return None if no dead process has a record `name`.
         """

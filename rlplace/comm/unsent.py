@@ -1,4 +1,4 @@
-"""Errors of values that cannot be sent to another process: they name the part that cannot."""
+"""Errors for values that cannot be sent to another process. They name the part of the value that cannot be sent."""
 
 from __future__ import annotations
 

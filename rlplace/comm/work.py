@@ -1,4 +1,4 @@
-"""Puts and gets that go on beside their caller: begun at once, waited for or awaited later.
+"""Puts and gets in the background: a caller begins them now, and waits for their results later.
 
 ::
 

@@ -494,10 +494,10 @@ def _cut(module: PackedLm, spec: LmSpec, mesh: DeviceMesh) -> DeviceMesh | None:
 
 
 def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
-    """Return the model with parameters on the meta device and buffers in memory. The caller must hold BUILDING.
+    """Return the model with parameters on the meta device and buffers in memory.
 
-    `kind`: the class to make. Raises ConfigError if transformers does not know the model, or if it is not a decoder of
-    blocks with a linear head.
+    The caller must hold the lock `BUILDING`. `kind`: the class to make. Raises ConfigError if transformers does not
+    know the model, or if the model is not a decoder of blocks with a linear head.
     """
     # The config decides the class; a value model has one label
     config = AutoConfig.from_pretrained(spec.folder)
@@ -564,7 +564,10 @@ def skeleton(kind: type[Lm], spec: LmSpec) -> Lm:
 
 @torch.no_grad()
 def _fill(module: PackedLm, spec: LmSpec, device: torch.device) -> None:
-    """Allocate this rank's part of every parameter and fill it from the checkpoint, or with initial values."""
+    """Allocate this rank's part of every parameter and fill it from the files in `spec.folder`, or with initial values.
+
+    `device`: where the parts are allocated.
+    """
     checkpoint = Checkpoint(spec.folder, spec.key)
     # Tied parameters stay one: by the parameter on the meta device
     made: dict[Tensor, nn.Parameter] = {}

@@ -136,7 +136,7 @@ def describe(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decoder(config: Any) -> Any:
-    """Return the part of the config that describes the decoder of text."""
+    """Return the part of a model's config that describes the text decoder."""
     # Some families nest the decoder's config in another one
     found = config.get_text_config(decoder=True)
     if hasattr(found, "num_hidden_layers"):

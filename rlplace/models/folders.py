@@ -37,7 +37,8 @@ def existing_folder(model: Mapping[str, object] | None) -> Path | None:
 def same_tokens(one: Path, other: Path) -> bool:
     """Return whether token ids have the same meaning in two model folders.
 
-    `one`: the policy's folder. `other`: the folder to compare; if it has no tokenizer, the two count as the same.
+    `one`: the policy's folder. `other`: the folder to compare. A folder without a tokenizer is taken to use the
+    policy's tokenizer, so the result is True for it.
     """
     files = [folder / "tokenizer.json" for folder in (one, other)]
     # A folder without a tokenizer is taken as one that uses the policy's.

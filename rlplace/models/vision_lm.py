@@ -145,7 +145,7 @@ class VisionLm(CausalLm):
 
     @staticmethod
     def decoder_of(lm: PreTrainedModel) -> PreTrainedModel:
-        """Return the decoder of text inside `lm`."""
+        """Return the text decoder inside `lm`."""
         return cast(PreTrainedModel, getattr(lm.base_model, "language_model", lm))
 
     def states(self, packed: Packed, places: Tensor) -> tuple[Tensor, Tensor | slice]:

@@ -264,7 +264,10 @@ class JobOnCluster:
         return (*args, *(self._iteration for _ in left))
 
     def _check_partners(self, call: Call, step: Step) -> None:
-        """Raise ClusterError if a component that works in the same step as the call is not launched."""
+        """Raise ClusterError if a component that works in the same step as the call is not launched.
+
+        `step`: the step that contains the call.
+        """
         partners = dict.fromkeys(each.component for each in step.calls)
         missing = [
             c for c in partners if c not in self._groups or self._groups[c].closed

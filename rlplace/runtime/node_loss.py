@@ -1,10 +1,11 @@
-"""Go on after machines of a run were lost: wait for others in their place, or plan for those that are left.
+"""Continue after machines of a run were lost: wait for other machines, or plan for the remaining machines.
 
 ::
 
-    NodeLost ── a checkpoint? ── wait:   machines for the same plan, within faults.node_wait_s ──────────┐
-                                 replan: they are there? ── cluster block without the lost nodes ── plan ─┴▶ resume
-                                                                       memory, what a launch needs: as ever
+    NodeLost ─▶ is there a checkpoint? ─▶ faults.on_node_loss
+        wait      wait at most faults.node_wait_s for machines for the same plan ───────────────────────────┬─▶ resume
+        replan    if machines for the same plan are missing: plan with a cluster block without the lost     │
+                  nodes, and check memory and launch as at the start of any run ────────────────────────────┘
 """
 
 from __future__ import annotations

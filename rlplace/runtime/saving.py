@@ -1,9 +1,9 @@
-"""Save a run: a checkpoint every few iterations, one when it ends, and what can be saved of one that fails.
+"""Save a run: a checkpoint every few iterations, one when it ends, and what can be saved of a run that fails.
 
 ::
 
     iteration 9 │ copy to host │ iteration 10            │ iteration 11
-                               └ workers write their files ─▶ manifest, rename ─▶ it is said
+                               └ workers write their files ─▶ manifest, rename ─▶ result is printed
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Saving:
         return self._newest.folder
 
     def record(self) -> dict[str, Any]:
-        """Return the entries of the summary: the path of the newest checkpoint, and the seconds that saving took."""
+        """Return entries for the run's summary: the path of the newest checkpoint, and the seconds that saving took."""
         newest = None if self._newest is None else str(self._newest.folder)
         return {"checkpoint": newest, "save_s": self._seconds}
 

@@ -350,7 +350,10 @@ class RemoteChannel(Channel):
     """
 
     def __init__(self, connection: Connection, spec: ChannelSpec) -> None:
-        """Make an end without waiting for the connection; without a connection, the first call of the end raises."""
+        """Make an end, without waiting for the connection.
+
+        If there is still no connection at the first call of a method, this call raises an error.
+        """
         super().__init__(spec)
         self.connection = connection
         self._pack = codec.Packers(wire.INLINE_BYTES).pack
@@ -359,7 +362,7 @@ class RemoteChannel(Channel):
         return type(self), (self.connection, self.spec), {"owner": self.owner}
 
     def link(self, key: str) -> Connection:
-        """Return the connection that all keys use."""
+        """Return the connection to the node of the channel; it is the same for all keys."""
         return self.connection
 
     def _put(

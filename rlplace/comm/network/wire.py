@@ -59,7 +59,8 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """A message of the server: the answer to request `serial`.
 
-    The answer is a value, an error, or marks of items. A mark says where an item is: `enclose` explains it.
+    The answer is a value, an error, or marks of items. The mark of a small item is the item itself; the mark of a large
+    item is the lengths of its pieces, which follow in frames.
     """
 
     serial: int

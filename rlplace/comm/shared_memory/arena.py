@@ -72,9 +72,9 @@ class NoRoomError(Exception):
 
 
 def segment_bytes(size_bytes: int) -> int:
-    """Return the size of a segment that holds `size_bytes`, in bytes.
+    """Return the size in bytes of a segment for `size_bytes` bytes.
 
-    There are eight sizes between a power of two and the next, so that at most an eighth is wasted.
+    Segments have only certain sizes: eight between each power of two and the next. So at most an eighth is wasted.
     """
     step = max(SMALLEST, 1 << max(0, (size_bytes - 1).bit_length() - 4))
     return max(1, -(-size_bytes // step)) * step
@@ -176,15 +176,16 @@ class Arena:
         return segment
 
     def size(self, address: int) -> int:
-        """Return the summed bytes of the pieces of the segment at `address`."""
+        """Return the bytes of the content of the segment at `address`: the sum over its pieces."""
         segment = address & -2
         at = (segment + _HEADER_BYTES) // 8
         return sum(self._words[at : at + self._words[segment // 8 + PIECES]])
 
     def pass_to(self, address: int, channel: int) -> None:
-        """Make `channel` the holder of the segment at `address`; 0: this process.
+        """Make another holder the holder of the segment at `address`.
 
-        Call this under the lock of the channel that the segment enters or leaves.
+        `channel`: number of the channel that becomes the holder; 0: this process. Call this under the lock of the
+        channel that the segment enters or leaves.
         """
         self._words[(address & -2) // 8 + HOLDER] = -channel or self._me
 
@@ -213,9 +214,10 @@ class Arena:
             self.free(segment)
 
     def free(self, address: int, channel: int = 0) -> None:
-        """Free the segment at `address` if its holder is still `channel` (0: this process).
+        """Free the segment at `address`, unless it has got another holder.
 
-        If the lock cannot be acquired, the segment is freed with the next change of the arena.
+        `channel`: number of the channel that was the holder; 0: this process. If the lock cannot be acquired, the
+        segment is freed with the next change of the arena.
         """
         self._late.append((address & -2, -channel or self._me))
         try:

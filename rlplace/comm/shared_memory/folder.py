@@ -40,9 +40,10 @@ _KEY = "cluster.comm.shm_folder"
 
 
 class JobFolder:
-    """Owner of a job folder in shared memory, which `close` removes. Other processes get only its path.
+    """A job folder in shared memory, as its owner has it. `close` removes the folder.
 
-    `lock`: descriptor of the locked file that marks the folder as owned.
+    Only the owner has this object; other processes get the path of the folder. `lock`: descriptor of the locked file
+    that marks the folder as owned.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -209,7 +210,7 @@ def _prefix() -> str:
 def allocate(path: Path, size_bytes: int) -> None:
     """Create a file of `size_bytes` bytes, with all blocks allocated and access for this user only.
 
-    Raise OSError, such as ENOSPC, without leaving a file.
+    If this is not possible, remove the file and raise OSError, such as ENOSPC.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -220,7 +220,7 @@ class DoubleBuffer:
             return self._buffer(buffer, self._frozen)
 
     def sums(self, version: int) -> dict[int, int]:
-        """Return the checksums that the writers of `version` have passed to `finish`, by source rank."""
+        """Return source rank -> the checksum that it has passed to `finish`, for the writers of `version`."""
         buffer = self._holding(version)
         assert buffer is not None, "a version that is being read stays"
         return {
@@ -257,7 +257,8 @@ class DoubleBuffer:
     def _holders(self, buffer: int) -> tuple[list[int], list[int]]:
         """Return the source ranks that may still write into a buffer, and the target ranks that may still read it.
 
-        Ranks that have not begun yet are in the lists; dead ranks are not. `buffer`: number of the buffer.
+        Living ranks that have not begun to write or read are included; dead ranks are not. `buffer`: number of the
+        buffer.
         """
         version = self._version[buffer]
         if version == _NONE:

@@ -1,8 +1,9 @@
-"""What a device sync sends, and in which order: whole tensors by windows, cut into buckets that all members know.
+"""What a device sync sends, and in which order: windows of whole tensors, cut into buckets that all members know.
 
 ::
 
-    actor rank 0   packs its assembly, once ─▶ DevicePush, of every sync ─▶ all members unpack and cut it, once
+    actor rank 0   packs the plan of the copy once ─▶ sends it in the DevicePush of every sync
+    each member    unpacks the plan once, and cuts its windows into buckets once
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _SUM_BYTES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBucket:
-    """Plan of one bucket: pieces of one actor rank that are sent as one tensor of bytes. Equal on all members.
+    """Plan of one bucket: pieces of one actor rank that are sent as one tensor of bytes.
 
-    `owner`: the actor rank. `layout`: places of the tensors of the pieces. `content_bytes`: bytes of the pieces alone.
-    `size_bytes`: bytes of the bucket, with gaps and checksum.
+    All members of a sync have equal plans. `owner`: the actor rank. `layout`: places of the tensors of the pieces.
+    `content_bytes`: bytes of the pieces alone. `size_bytes`: bytes of the bucket, with gaps and checksum.
 
     ::
 
@@ -115,11 +116,11 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePush:
-    """Message that announces a device sync to its readers, over the weights channel.
+    """Message that announces a device sync (a weight sync between accelerators) to its readers.
 
-    `push`: version and properties of the push. `round`: number of the sync. `packed`: the pickled plan of the copy.
-    `bucket_bytes`, `window_bytes`: the most bytes of a bucket, and of a window of whole tensors. `store`: where the
-    members meet.
+    It is sent over the weights channel. `push`: version and properties of the push. `round`: number of the sync.
+    `packed`: the pickled plan of the copy. `bucket_bytes`, `window_bytes`: the most bytes of a bucket, and of a window
+    of whole tensors. `store`: where the members meet.
 
     At 128 actor ranks the plan has some hundred thousand pieces. Therefore the plan is packed once, not for each reader
     and push, and each process unpacks the plan and plans its buckets once.

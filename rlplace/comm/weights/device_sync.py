@@ -68,10 +68,11 @@ _LOOK_S = 0.00005
 
 
 class Member:
-    """A process that takes part in device syncs. It owns its connection to the store and its part of the process group.
+    """A process that takes part in device syncs, which send weights from accelerator to accelerator.
 
-    `name`: name of the member, such as "actor rank 0". `timeout_s`: deadline of the connection to the store. The
-    process group forms in the first sync, and again after failures.
+    It owns its connection to the store and its part of the process group. `name`: name of the member, such as "actor
+    rank 0". `timeout_s`: deadline of the connection to the store. The process group forms in the first sync, and again
+    after failures.
     """
 
     def __init__(self, name: str, device: torch.device, *, timeout_s: float) -> None:
@@ -227,10 +228,11 @@ class Member:
 
 
 class DeviceSender:
-    """End of device syncs at one source rank. Rank 0 also announces each push to the readers.
+    """The sending end of device syncs (weight syncs from accelerator to accelerator) at one source rank.
 
-    `channel`: the weights channel. `component`: the source component. `store`: where all members meet. `bucket_bytes`,
-    `window_bytes`: the most bytes of a bucket, and of a window of whole tensors.
+    Rank 0 also announces each push to the readers. `channel`: the weights channel. `component`: the source component.
+    `store`: where all members meet. `bucket_bytes`, `window_bytes`: the most bytes of a bucket, and of a window of
+    whole tensors.
     """
 
     def __init__(
@@ -260,8 +262,8 @@ class DeviceSender:
     ) -> Counter[str]:
         """Send this rank's buckets, and share all buckets with the readers on this rank's accelerator.
 
-        Return the sent bytes by transport, when the readers have taken all buckets. `assembly`: plan of the copy.
-        `push`: version and properties of the push. `shards`: this rank's shards, by tensor. Raise WeightSyncError or
+        Return transport -> sent bytes, once the readers have taken all buckets. `assembly`: plan of the copy. `push`:
+        version and properties of the push. `shards`: this rank's shards, by tensor. Raise WeightSyncError or
         ChannelTimeout if the sync fails; the readers then keep their earlier weights.
         """
         deadline_s = time.monotonic() + self._channel.spec.timeout_s
@@ -472,7 +474,7 @@ class _Taking:
 
 
 class DeviceEnd(WeightReceiver):
-    """Base class of the receivers of device syncs at one target rank."""
+    """Base class of the receivers of device syncs (weight syncs from accelerator to accelerator) at one target rank."""
 
     def __init__(
         self,
@@ -509,7 +511,10 @@ class DeviceEnd(WeightReceiver):
 
 
 class DeviceReceiver(DeviceEnd):
-    """Receiver of device syncs at a target rank with one accelerator, which gets a whole copy on it."""
+    """Receiver of device syncs at a target rank with one accelerator.
+
+    The accelerator gets a whole copy of the weights, beside the weights in use.
+    """
 
     def _receive(self, version: int, deadline_s: float) -> ReceivedWeights:
         sync = self._announcement(version, deadline_s)
@@ -556,9 +561,10 @@ class DeviceReceiver(DeviceEnd):
 
 
 class PartTaker:
-    """End of device syncs at one process of an engine that splits its weights over several accelerators.
+    """Receiver of device syncs at one process of an engine that splits its weights over several accelerators.
 
-    `rank`: the rollout rank of the engine. `part`: number of the process in the engine. `device`: its accelerator.
+    `rank`: the rollout rank of the engine. `part`: number of the process in the engine. `device`: the process's
+    accelerator.
     """
 
     def __init__(

@@ -7,8 +7,8 @@
                       └─ else: header, buckets ──────────────────▶ the lead reader, which writes them for this rank
 
     pull ◀─ Complete ────────────── read the double buffer
-         ◀─ PushHeader, Buckets ─── write them where the copy lies, for their source; after the last of all writers:
-                                    Complete to the other readers, read it too
+         ◀─ PushHeader, Buckets ─── write the buckets into the copy, for their source rank; after the last writer:
+                                    send Complete to the other readers, and read the copy, too
 
 Between nodes the header names a stream, from which the lead reader asks for the buckets.
 """
@@ -476,7 +476,7 @@ class CopyReceiver(WeightReceiver):
     def _came(self, source: int) -> Bucket | None:
         """Return the next bucket of the stream of source rank `source`, or None if it has not arrived.
 
-        If the sender is gone, end the stream, and raise WeightSyncError unless the stream's version was given up
+        If the sender is gone, end the stream. Then raise WeightSyncError, unless the version in the stream was given up
         before.
         """
         try:
@@ -559,7 +559,7 @@ class CopyReceiver(WeightReceiver):
     def _write(self, incoming: _Incoming, bucket: Bucket) -> None:
         """Write `bucket` into the copy.
 
-        Raise WeightSyncError if it is damaged or not the bucket that `incoming` expects.
+        Raise WeightSyncError if the bucket is damaged, or is not the next bucket that `incoming` expects.
         """
         layout = self._the_copy.spec.layout
         delivery = self._the_copy.spec.delivery
@@ -611,7 +611,8 @@ class CopyReceiver(WeightReceiver):
     def _go_on(self, incoming: _Incoming) -> Push | None:
         """Expect the next bucket of a source rank, or finish the source rank's part after its last bucket.
 
-        If this completes the version, announce it to the other readers and return the push; else return None.
+        If the last part of a version is finished, announce the version to the other readers and return its push.
+        Otherwise return None.
         """
         source = incoming.header.source
         push = incoming.header.push

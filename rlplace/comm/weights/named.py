@@ -144,7 +144,7 @@ def _shard(names: tuple[str, ...], tensor: Tensor, rank: int, ranks: int) -> Sha
 
 
 def _rows(tensor: DTensor, rank: int, ranks: int) -> tuple[Block, ...] | None:
-    """Return the block of rows that each source rank has of a DTensor.
+    """Return, for each source rank, the block of rows that it has of a DTensor.
 
     Return None if the DTensor is not sharded by rows alone, or if its ranks are not the ranks 0 to `ranks` - 1.
     """

@@ -121,7 +121,7 @@ class SyncRendezvous:
     def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
         """Wait for the note `about` of the member `source`, and return its content.
 
-        `deadline_s`: by `time.monotonic()`; raise ChannelTimeout then, which names the member.
+        `deadline_s`: by `time.monotonic()`. At the deadline, raise ChannelTimeout with the name of the member.
         """
         began = time.monotonic()
         key = self._key(about)

@@ -112,7 +112,7 @@ class Layout:
         return cls(tensors=tensors, offsets=tuple(offsets), size_bytes=end)
 
     def bytes_of(self, piece: Piece) -> slice:
-        """Return the bytes of a piece in a whole copy, as a slice."""
+        """Return where the bytes of a piece are in a whole copy, as a slice."""
         first = self.offsets[piece.tensor]
         itemsize = self.tensors[piece.tensor].itemsize
         return slice(first + piece.start * itemsize, first + piece.stop * itemsize)
@@ -123,9 +123,9 @@ class Layout:
     def runs(
         self, pieces: Iterable[Piece], alignment: int = 1
     ) -> Iterator[tuple[Piece, slice]]:
-        """Yield each piece with its bytes, as a slice, in a bucket that contains the pieces one after the other.
+        """Yield each piece, and where its bytes are in a bucket that has the pieces one after the other, as a slice.
 
-        `alignment`: each piece begins at a multiple of so many bytes.
+        `alignment`: each piece begins at a multiple of this number of bytes.
         """
         start = 0
         for piece in pieces:
@@ -181,9 +181,9 @@ class Assembly:
 
 
 def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
-    """Return the block of each rank of a tensor that FSDP2 has sharded by rows over `ranks` ranks.
+    """Return, for each rank, the block that it has of a tensor that FSDP2 has sharded by rows over `ranks` ranks.
 
-    `shape`: shape of the whole tensor. Blocks are in rank order; the last blocks may be short or empty.
+    `shape`: shape of the whole tensor. The blocks are in the order of ranks; the last blocks may be short or empty.
     """
     rows = shape[0]
     row = math.prod(shape[1:])
@@ -195,10 +195,7 @@ def row_blocks(shape: Sequence[int], ranks: int) -> tuple[Block, ...]:
 
 
 def replicas(elements: int, ranks: int) -> tuple[Block, ...]:
-    """Return one block for each of `ranks` ranks that all hold a whole tensor.
-
-    Each block has all `elements` elements.
-    """
+    """Return the blocks of `ranks` ranks that all hold a whole tensor: each block has all `elements` elements."""
     return (Block(0, elements),) * ranks
 
 
@@ -305,7 +302,8 @@ def copy_tensor(target: Tensor, source: Tensor) -> None:
 def checksum(parts: Iterable[Bytes]) -> int:
     """Return a signed 64-bit checksum of `parts`, which depends on their order. crc32 takes seven times as long.
 
-    Any flipped bit and any word of an older version changes the sum. An exchange of words within a part does not.
+    The sum changes if a bit flips, or if a word is from an older version. It does not change if two words within a part
+    change places.
     """
     total = 0
     for number, part in enumerate(parts):

@@ -127,7 +127,7 @@ class ReceivedWeights:
     loaded: bool = False  # by the processes of an engine, while it came: the tensors are those that are no weights
 
     def release(self, *, loaded: bool = True) -> None:
-        """Let a later version overwrite the memory. Idempotent. `loaded`: whether this rank has loaded the version."""
+        """Let later versions overwrite the memory. Idempotent. `loaded`: whether this rank has loaded this version."""
         self.give_back(loaded)
 
     def __enter__(self) -> ReceivedWeights:
@@ -138,9 +138,9 @@ class ReceivedWeights:
 
 
 class WeightReceiver(abc.ABC):
-    """End of a weight sync at one target rank. Used by one thread.
+    """The receiving end of a weight sync at one target rank. Used by one thread.
 
-    `channel`: the weights channel. `component`: name of the target component.
+    `channel`: the weights channel. `rank`: the target rank. `component`: name of the target component.
     """
 
     def __init__(
@@ -298,10 +298,11 @@ def not_here(
     *,
     why: str | None = None,
 ) -> WeightSyncError:
-    """Return the error for a `version` that is not complete in the copy of target rank `reader`.
+    """Return the error for a version that is not complete in the copy of a target rank.
 
-    `delivery`: the planned copy. `late`: source ranks that have not written the version; empty if a later version has
-    replaced it. `lacking`: target ranks that have not loaded it. `why`: why the source ranks are gone, if they are.
+    `delivery`: the planned copy. `reader`: the target rank. `late`: source ranks that have not written the version;
+    empty if a later version has replaced it. `lacking`: target ranks that have not loaded the version. `why`: why the
+    source ranks are gone; None: they are not gone.
     """
     error = "replaced"
     if why is not None:

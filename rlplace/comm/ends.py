@@ -64,8 +64,8 @@ class Attachment:
     def __init__(self, table: Table, store: Store, lock: Lock, *, spins: bool) -> None:
         """Make an attachment to a channel.
 
-        `table`: state of the channel. `store`: memory of its items. `lock`: guards both. `spins`: whether a request
-        polls for a moment before it sleeps. Polling keeps other threads of the process from running.
+        `table`: state of the channel. `store`: memory of the channel's items. `lock`: guards table and store. `spins`:
+        whether a request polls for a moment before it sleeps. Polling keeps other threads of the process from running.
         """
         self.table = table
         self.spec = table.spec

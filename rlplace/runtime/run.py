@@ -144,9 +144,9 @@ def run(
     None: a new run in a new folder. `history`: earlier faults of this run, if the run continues after NodeLost.
     `command`: the typed command, which is written into the folder.
 
-    The last printed line says where the trained policy is; if an error is raised, this line is a note of the error.
-    Raises ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines are lost, and
-    Stopped after a signal. When the function ends, all processes of the run have ended.
+    The last printed line says where the trained policy is; if an error is raised, this text is added to the error as a
+    note instead. Raises ClusterError before the training starts, WorkerError if a worker fails, NodeLost if machines
+    are lost, and Stopped after a signal. When the function ends, all processes of the run have ended.
     """
     folder = (
         make_folder(Path(job.config.runner.output_dir) / report.name)

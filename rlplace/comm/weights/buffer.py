@@ -98,8 +98,8 @@ class DoubleBuffer:
     def open(cls, folder: Path, spec: Assembly, *, deadline_s: float) -> DoubleBuffer:
         """Return an end of a double buffer in the job folder `folder`. The first process to call this makes the file.
 
-        `spec`: plan of the copy that the buffer holds. `deadline_s`: by `time.monotonic()`. Raise ClusterError if there
-        is no room, ChannelTimeout at the deadline.
+        `spec`: plan of the copy that the buffer holds. `deadline_s`: time of the deadline by `time.monotonic()`. Raise
+        ClusterError if there is no room, ChannelTimeout at the deadline.
         """
         began = time.monotonic()
         name = hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
@@ -119,9 +119,9 @@ class DoubleBuffer:
     def begin(self, writer: int, version: int, *, deadline_s: float) -> Bytes:
         """Wait for a free buffer, and return its bytes, into which `writer` writes its pieces of `version`.
 
-        `writer`: source rank. `deadline_s`: by `time.monotonic()`. Raise ChannelTimeout at the deadline, with the ranks
-        that hold the buffers. Raise WeightSyncError if a buffer has a newer version, or if `writer` has written
-        `version` before, because readers may be using that version.
+        `writer`: source rank. `deadline_s`: time of the deadline by `time.monotonic()`. Raise ChannelTimeout at the
+        deadline, with the ranks that hold the buffers. Raise WeightSyncError if a buffer has a newer version, or if
+        `writer` has written `version` before, because readers may be using that version.
         """
         table = self._writing
         row = self._writers.index(writer)

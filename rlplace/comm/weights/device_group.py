@@ -168,7 +168,8 @@ def _environment(names: Mapping[str, str]) -> Iterator[None]:
 def within(deadline_s: float, work: Callable[[], Any], late: str) -> Any:
     """Run `work` in a thread, and return its result or raise its error.
 
-    `deadline_s`: by `time.monotonic()`. At the deadline, raise RuntimeError with the text `late`; the thread goes on.
+    `deadline_s`: time of the deadline by `time.monotonic()`. At the deadline, raise RuntimeError with the text `late`;
+    the thread goes on.
     """
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 

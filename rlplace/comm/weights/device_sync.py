@@ -103,9 +103,9 @@ class Member:
     def sync(self, sync: DevicePush, deadline_s: float) -> Iterator[SyncRendezvous]:
         """Return a context manager that joins a sync for its block, and yields this member's end of the rendezvous.
 
-        `deadline_s`: by `time.monotonic()`. If the block raises, this member leaves the process group. The errors of
-        `SyncRendezvous.join` pass through. A RuntimeError, for example of a collective, becomes a WeightSyncError that
-        names the ranks without the version.
+        `deadline_s`: time of the deadline by `time.monotonic()`. If the block raises, this member leaves the process
+        group. The errors of `SyncRendezvous.join` pass through. A RuntimeError, for example of a collective, becomes a
+        WeightSyncError that names the ranks without the version.
         """
         version = sync.push.version
         self._source = sync.delivery.source
@@ -138,7 +138,7 @@ class Member:
     ) -> None:
         """Wait until all members of a sync have joined, and form the process group anew if a member is not in it.
 
-        `deadline_s`: by `time.monotonic()`.
+        `deadline_s`: time of the deadline by `time.monotonic()`.
         """
         delivery = sync.delivery
         group = [member.name for member in delivery.group]
@@ -184,7 +184,7 @@ class Member:
         """Wait until the present work of the device's current stream is done.
 
         NCCL's own wait would not be enough: it only orders streams. `what`: the awaited work, for errors. `deadline_s`:
-        by `time.monotonic()`; raise RuntimeError at the deadline.
+        time of the deadline by `time.monotonic()`; raise RuntimeError at the deadline.
         """
         reached = mark(self.device)
         began = time.monotonic()
@@ -577,8 +577,8 @@ class PartTaker:
         """Yield name -> tensor on the device for all weights, in several dictionaries of some whole tensors each.
 
         The memory of a yielded dictionary is free once its tensors are dropped. After a damaged bucket, take the other
-        buckets but yield no more weights. `deadline_s`: by `time.monotonic()`. Raise WeightSyncError or ChannelTimeout
-        if the sync fails.
+        buckets but yield no more weights. `deadline_s`: time of the deadline by `time.monotonic()`. Raise
+        WeightSyncError or ChannelTimeout if the sync fails.
         """
         member = self._member
         owner = sync.delivery.owner(self._me)

@@ -426,7 +426,7 @@ class CopyReceiver(WeightReceiver):
     def _wait(self, version: int, deadline_s: float) -> Push:
         """Handle messages until the copy has all of `version`; return the push of this version.
 
-        `deadline_s`: by `time.monotonic()`.
+        `deadline_s`: time of the deadline by `time.monotonic()`.
         """
         while True:
             push = self._take(self._next(deadline_s), deadline_s)
@@ -441,7 +441,7 @@ class CopyReceiver(WeightReceiver):
     def _next(self, deadline_s: float) -> Any:
         """Wait for the next message of the channel or of a stream, and return it.
 
-        `deadline_s`: by `time.monotonic()`.
+        `deadline_s`: time of the deadline by `time.monotonic()`.
         """
         while self._takers:
             self._ask()

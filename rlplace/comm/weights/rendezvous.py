@@ -73,9 +73,9 @@ class SyncRendezvous:
     ) -> list[str]:
         """Wait until all `members` have joined sync number `round`; return the `word` of each member, in their order.
 
-        `word`: a text from this member to all other members. `deadline_s`: by `time.monotonic()`. At the deadline,
-        raise ChannelTimeout with the missing members. Raise WeightSyncError if another member has decided against the
-        sync. If one member gets one of these errors, no member goes on with the sync.
+        `word`: a text from this member to all other members. `deadline_s`: time of the deadline by `time.monotonic()`.
+        At the deadline, raise ChannelTimeout with the missing members. Raise WeightSyncError if another member has
+        decided against the sync. If one member gets one of these errors, no member goes on with the sync.
         """
         began = time.monotonic()
         self._enter(round)
@@ -121,7 +121,8 @@ class SyncRendezvous:
     def read(self, about: str, source: str, *, deadline_s: float) -> bytes:
         """Wait for the note `about` of the member `source`, and return its content.
 
-        `deadline_s`: by `time.monotonic()`. At the deadline, raise ChannelTimeout with the name of the member.
+        `deadline_s`: time of the deadline by `time.monotonic()`. At the deadline, raise ChannelTimeout with the name of
+        the member.
         """
         began = time.monotonic()
         key = self._key(about)

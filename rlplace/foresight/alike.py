@@ -1,12 +1,12 @@
-"""What the seconds of a plan's stages depend on. Stages with equal keys take equally long, also in different plans.
+"""Keys for the stages of plans. Stages with equal keys take equally long, also in different plans.
 
-Between two stages the loop waits for everybody. A stage then takes what its own calls and moves take, so an iteration
-is a sum of stages, and each has to be predicted once::
+Between two stages the loop waits for all components. So the seconds of a stage depend only on its own calls and moves.
+An iteration is the sum of its stages, and each stage has to be predicted only once::
 
     actor 0-7, rollout 0-3, reward 4-7 ──▶ sync │ rollout │ infer │ learn
     actor 0-3, rollout 0-3, reward 4-7 ──▶ sync'│ rollout │ infer'│ learn'      rollout is known, three are not
 
-Where a node has a processor for everyone at work there, it does not matter who is on which.
+If each rank at work on a node has a processor to itself, it does not matter on which node a rank is.
 """
 
 from __future__ import annotations
@@ -27,35 +27,46 @@ _NEAR = 1e-9  # relative tolerance of sums of the same numbers in another order
 
 
 class StageKey(NamedTuple):
-    """Everything on which the seconds of a stage depend, for a given profile."""
+    """Everything on which the seconds of a stage depend, for a given profile.
+
+    `scored`: whether advantages are computed at the end of the stage. `mode`: the plan's settings for all components.
+    `active`: the components that work in the stage.
+    `before`: the moves that end before the work begins. `beside`: the moves that are sent in one message with the work.
+    `ranks`: (component, number of ranks) pairs; if ranks have to share processors, the ranks are counted by node.
+    `together`: (component, component, distance) for components that share accelerators.
+    `after`: key of the rollout stage; None if the order in which rollout completes groups does not matter.
+    """
 
     stage: str
-    scored: bool  # whether advantages are computed at its end
+    scored: bool
     mode: object
     active: tuple[str, ...]
-    before: _Moves  # moves that are awaited before the stage
-    beside: _Moves  # moves sent in the same messages as the work
-    # Component -> number of ranks, by node where that matters
+    before: _Moves
+    beside: _Moves
     ranks: tuple[object, ...]
-    together: tuple[object, ...]  # components that share accelerators
-    # Key of the rollout stage, where the order in which groups were completed matters
+    together: tuple[object, ...]
     after: StageKey | None = None
 
 
 class _Part(NamedTuple):
-    """What the schedule of a plan says about one stage."""
+    """The properties of one stage that follow from a plan's schedule.
+
+    `scored`: whether advantages are computed at the end of the stage. `active`: the components that work in the stage.
+    `before`: the moves that end before the work begins. `beside`: the moves that are sent in one message with the work.
+    `there`: the components that work, move, or affect the stage. `begun`: whether the actor begins to learn in rollout.
+    """
 
     stage: str
     scored: bool
     active: tuple[str, ...]
     before: _Moves
     beside: _Moves
-    there: tuple[str, ...]  # components that work or move
-    begun: bool  # whether the actor has started to learn during rollout
+    there: tuple[str, ...]
+    begun: bool
 
 
 class Alike:
-    """Computes the keys of stages for plans of one search space. Stages with equal keys take equally long."""
+    """Computes keys for the stages of all plans in one search space. Stages with equal keys take equally long."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self._space = space
@@ -71,9 +82,10 @@ class Alike:
         self._parts: dict[int, tuple[Schedule, list[_Part]]] = {}
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return a key for each stage of a plan.
+        """Return a key for each stage of a plan. Stages with equal keys take equally long.
 
-        If generation runs ahead of learning, return one key for the whole iteration.
+        If generation runs ahead of learning, stages overlap; then return one key for the whole iteration. `layout`,
+        `schedule`: of the plan.
         """
         if schedule.needs.ahead:
             return (self._whole(layout, schedule),)
@@ -112,7 +124,7 @@ class Alike:
         return tuple(found)
 
     def _parts_of(self, schedule: Schedule) -> list[_Part]:
-        """Return what a schedule says about each of its stages."""
+        """Return one `_Part` for each stage of a schedule."""
         if id(schedule) not in self._parts:
             bases = {base_stage(stage): stage for stage in schedule.stages}
             base = self._space.model.scored_in(bases)
@@ -144,7 +156,8 @@ class Alike:
     def _ordered(self, part: _Part, spread: Mapping[str, _Nodes]) -> bool:
         """Return whether the work of a stage depends on the order in which rollout completes groups.
 
-        `spread`: component -> (node, number of its ranks on the node) pairs.
+        A group is the samples of one prompt. `part`: the stage. `spread`: component -> (node, number of the component's
+        ranks on the node) pairs.
         """
         ranks = {c: sum(ranks for _, ranks in spread[c]) for c in part.active}
         space = self._space
@@ -185,9 +198,9 @@ def _named(moves: Sequence[Move]) -> _Moves:
 
 
 def seconds_of(prediction: Prediction, keys: Sequence[object]) -> dict[object, float]:
-    """Return key -> predicted seconds of the stage.
+    """Return stage key -> predicted seconds of the stage.
 
-    `keys`: the keys of the stages, or one key for the whole iteration.
+    `keys`: the keys of the predicted plan's stages, in order; or a single key, for the whole iteration.
     """
     if len(keys) == 1:
         return {keys[0]: prediction.seconds}

@@ -32,30 +32,41 @@ _STEPS = 6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The factors for one cost: multiplied by `less` or `more`, the cost makes a runner-up the best plan."""
+    """The factors by which one cost has to change so that a runner-up becomes the best plan.
+
+    `cost`: name of the cost. `share`: the cost's share of the best plan's processor seconds.
+    `less`: a factor below 1; None: the plan stays the best down to 1 / FACTOR.
+    `more`: a factor above 1; None: the plan stays the best up to FACTOR.
+    """
 
     cost: str
-    share: float  # share of the best plan's processor seconds
-    less: float | None  # a factor below 1; None: no such factor down to 1 / FACTOR
-    more: float | None  # a factor above 1; None: no such factor up to FACTOR
+    share: float
+    less: float | None
+    more: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The answer of a search, with everything else that is shown about it."""
+    """The answer of a search, and further results that are printed with the answer.
 
-    name: str  # of the config
+    `name`: name of the config. `front`: the Pareto front, see `pareto`. `turns`: how far costs may change before
+    another plan is the best.
+    `seconds`: duration of the search. `notes`: further lines of text. `probed`: results of short runs of the best
+    plans.
+    `unmeasured`: component -> measured numbers of ranks, for components that may get a number that was not measured.
+    `ranged`: the best plan's prediction with its least and most seconds under all assumptions about scaling with the
+    number of ranks; None if nothing is assumed.
+    """
+
+    name: str
     search: Search
     answer: Answer
-    # Pareto front: no other plan is better in seconds, accelerators and free memory
     front: Sequence[Found]
     turns: Sequence[Turn]
-    seconds: float  # duration of the search
+    seconds: float
     notes: Sequence[str] = ()
     probed: Sequence[Probe] = ()
-    # Component -> numbers of ranks that were measured, where the search may choose others.
     unmeasured: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
-    # The best plan with the ends of what is assumed of scaling; None: nothing is.
     ranged: Prediction | None = None
 
     @property
@@ -65,7 +76,11 @@ class Result:
 
 
 def pareto(found: Sequence[Found]) -> list[Found]:
-    """Return the Pareto front: the plans that no other plan beats in seconds, accelerators and free memory together."""
+    """Return the Pareto front of plans for three goals: few seconds, few accelerators, much free memory.
+
+    A plan is left out if another plan is at least as good in all three goals and better in one of them. Of plans that
+    are equal in all three, the first is kept. The result is sorted by accelerators, then by seconds.
+    """
 
     def beats(one: Found, other: Found) -> bool:
         mine, its = ((f.seconds, f.used, -(f.margin_bytes or 0)) for f in (one, other))
@@ -83,10 +98,12 @@ def turns(
     objective: Callable[[Found, float], float],
     over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Turn]:
-    """Yield, for each of the most expensive costs, the factors with which one of `others` is as good as the best plan.
+    """Yield, for each of the most expensive costs, the factors at which one of `others` becomes better than `best`.
 
-    The factors are found by bisection. `objective`: takes a plan and its seconds, and returns its value. `over`:
-    returns whether time has run out; the remaining costs are skipped then.
+    The factors are found by bisection: the plans are predicted again with the cost multiplied by a factor. `search`:
+    the search that found the plans. `others`: the runners-up. `objective`: takes a plan and its seconds, and returns
+    the value that the search minimises. `over`: returns True when time has run out; the remaining costs are then
+    skipped.
     """
     spent = best.prediction.costs.spent
     whole = sum(spent.values()) or 1.0
@@ -114,9 +131,10 @@ def turns(
 
 
 def _flip(lead: Callable[[float], float], far: float) -> float | None:
-    """Return the factor between 1 and `far` at which the best plan loses its lead; None if it keeps the lead.
+    """Return a factor between 1 and `far` at which the best plan is no longer the best; None if it still is at `far`.
 
-    `lead`: takes a factor, and returns by how much the best plan is better.
+    `lead`: takes a factor, and returns by how much the best plan's value is below the least value of the other plans;
+    negative if another plan is better.
     """
     if lead(far) >= 0.0:
         return None
@@ -150,7 +168,7 @@ def _again(found: Found, profile: Profile) -> Prediction:
 
 
 def _unlike(found: Found, best: Found) -> str:
-    """Return a text about how a plan differs from the best plan."""
+    """Return the parts of a plan's description that the description of the best plan does not have."""
     same = describe(best).split("; ")
     return (
         "; ".join(part for part in describe(found).split("; ") if part not in same)
@@ -159,7 +177,11 @@ def _unlike(found: Found, best: Found) -> str:
 
 
 def why_slower(best: Found, other: Found) -> str:
-    """Return a text that names the stage in which `other` is slower than the best plan, and what limits the stage."""
+    """Return a text about why `other` is not the best plan.
+
+    The text names the stage in which `other` loses the most seconds compared with `best`. If `other` is not slower in
+    any stage, the text says that it uses more accelerators, or that it is as fast.
+    """
     ours = predicted_seconds(best.prediction)
     theirs = predicted_seconds(other.prediction)
     longer = {
@@ -174,7 +196,7 @@ def why_slower(best: Found, other: Found) -> str:
 
 
 def render_text(result: Result) -> str:
-    """Return a result as a page of text."""
+    """Return the result of a search as a page of text."""
     answer = result.answer
     best = result.best
     lines = [
@@ -257,9 +279,9 @@ def render_text(result: Result) -> str:
 
 
 def _assumed(result: Result) -> list[str]:
-    """Return lines of text about the range of the best plan's seconds, and about what is assumed of scaling with ranks.
+    """Return lines of text about the range of the best plan's seconds, and about the assumptions that cause the range.
 
-    The list is empty if nothing is assumed.
+    The assumptions say how costs depend on the number of ranks. Without assumptions, the list is empty.
     """
     if result.ranged is None:
         return []
@@ -335,7 +357,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def render_json(result: Result) -> dict[str, Any]:
-    """Return a result as plain values for JSON."""
+    """Return the result of a search as plain values for JSON."""
     answer = result.answer
     best = result.best
 
@@ -388,9 +410,9 @@ _LOOK = (
 
 
 def render_svg(result: Result) -> str:
-    """Return an SVG document with the seconds of each stage as bars: the best plan, runners-up, the config's plan.
+    """Return an SVG document with a bar for each plan, which shows the seconds of the plan's stages.
 
-    The config's plan is drawn only if it is slower than the best plan.
+    The plans are the best plan, the runners-up, and the config's own plan if it is slower than the best plan.
     """
     # The plans to draw, by the names above their bars
     shown: dict[str, Found] = {}
@@ -436,7 +458,7 @@ def render_svg(result: Result) -> str:
 
 
 def _draw_plan(name: str, found: Found, y: int, scale: float) -> Iterator[str]:
-    """Yield the SVG elements of a plan: name and description, a bar of its stages, its seconds.
+    """Yield the SVG elements of one plan: its name and description, a bar with its stages, and its seconds.
 
     `y`: pixels from the top. `scale`: pixels for each second.
     """

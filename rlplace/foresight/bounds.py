@@ -1,14 +1,14 @@
-"""Lower bounds on the seconds of an iteration under a profile.
+"""Lower bounds of the seconds of an iteration under a profile.
 
-A bound is a sum, while `predict` runs the loop on a clock.
+A bound is computed as a sum of costs. That is much faster than `predict`, which runs the loop on a logical clock.
 
-Between two moments at which the loop waits for everybody, time passes for at least as long as
+Between two moments at which the loop waits for all components, time passes for at least as long as each of these takes:
 
-- the most loaded rank computes and waits, after the driver's first call and before its last answer,
-- a node's processors need for all that is computed there,
-- the driver needs for its messages.
+- the most loaded rank computes and waits, after the driver's first call and before the rank's last answer,
+- the processors of a node compute all that is computed on the node,
+- the driver sends and takes its messages.
 
-No prediction is below the bound, so a search may leave out every plan whose bound is above what it has found.
+No prediction is below its bound. So a search may leave out every plan with a bound above the best prediction so far.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlplace.placement.schedule import Move, Schedule, base_stage
 
 
 class Bounds:
-    """Lower bounds of the seconds of an iteration, for the plans of one search space and one profile."""
+    """Computes lower bounds of the seconds of an iteration, for the plans of one search space under one profile."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
         """`plan`: any plan of the search space. `costs`: the costs of the profile."""
@@ -57,12 +57,11 @@ class Bounds:
         options: Mapping[str, Sequence[Size]],
         known: Mapping[str, float] | None = None,
     ) -> float:
-        """Return a lower bound, in seconds, for all plans whose components have one of the given sizes.
+        """Return a lower bound of the seconds of an iteration, for all plans whose components have sizes in `options`.
 
-        Each component may be on any accelerators.
-
-        `options`: component -> its possible sizes. `known`: stage -> a better bound of its seconds; None: no better
-        bounds.
+        Each component may be on any accelerators. `mode`: settings of these plans. `options`: component -> its possible
+        sizes. `known`: stage -> lower bound of its seconds, used in place of the computed bound; None: all are
+        computed.
         """
         stages = {s: self.of_stage(s, mode, options) for s in self.stages.names} | dict(
             known or {}
@@ -75,9 +74,10 @@ class Bounds:
         mode: Mode,
         options: Mapping[str, Sequence[Size]],
     ) -> float:
-        """Return a lower bound of the seconds that scorers add. Each of them works either during rollout or in infer.
+        """Return a lower bound of the seconds by which scorers make an iteration longer than `stages`.
 
-        `stages`: stage -> bound of its seconds. `options`: component -> its possible sizes.
+        Each scorer works either during rollout or in infer. `stages`: stage -> lower bound of its seconds without
+        scorers. `options`: component -> its possible sizes.
         """
         # Seconds of scorers that can only work in infer
         late_s = 0.0
@@ -122,7 +122,10 @@ class Bounds:
     def _alone(
         self, stage: str, component: str, mode: Mode, sizes: Sequence[Size]
     ) -> float:
-        """Return a lower bound of the seconds of a stage in which only `component` works, with one of these sizes."""
+        """Return a lower bound of the seconds of a stage in which only `component` works.
+
+        `sizes`: the sizes that the component may have; the bound holds for each of them.
+        """
         key = (stage, component, mode, tuple(sizes))
         if key not in self._found:
             found = []
@@ -139,9 +142,9 @@ class Bounds:
     def of_stage(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> float:
-        """Return a lower bound of the seconds of a stage, for all plans whose components have one of these sizes.
+        """Return a lower bound of the seconds of a stage for all plans with these sizes. Moves are not included.
 
-        `sizes`: component -> its possible sizes.
+        `sizes`: component -> the sizes that it may have; the bound holds for each combination of them.
         """
         key = (stage, mode, *(tuple(sizes[c]) for c in self.stages.depends(stage)))
         if key not in self._found:
@@ -168,9 +171,10 @@ class Bounds:
     def of_stages(
         self, schedule: Schedule, mode: Mode, sizes: Sizes, spread: Spread
     ) -> list[float]:
-        """Return a lower bound of the seconds of each stage of a plan, moves included.
+        """Return a lower bound of the seconds of each stage of one plan. Moves are included.
 
-        `sizes`: component -> its size. `spread`: component -> node -> number of its ranks.
+        `schedule`, `mode`: of the plan. `sizes`: component -> its size. `spread`: component -> node -> number of the
+        component's ranks on the node.
         """
         found = list[float]()
         # Calls that are sent before the loop waits go in one message.
@@ -234,10 +238,10 @@ class Bounds:
         )
 
     def _interval(self, loads: Loads, chain_s: float, node_s: float) -> float:
-        """Return a lower bound of the seconds from the sending of calls to their last answer.
+        """Return a lower bound of the seconds from the driver's first call until the last answer.
 
-        `loads`: component -> its work. `chain_s`: seconds of work of components that wait for each other. `node_s`:
-        processor seconds of the busiest node.
+        `loads`: component -> its work in these calls. `chain_s`: least seconds of components that wait for each other
+        in turn. `node_s`: processor seconds of the busiest node.
         """
         if not loads:
             return 0.0
@@ -258,11 +262,11 @@ class Bounds:
 def intervals(
     schedule: Schedule, sending: Collection[str]
 ) -> Iterator[tuple[str, Sequence[Move], Sequence[Move]]]:
-    """Yield each stage, the moves that the loop awaits before it, and the moves that are sent together with its work.
+    """Yield for each stage its name, the moves that end before its work begins, and the moves sent with its work.
 
-    The order of moves is that of `Loop`. Components that leave after a stage are offloaded directly behind their work,
-    except in the last stage and in the stages that send weights: other ranks may still read the weights then.
-    `sending`: the stages that send weights.
+    The moves have the order of `Loop`. A component that leaves its accelerators after a stage is offloaded directly
+    after its work, in the same message. This is not so in the last stage and in stages that send weights, because other
+    ranks may still read the weights. `sending`: the stages that send weights.
     """
     stages = schedule.stages
     for at, stage in enumerate(stages):

@@ -36,14 +36,15 @@ _NEAR = 1.2
 
 
 class Cost(NamedTuple):
-    """The seconds of one lap: on a processor or accelerator, and blocked seconds that need neither.
+    """The seconds of one lap: one run of a measured part of a call, such as one decoding step.
 
-    A lap is one run of a measured part of a call, such as one decoding step.
+    `cpu_s`: seconds on a processor, or on the rank's accelerator if `on_accelerator` is set. `blocked_s`: further
+    seconds in which the lap waits and uses neither.
     """
 
     cpu_s: float
     blocked_s: float = 0.0
-    on_accelerator: bool = False  # whether cpu_s is of the rank's accelerator
+    on_accelerator: bool = False
 
     @property
     def seconds(self) -> float:
@@ -53,7 +54,7 @@ class Cost(NamedTuple):
         return self._replace(cpu_s=self.cpu_s * count, blocked_s=self.blocked_s * count)
 
     def plus(self, *others: Cost) -> Cost:
-        """Return the cost of this work and of all `others`, one after the other."""
+        """Return the sum of this cost and all `others`: the cost of their work, one after the other."""
         costs = (self, *others)
         return Cost(
             sum(cost.cpu_s for cost in costs), sum(cost.blocked_s for cost in costs)
@@ -64,7 +65,7 @@ NOTHING = Cost(0.0)
 
 
 class Costs:
-    """Gives the costs of a profile for any size, and records which costs were asked for."""
+    """Gives the cost of a lap of any size under one profile, and records which costs were asked for or are missing."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -86,10 +87,10 @@ class Costs:
         }
 
     def known(self, call: str, part: str, *, cold: bool) -> str:
-        """Return the name of the cost of a call's part: of the cold or the warm cost.
+        """Return the name of the cost for a part of a call: of the cold cost if `cold` is set, else of the warm cost.
 
-        If only one of the two costs was measured, return the name of the measured cost. `cold`: whether other threads
-        have used the processor before.
+        A lap is cold if other threads have used the processor before it. If the profile has only one of the two costs,
+        return its name. `call`: `<component>.<method>`. `part`: name of the part.
         """
         names = (f"{call}/{COLD}{part}", f"{call}/{part}")
         return next(
@@ -98,7 +99,7 @@ class Costs:
         )
 
     def of(self, name: str, size: float = 0.0, *, laps: float = 1.0) -> Cost:
-        """Return the cost of `laps` laps of this size; zero if the cost is not in the profile.
+        """Return the cost of `laps` laps of `size` units of work each; zero if the profile does not have the cost.
 
         `name`: name of the cost, `<component>.<method>/<part>`.
         """
@@ -112,9 +113,9 @@ class Costs:
 
     @property
     def spread(self) -> float:
-        """The measured variation of the costs that were asked for: the relative standard deviation over iterations.
+        """The relative standard deviation over iterations of the measured costs that were asked for.
 
-        The value is a mean over these costs, weighted by the seconds that were asked for.
+        It is an average over these costs, weighted by their processor seconds.
         """
         whole = sum(self.spent.values())
         if whole:
@@ -128,7 +129,7 @@ class Costs:
 
     @property
     def noisy(self) -> list[str]:
-        """Lines of text about important costs that varied much during measurement or are far from their fitted line."""
+        """Texts that name important costs with a large deviation, over iterations or from the fitted line."""
         whole = sum(self.spent.values())
         found = [
             name for name, seconds in self.spent.items() if seconds > _SHARE * whole
@@ -141,9 +142,9 @@ class Costs:
         ]
 
     def _bent(self, name: str) -> float:
-        """Return the largest relative distance of a point of a cost from the fitted line.
+        """Return the largest relative deviation of the measured points of the cost `name` from the line fitted to them.
 
-        Return 0 for costs whose size is a number of ranks.
+        Return 0 for a cost with a number of ranks as its size.
         """
         sized = [point for point in self._points.get(name, ()) if point.size > 0.0]
         if name.endswith(_JOINED):
@@ -158,9 +159,9 @@ class Costs:
         return 0.0
 
     def sizes(self, name: str) -> list[float]:
-        """Return the sizes at which a cost was measured, and sizes just below and above each of them.
+        """Return the sizes at which the cost `name` was measured, and sizes just below and just above each of them.
 
-        `name`: name of the cost. Its line bends at the measured sizes, and can jump there.
+        Between these sizes, the cost is linear in the size. At these sizes, its slope can change and the cost can jump.
         """
         return [
             point.size * off
@@ -194,9 +195,10 @@ class Costs:
 
 
 def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points in the order of their sizes.
+    """Return the points in the order of their sizes. Neighbouring points with nearly equal sizes are merged.
 
-    Points within a fifth of each other are merged, weighted by laps.
+    Sizes are nearly equal if they are within 20 % of each other. The merged point is the mean of its points, weighted
+    by their numbers of laps.
     """
     groups: list[list[Point]] = []
     for point in sorted(points, key=lambda p: p.size):
@@ -210,10 +212,10 @@ def gathered(points: Sequence[Point]) -> tuple[Point, ...]:
 def _at(
     points: Sequence[tuple[float, float, float]], size: float, fixed: float
 ) -> float:
-    """Return the value at `size`: between two points by interpolation, outside of all points on the fitted line.
+    """Return the value of a cost at `size`: interpolated between two points; outside of all points, on the fitted line.
 
-    `points`: (size, value, weight). `fixed`: for a single point, the share of its value that does not depend on the
-    size.
+    `points`: (size, value, weight) of each point. `fixed`: used if there is only one point: the share of its value that
+    does not depend on the size.
     """
     if len(points) == 1:
         at, value, _ = points[0]
@@ -232,7 +234,7 @@ def _at(
 def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """Return intercept and slope, both at least 0, of the line with the least sum of squared relative errors.
 
-    `points`: (size, value, weight). The weight is not used.
+    `points`: (size, value, weight) of each point. The weights are ignored.
     """
     sums = [0.0] * 5
     for x, y, _ in points:
@@ -251,7 +253,7 @@ def fit(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
 
 
 def fit_error(points: Sequence[Point]) -> float:
-    """Return the largest relative distance of a point's processor seconds from the fitted line.
+    """Return the largest relative deviation of a point's processor seconds from the line fitted to all points.
 
     Return 0 for fewer than 3 points.
     """

@@ -27,10 +27,11 @@ _LOOKED_AT = 20  # number of newest runs that are searched
 def find_profile(
     config: Any, plan: Plan, case: MemoryCase, words: Sequence[str] = ()
 ) -> Profile | None:
-    """Return the profile that the config key `profile` names; None if the key is null. Several files are merged.
+    """Return the profile that the config key `profile` names; None if the key is null. Merge several named files.
 
-    `words`: a command line of the job, from which errors propose a measuring command. Raises ConfigError for a file
-    that is no profile, for `last` without a run, and for a profile of other simulators or models.
+    `words`: the words of the job's command line; errors propose a command for measuring a profile, made from them.
+    Raises ConfigError if a file is not a profile, if the key is `last` but no run has a profile of this job, and if the
+    profile was measured with other simulators or models.
     """
     if config.profile is None:
         return None
@@ -48,10 +49,10 @@ def find_profile(
 def last_profile(
     config: Any, plan: Plan, words: Sequence[str] = ()
 ) -> tuple[Path, Profile]:
-    """Return the file of the newest profile of this job, and the profile.
+    """Return the newest profile of this job among the runs in the output folder: its file, and the profile.
 
-    `words`: a command line of the job, from which errors propose a measuring command. Raises ConfigError if no run has
-    a profile of this job.
+    `words`: the words of the job's command line; errors propose a command for measuring a profile, made from them.
+    Raises ConfigError if no run has a profile of this job.
     """
     folder = Path(config.runner.output_dir)
     files = sorted(
@@ -81,9 +82,9 @@ def last_profile(
 
 
 def measuring(words: Sequence[str]) -> str:
-    """Return the command that measures this job. After it, `profile=last` finds the profile.
+    """Return the shell command that measures a profile of this job. Afterwards, `profile=last` finds that profile.
 
-    `words`: a command line of the job.
+    `words`: the words of the job's command line.
     """
     kept = [
         word
@@ -94,9 +95,10 @@ def measuring(words: Sequence[str]) -> str:
 
 
 def _read(file: Path, config: Any, plan: Plan, words: Sequence[str]) -> Profile:
-    """Return the profile of this job in a file. Its costs are marked if another machine measured them.
+    """Return the profile in `file`. If it is from another machine, mark its costs as measured elsewhere.
 
-    Raises ConfigError. `file`: the file, or the folder of a run.
+    `file`: a profile, or the folder of a run. `words`: the words of the job's command line. Raises ConfigError if the
+    file is not a profile of this job.
     """
     profile = read_profile(
         _text(file / FILE if file.is_dir() else file), file=str(file)
@@ -124,9 +126,9 @@ def _text(file: Path) -> str:
 def _require_same(
     profile: Profile, file: Path, config: Any, plan: Plan, words: Sequence[str]
 ) -> None:
-    """Raise ConfigError if a component of the profile ran another simulator or model than in this job.
+    """Raise ConfigError if, in the profile, a component ran another simulator or model than in this job.
 
-    `file`: the profile's file. `words`: a command line of the job.
+    `file`: the profile's file. `words`: the words of the job's command line. Both are for the error.
     """
     here = subjects(config, plan)
     others = {
@@ -156,7 +158,7 @@ def _differing(profile: Profile) -> list[str]:
 
 
 def foreign(profile: Profile) -> list[str]:
-    """Return notes about a profile from another machine or other library versions, to be shown with a prediction."""
+    """Return notes to print with a prediction: that the profile is from another machine or other library versions."""
     notes: list[str] = []
     if profile.machine.get("processor") == AS_PUBLISHED:
         return [NOTHING_MEASURED]

@@ -1,6 +1,6 @@
-"""Lower bounds of the work of a job's ranks between two synchronizations of the loop, by the sizes of components.
+"""Lower bounds of the work of a job's ranks between two moments at which the loop waits, by the sizes of components.
 
-These are sums of the laps that the ranks of a prediction spend, at least: see the `performance` of each job.
+Each bound is a sum of the laps that the ranks spend in a prediction at least: see the `performance` of each job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from rlplace.placement.schedule import Move
 
 
 class Size(NamedTuple):
-    """The number of accelerators of a component, and its number of ranks. `each`: accelerators of one rank."""
+    """The size of a component: its number of accelerators and its number of ranks.
+
+    The property `each` is the number of accelerators of one rank, at least 1.
+    """
 
     accelerators: int
     ranks: int
@@ -25,23 +28,30 @@ class Size(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """Settings of a plan that hold for all components."""
+    """Settings of a plan that hold for all components.
 
-    groups: int  # stage groups
-    shared: bool  # whether env and rollout share processes, rank by rank
+    `groups`: number of stage groups of an env rank. `shared`: whether env and rollout share processes, rank by rank.
+    """
+
+    groups: int
+    shared: bool
 
 
 class Load(NamedTuple):
-    """The work of one component between two points at which the loop waits for all calls."""
+    """The work of one component between two moments at which the loop waits for all calls.
+
+    `calls`: number of messages to each rank. `longest_s`: seconds of the most loaded rank. `cpu_s`: processor seconds
+    of all ranks together.
+    `least_s`: processor seconds of the least loaded rank. `meets`: whether all ranks wait for each other at the start
+    and at the end.
+    """
 
     ranks: int
-    calls: int  # messages to each rank
-    longest_s: float  # seconds of the most loaded rank
-    cpu_s: float  # processor seconds of all ranks
-    least_s: float  # processor seconds of the least loaded rank
-    meets: bool = (
-        False  # whether all ranks wait for each other at the start and at the end
-    )
+    calls: int
+    longest_s: float
+    cpu_s: float
+    least_s: float
+    meets: bool = False
 
     def after(self, other: Load) -> Load:
         longest_s, cpu_s, least_s = (
@@ -57,7 +67,7 @@ class Load(NamedTuple):
         )
 
     def on(self, ranks: int) -> float:
-        """Return a lower bound of the processor seconds that any `ranks` of the component's ranks take together."""
+        """Return a lower bound of the processor seconds that any `ranks` of this component's ranks take together."""
         if ranks == self.ranks:
             return self.cpu_s
         return ranks * self.least_s
@@ -69,18 +79,26 @@ Loads = Mapping[str, Load]
 
 
 class Options(NamedTuple):
-    """Loads of a stage that are a lower bound for some of the sizes of its components."""
+    """The loads of a stage, as lower bounds for one or several combinations of its components' sizes.
+
+    `loads`: component -> lower bound of its work. `chain_s`: least seconds of components that wait for each other in
+    turn. `wide`: component -> its largest number of accelerators.
+    """
 
     loads: Loads
-    chain_s: float  # seconds of work of components that wait for each other
-    wide: Mapping[str, int]  # component -> its largest number of accelerators
+    chain_s: float
+    wide: Mapping[str, int]
 
 
 class Stages(abc.ABC):
-    """The loads of the stages of a job: lower bounds of their work."""
+    """Computes lower bounds of the work in each stage of a job.
 
-    names: tuple[str, ...]  # names of the stages, without sub-stages
-    scoring: tuple[str, ...] = ()  # components that score, during rollout or in infer
+    `names`: names of the stages, without sub-stages. `scoring`: components that score samples, during rollout or in
+    infer.
+    """
+
+    names: tuple[str, ...]
+    scoring: tuple[str, ...] = ()
 
     def __init__(self, config: Any, costs: Costs) -> None:
         self._config = config
@@ -91,27 +109,31 @@ class Stages(abc.ABC):
     def loads(
         self, stage: str, active: Sequence[str], mode: Mode, sizes: Sizes
     ) -> tuple[Loads, float]:
-        """Return component -> its work in a stage, and the seconds of work of components that wait for each other.
+        """Return component -> lower bound of its work in a stage, and the least seconds of the chain.
 
-        `active`: the components at work. Moves are not included.
+        The chain is the work of components that wait for each other in turn. `active`: the components at work. `sizes`:
+        component -> its size. Moves are not included.
         """
 
     @abc.abstractmethod
     def depends(self, stage: str) -> tuple[str, ...]:
-        """Return the components whose sizes affect the work of a stage."""
+        """Return the components for which the size affects the work of a stage."""
 
     @abc.abstractmethod
     def options(
         self, stage: str, mode: Mode, sizes: Mapping[str, Sequence[Size]]
     ) -> Iterator[Options]:
-        """Yield loads of a stage that together are a lower bound for each combination of the given sizes.
+        """Yield loads of a stage, so that each combination of the given sizes has a load as its lower bound.
 
-        `sizes`: component -> the sizes that it may have. A job may yield one option for each combination of sizes, or
-        fewer options, each of them a lower bound for several combinations.
+        `sizes`: component -> its possible sizes. There may be one `Options` for each combination, or fewer, each of
+        which is a lower bound for several combinations.
         """
 
     def move(self, move: Move, size: Size, *, joins: bool) -> Load:
-        """Return the load of a move of a component. `joins`: whether the move shares a message with other calls."""
+        """Return the load of one move of a component with this size.
+
+        `joins`: whether the move is sent in one message with other calls, so that it adds no message.
+        """
         work = [self._of(f"{move.component}.move_{move.after.word}/rest")] * size.ranks
         if not joins:
             return self._load(move.component, work)
@@ -120,9 +142,10 @@ class Stages(abc.ABC):
         )
 
     def _of(self, name: str, size: float = 0.0) -> Cost:
-        """Return the least cost, cold or warm, of a lap of this size.
+        """Return the lower of the cold and the warm cost of a lap of `size` units of work.
 
-        Seconds of an accelerator count as blocked seconds. `name`: `<component>.<method>/<part>`.
+        A lap is cold if other threads have used the processor before it. Seconds on an accelerator count as blocked
+        seconds. `name`: `<component>.<method>/<part>`.
         """
         call, _, part = name.partition("/")
         names = {self._costs.known(call, part, cold=cold) for cold in (False, True)}
@@ -140,7 +163,10 @@ class Stages(abc.ABC):
         return self._of(f"{component}/ray_call")
 
     def _load(self, component: str, work: Sequence[Cost]) -> Load:
-        """Return the load of one call. `work`: the cost of each rank."""
+        """Return the load of one call to every rank of a component, with the cost of receiving the call.
+
+        `work`: the cost of each rank's work.
+        """
         around = self._around(component)
         longest = max(cost.seconds for cost in work) + around.seconds
         cpu = [cost.cpu_s + around.cpu_s for cost in work]
@@ -154,9 +180,9 @@ class Stages(abc.ABC):
         return {"actor": push, "rollout": pull}, push.longest_s + pulled.seconds
 
     def _least(self, name: str, low: float, high: float, *, each: bool = False) -> Cost:
-        """Return the least cost of a lap of any size between `low` and `high`. `name`: name of the cost.
+        """Return the least cost of a lap of any size from `low` to `high`. `name`: name of the cost.
 
-        `each`: whether the cost is divided by the size.
+        `each`: whether to divide the cost of a lap by its size first, to the cost of one unit.
         """
         sizes = [
             low,
@@ -169,6 +195,6 @@ class Stages(abc.ABC):
 
 
 def least_of(costs: Sequence[Cost]) -> Cost:
-    """Return a cost that has the least processor seconds of all `costs`, and the least total seconds of all `costs`."""
+    """Return a cost with the least processor seconds and the least total seconds of `costs`, each taken separately."""
     cpu_s = min(cost.cpu_s for cost in costs)
     return Cost(cpu_s, min(cost.seconds for cost in costs) - cpu_s)

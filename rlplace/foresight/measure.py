@@ -1,7 +1,8 @@
-"""Short runs of a job under other placements, which measure costs of sizes that its own placement does not have.
+"""Short runs of a job under other placements, to measure costs at sizes that the job's own placement does not have.
 
-A run under one placement has one size of each lap: so many simulators for each rank, so many samples of a minibatch.
-Placements with fewest and with most ranks are the ends of every curve; what lies between is on the line.
+In a run under one placement, each lap has one size: for example one number of simulators for each rank, and one number
+of samples in a minibatch. The placements with the fewest and with the most ranks give the two ends of the cost's line.
+Sizes between them are interpolated.
 """
 
 from __future__ import annotations
@@ -32,28 +33,33 @@ _TAIL = 12  # last lines of a failed run's output to show
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A job under one placement. `name`: how it is called in messages."""
+    """A job under one placement.
+
+    `name`: the variant's name in messages. `mapping`: the whole config.
+    """
 
     name: str
-    mapping: Mapping[str, Any]  # the whole config
+    mapping: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a short run has measured."""
+    """The measurements of a short run.
+
+    `seconds`: stage, or "iteration" -> its "predicted" seconds, from the run's own profile, and its "measured" seconds.
+    """
 
     profile: Profile
-    # Stage -> (predicted from the run's own profile, measured)
     seconds: Mapping[str, Mapping[str, float]]
 
 
 def variants(
     mapping: Mapping[str, Any], accelerators: int, staying: Collection[str] = ()
 ) -> Iterator[Variant]:
-    """Yield the config as it is, then under other placements, whose costs have other sizes.
+    """Yield the config as it is, then the config with other placements, which give other sizes of work to measure.
 
-    Some of them may not be valid plans. `mapping`: the config. `accelerators`: the most ranks of a component.
-    `staying`: components of a custom job that keep their place, since they use no accelerators.
+    Some of these placements may not be valid. `mapping`: the config. `accelerators`: the most ranks of a component.
+    `staying`: components of a custom job whose placement is not changed, because they use no accelerators.
     """
     yield Variant(name="as written", mapping=mapping)
     config = read_job(mapping)
@@ -80,21 +86,24 @@ def variants(
 
 
 def _one_by_one(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each component of a placement block, and its place."""
+    """Yield (component, placement) pairs of a placement block. A line of several components gives one pair for each."""
     for names, place in block.items():
         for name in placed_names({names: place}):
             yield name, place
 
 
 def _first(count: int) -> str:
-    """Return a placement text of the first `count` accelerators."""
+    """Return the placement text of the first `count` accelerators, such as "0-3"."""
     if count == 1:
         return "0"
     return f"0-{count - 1}"
 
 
 def _most_ranks(worker: Any, count: int) -> int:
-    """Return the most ranks that a worker class of a custom job allows; `count` if it allows any number or is None."""
+    """Return the most ranks that a worker class of a custom job allows; `count` if it sets no limit.
+
+    `worker`: the class, or None.
+    """
     most: int | None = getattr(worker, "most_ranks", None)
     if most is None:
         return count
@@ -107,10 +116,11 @@ def placed(
     placement: Mapping[str, object],
     own: Collection[str] = (),
 ) -> Variant:
-    """Return a variant of the job: its config with another placement, and with `enable_offload` for the components.
+    """Return a variant of the job: the config with another placement, and with `enable_offload` set for its components.
 
-    A reward without a model gets no `enable_offload`. `name`: name of the variant. `placement`: component -> its place.
-    `own`: components of a custom job; a missing block is created for them.
+    A reward that is a function has no model, and gets no `enable_offload`. `name`: name of the variant. `placement`:
+    component -> its placement. `own`: components of a custom job; if the config has no block for one, the block is
+    created.
     """
     changed = copy.deepcopy(dict(mapping))
     changed["cluster"]["component_placement"] = dict(placement)
@@ -128,7 +138,7 @@ def placed(
 
 
 def _finding_modules() -> dict[str, str]:
-    """Return the environment variables of a child process that has to import the same modules as this process.
+    """Return environment variables for a child process, with which it imports the same modules as this process.
 
     PYTHONPATH gets all folders of this process's search path, such as the folder of the config.
     """
@@ -139,7 +149,7 @@ def _finding_modules() -> dict[str, str]:
 
 
 def run(variant: Variant, iterations: int) -> Measured:
-    """Train a few iterations in a separate process and folder. Return the measured profile and seconds.
+    """Train a few iterations in a separate process and a temporary folder; return the measured profile and seconds.
 
     Raises ConfigError with the last lines of output if the run fails.
     """

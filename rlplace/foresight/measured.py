@@ -1,13 +1,14 @@
-"""The default performance model: for a job that declares no costs, it uses the measured seconds of calls.
+"""The default performance model, for jobs that declare no costs. It uses the measured seconds of whole calls.
 
 ::
 
     measured    env.rollout on 2 ranks     0.80 s of the slowest rank     of it 0.05 s on a processor
     predicted   env.rollout on 4 ranks     0.40 s                         of it 0.025 s
 
-All ranks of a component share the work of a call: the seconds of a rank go by the number of ranks, unless the job says
-`full("env").calls("rollout", scales="constant")`. Of other numbers of ranks than were measured this is an assumption,
-and told as one: see `foresight/scaling.py`. Processors that are too few are shared on the logical clock.
+The ranks of a component are assumed to share the work of a call: with twice as many ranks, a call takes half as long. A
+job can declare otherwise: `full("env").calls("rollout", scales="constant")`. For numbers of ranks that were not
+measured, sharing is an assumption, and the output says so: see `foresight/scaling.py`. If a node has fewer processors
+than ranks, the simulated ranks take turns on the logical clock.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _LEAST = 0.01  # share of the longest work; below it, turn-taking cannot be dete
 
 
 class MeasuredModel(PerformanceModel):
-    """The default performance model, which knows only the measured seconds of each component's calls."""
+    """The default performance model: it knows only the measured seconds of each component's calls."""
 
     asks_channels = True
 
@@ -65,10 +66,10 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> list[tuple[str, Lap]]:
-        """Return one lap for each method of each component: the seconds of its slowest rank in a stage.
+        """Return a (cost name, lap) pair for each method of a component in a stage: the seconds of its slowest rank.
 
-        Waiting for processors and at channels is left out. `waits`: component -> mean seconds that a rank has waited at
-        channels.
+        Waiting for processors and at channels is not included. `waits`: component -> mean seconds that a rank has
+        waited at channels.
         """
         found: list[tuple[str, Lap]] = []
         inline = config.cluster.launcher == "inline"
@@ -105,9 +106,9 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return, for each stage, how far its components that exchange items work in turns.
+        """Return name -> share from 0 to 1, for stages in which components exchange items: how much they work in turns.
 
-        0: they work at the same time; 1: only one of them works at a time. `waits`: component -> mean seconds that a
+        0: they work at the same time. 1: only one of them works at a time. `waits`: component -> mean seconds that a
         rank has waited at channels.
         """
         waiting = _waiting_share(iteration, waits)
@@ -163,9 +164,10 @@ class MeasuredModel(PerformanceModel):
         return MeasuredSite(config, plan, costs, cores)
 
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return component -> its possible sizes: numbers of ranks that divide a node or all nodes.
+        """Return component -> its possible sizes. Each rank has one accelerator.
 
-        Each rank has one accelerator. A component that the search may not change has its present size.
+        The numbers of ranks are those that divide a node's accelerators, or fill a number of nodes that divides all
+        nodes. A component that the search may not change has only its present size.
         """
         node = max(node.accelerators for node in space.nodes)
         nodes = len(space.nodes)
@@ -194,7 +196,10 @@ class MeasuredModel(PerformanceModel):
         return [stage.name for stage in job_of(config).stages if stage.transfers]
 
     def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
-        """Return the config with `value` at the key path `path`, in a component's block or in the engine's keys."""
+        """Return a copy of the config with `value` at `path`, the names of nested keys.
+
+        If the first name is a component, the path leads into its block; else into the engine's keys.
+        """
         own: OpenConfig = config
         field = "components" if path[0] in own.components else "engine"
         return replaced(own, (field, *path), value)
@@ -204,7 +209,10 @@ class MeasuredModel(PerformanceModel):
 
 
 class MeasuredSite(Site):
-    """The state that all simulated ranks share, with the seconds that components wait for their turn."""
+    """The state that all simulated ranks of a prediction share.
+
+    `turns_s` has the seconds that a component waits for its turn in a stage.
+    """
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
         super().__init__(config, plan, costs, cores)
@@ -225,14 +233,14 @@ class MeasuredSite(Site):
 
 
 class MeasuredRank(Rank):
-    """A simulated rank that spends the measured seconds of each call."""
+    """A simulated rank. Each of its calls takes the measured seconds of the call."""
 
     site: MeasuredSite
 
     def spent(self, method: str, *, constant: bool) -> Body:
-        """Spend the seconds of one call of a method.
+        """Let the rank work for the seconds of one call of `method`; a generator on the logical clock.
 
-        `constant`: whether the seconds are equal for any number of ranks.
+        `constant`: whether the call takes equally long with any number of ranks.
         """
         ranks = self.plan.placement.world_size(self.component)
         size = 0.0 if constant else 1.0 / ranks
@@ -245,7 +253,7 @@ class MeasuredRank(Rank):
         return dict[str, Metrics]()
 
     def take_metrics(self) -> Body:
-        """Return no metrics, since a prediction has seconds only."""
+        """Return no metrics, because a prediction consists of seconds only."""
         yield from ()
         return dict[str, Metrics]()
 
@@ -276,9 +284,9 @@ class MeasuredRank(Rank):
 def _rank_with(
     component: str, methods: Sequence[str], constant: set[tuple[str, str]]
 ) -> type[Rank]:
-    """Return a subclass of MeasuredRank that has these methods.
+    """Return a subclass of MeasuredRank with the given methods, each of which spends its measured seconds.
 
-    `constant`: (component, method) pairs whose seconds are the same for any number of ranks.
+    `constant`: (component, method) pairs that take equally long with any number of ranks.
     """
     bodies = {
         method: _body(method, constant=(component, method) in constant)
@@ -298,7 +306,7 @@ def _body(method: str, *, constant: bool) -> Callable[..., Body]:
 
 
 class MeasuredStages(Stages):
-    """Lower bounds of the work in each declared stage of a custom job."""
+    """Computes lower bounds of the work in each declared stage of a custom job."""
 
     def __init__(self, config: Any, plan: Plan, costs: Costs) -> None:
         super().__init__(config, costs)
@@ -328,7 +336,7 @@ class MeasuredStages(Stages):
         return found, chain_s
 
     def steps(self, stage: str) -> Sequence[Step]:
-        """Return the steps of a stage."""
+        """Return the declared steps of a stage: calls that are made together."""
         return self._steps.get(stage, ())
 
     def work_s(self, stage: str, component: str, ranks: int) -> float:
@@ -338,9 +346,10 @@ class MeasuredStages(Stages):
         return sum(self._cost_of(c, ranks).seconds for c in own if _works(c.method))
 
     def turns_s(self, stage: str, talking: Sequence[str], sizes: Sizes) -> float:
-        """Return the seconds that the component with the most work in a stage waits for other components.
+        """Return the seconds that the component with the most work in a stage waits until it is its turn.
 
-        `talking`: the components that exchange items in the stage. `sizes`: component -> its size.
+        `talking`: the components that exchange items in the stage, and so may work in turns. `sizes`: component -> its
+        size.
         """
         work_s = [self.work_s(stage, c, sizes[c].ranks) for c in talking]
         share = self._costs.count(_turns(stage), 0.0)
@@ -400,7 +409,7 @@ def _calls(config: Any, needs: Needs) -> Iterator[Call]:
 
 
 def _constant(config: Any) -> set[tuple[str, str]]:
-    """Return the (component, method) pairs whose seconds are the same for any number of ranks."""
+    """Return the (component, method) pairs that take equally long with any number of ranks, as the job declares."""
     parts = [p for s in job_of(config).stages for p in s.parts if isinstance(p, Part)]
     return {
         (part.component, method)
@@ -411,7 +420,7 @@ def _constant(config: Any) -> set[tuple[str, str]]:
 
 
 def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
-    """Return stage -> components at work in it that share a channel with another component at work in it."""
+    """Return stage -> those components at work in the stage that exchange items with each other through a channel."""
     found: dict[str, list[str]] = {}
     for stage, steps in _steps(config, needs).items():
         calls = [call for step in steps for call in step.calls if _works(call.method)]
@@ -427,25 +436,28 @@ def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
 
 
 def _works(method: str) -> bool:
-    """Return whether a call is work of the job itself: no move, no weight transfer, no call of the loop alone."""
+    """Return whether a call of `method` is work that the job declares.
+
+    It is not if it moves a component, sends or receives weights, or takes metrics for the loop.
+    """
     return method not in (*_WEIGHTS, TAKE) and not method.startswith("move ")
 
 
 def _turns(stage: str) -> str:
-    """Return the name of the number in a profile that says how far the components of a stage work in turns."""
+    """Return the name under which a profile says how much the components of a stage work in turns."""
     return f"{stage.replace(' ', '_')}/in_turns"
 
 
 def _sources(config: Any, target: str) -> list[str]:
-    """Return the components that send weights to `target`."""
+    """Return the components that send weights to the component `target`."""
     transfers = [t for stage in job_of(config).stages for t in stage.transfers]
     return list(dict.fromkeys(t.source for t in transfers if target in t.targets))
 
 
 def _moved_bytes(config: Any, component: str, to: str) -> float:
-    """Return the declared bytes on each accelerator of a component's weights or full state; 0 if undeclared.
+    """Return the declared bytes that a component has on each accelerator after a move; 0 if they are not declared.
 
-    `to`: the residency after the move, as a word.
+    `to`: the residency after the move, such as "weights" or "full".
     """
     declared = config.components[component].memory
     least = declared.weights if to == Residency.WEIGHTS.word else declared.full
@@ -453,9 +465,9 @@ def _moved_bytes(config: Any, component: str, to: str) -> float:
 
 
 def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost:
-    """Return the measured cost of a move to the residency `to`.
+    """Return the cost of moving a component to the residency `to`.
 
-    If the declared bytes differ from the measured ones, the cost is scaled by bytes.
+    If the move was measured with only one number of bytes, the cost is scaled to the declared bytes.
     """
     name = _cost(component, f"move_{to.word}")
     size = _moved_bytes(config, component, to.word)
@@ -470,7 +482,10 @@ def _move_cost(costs: Costs, config: Any, component: str, to: Residency) -> Cost
 
 
 def _cost(component: str, call: str) -> str:
-    """Return the name of a call's cost in a profile. Moves have the same names in all jobs."""
+    """Return the name of the cost of a call in a profile: `<component>.<call>/<part>`.
+
+    The part is "rest" for moves, as in all jobs, and "seconds" for other calls.
+    """
     part = "rest" if call.startswith("move_") else SECONDS
     return f"{component}.{call}/{part}"
 
@@ -479,7 +494,7 @@ def _cost(component: str, call: str) -> str:
 
 
 def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
-    """Return groups of calls that ran at the same time: the work of a stage, its moves, its pushes, its pulls."""
+    """Return lists of calls that ran at the same time: for each stage its work, its moves, its pushes and its pulls."""
     groups: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
     for call in calls:
         if call.name == TAKE:
@@ -494,7 +509,7 @@ def _together(calls: Sequence[RankCall]) -> list[list[RankCall]]:
 def _by_method(
     calls: Sequence[RankCall],
 ) -> dict[tuple[str, str], list[RankCall]]:
-    """Return (component, method) -> the calls of all ranks."""
+    """Return (component, method) -> the calls of all its ranks."""
     found: dict[tuple[str, str], list[RankCall]] = defaultdict(list)
     for call in calls:
         found[call.slot.component, call.name].append(call)
@@ -504,7 +519,7 @@ def _by_method(
 def _waiting_share(
     iteration: IterationCalls, waits: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return component -> the share of its seconds in calls that a rank has waited at channels.
+    """Return component -> the share of the seconds in its calls that a rank has waited at channels, from 0 to 1.
 
     `waits`: component -> mean seconds that a rank has waited at channels.
     """
@@ -521,7 +536,7 @@ def _waiting_share(
 
 
 def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
-    """Return the seconds that the slowest rank of a component works in a stage, summed over its calls."""
+    """Return the seconds of the slowest rank of a component in a stage, summed over the rank's calls."""
     seconds: dict[int, float] = defaultdict(float)
     for call in iteration.calls:
         if base_stage(call.stage) != stage or not _works(call.name):
@@ -532,7 +547,7 @@ def _seconds_of(iteration: IterationCalls, stage: str, component: str) -> float:
 
 
 def _last_push(iteration: IterationCalls) -> float:
-    """Return the time at which the last push of weights in an iteration ended; 0 if there was none."""
+    """Return the time at which the last push of weights in an iteration ended, in seconds; 0 if there was no push."""
     ends = [
         call.record.began_s + call.record.seconds
         for call in iteration.calls
@@ -542,7 +557,7 @@ def _last_push(iteration: IterationCalls) -> float:
 
 
 def _own_seconds(call: RankCall, pushed_s: float) -> float:
-    """Return the seconds of a call. The seconds of a pull count from the end of the last push, `pushed_s`."""
+    """Return the seconds of a call. A pull of weights counts only from the end of the last push, `pushed_s`."""
     record = call.record
     if call.name != PULL:
         return record.seconds
@@ -551,9 +566,9 @@ def _own_seconds(call: RankCall, pushed_s: float) -> float:
 
 
 def _cpu_seconds(call: RankCall, inline: bool) -> float:
-    """Return the processor seconds of a call. In a process of its own, all threads of the process count.
+    """Return the processor seconds of a call. If the rank has a process to itself, all threads of the process count.
 
-    `inline`: whether ranks are threads of one process.
+    `inline`: whether all ranks are threads of one process.
     """
     record = call.record
     beside_s = 0.0 if inline or call.slot.process else record.beside_cpu_s
@@ -561,9 +576,10 @@ def _cpu_seconds(call: RankCall, inline: bool) -> float:
 
 
 def _crowded(calls: Sequence[RankCall], inline: bool) -> float:
-    """Return the seconds that the busiest node needs for these calls if it has more ranks than processors; else 0.
+    """Return the least seconds in which the processors of the busiest node can do these calls.
 
-    `inline`: whether ranks are threads of one process.
+    Only nodes with more ranks than processors count; return 0 if there are none. `inline`: whether all ranks are
+    threads of one process, which compute one at a time.
     """
     most_s = 0.0
     nodes: dict[int, list[RankCall]] = defaultdict(list)

@@ -29,47 +29,51 @@ if TYPE_CHECKING:
 
 
 class StageBound(abc.ABC):
-    """A lower bound of the seconds of one stage, which is simulated for some sizes instead of summed from loads."""
+    """A lower bound of the seconds of one stage, found by simulating the stage for some sizes.
+
+    `components`: the components at work in the stage; the bound depends on their sizes.
+    """
 
     stage: str
-    # The components at work in the stage, whose sizes the bound depends on.
     components: tuple[str, ...]
 
     @abc.abstractmethod
     def known(
         self, sizes: Sequence[Size], acquired: Collection[frozenset[str]] | None = None
     ) -> float:
-        """Return the least simulated seconds of the stage, or 0 if nothing was simulated for these sizes.
+        """Return the least seconds of the stage in its simulations with these sizes; 0 if a simulation is missing.
 
-        `sizes`: one size for each of `components`. `acquired`: the sets of components that may have to onload before
-        they work; None: any set is possible.
+        `sizes`: one size for each of `components`. `acquired`: possible sets of components that are moved onto their
+        accelerators before they work; there is a simulation for each set. None: all sets are possible.
         """
 
     @abc.abstractmethod
     def sharpen(self, sizes: Sequence[Size]) -> bool:
-        """Simulate the stage for these sizes if that was not done yet. Return whether anything was simulated.
+        """Simulate the stage for these sizes, unless that was done already. Return whether anything was simulated.
 
         `sizes`: one size for each of `components`.
         """
 
 
 class PerformanceModel(abc.ABC):
-    """Base of the performance models, one for each kind of job. The defaults suit jobs without special behaviour."""
+    """Base of the performance models, one for each kind of job. The defaults suit jobs without special behaviour.
 
-    # Components that share processes, rank by rank, if `Mode.shared` is set.
+    `pair`: components that share processes, rank by rank, if `Mode.shared` is set.
+    `asks_channels`: whether waiting times of ranks are read from channels; not needed if the workers measure them.
+    `generating`: the components that generate samples, if generation runs ahead of learning.
+    """
+
     pair: tuple[str, ...] = ()
-    # Whether to read from channels how long ranks have waited; not needed if the workers' laps show it.
     asks_channels: bool = False
-    # Components that generate ahead of learning, if generation runs ahead.
     generating: tuple[str, ...] = ()
 
     # ── what a run measures ──────────────────────────────────────────────────────────────────────────────────────────
 
     @abc.abstractmethod
     def subject(self, config: Any, component: str) -> str:
-        """Return a text that names what a component runs, such as a simulator or a model.
+        """Return a text that names the simulator, model or other subject that a component runs.
 
-        Its costs may be used for any job with the same text.
+        The component's costs may be used for any job in which the text is the same.
         """
 
     def laps(
@@ -79,18 +83,19 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Sequence[tuple[str, Part]] | None:
-        """Return the (cost name, measured part) pairs of an iteration; None: each part of each call is one pair.
+        """Return (cost name, measured part) pairs for all work of an iteration.
 
-        `waits`: component -> mean seconds that a rank has waited at channels; empty unless `asks_channels`.
+        Return None if each part of each call is to be one pair. `iteration`: the measured calls. `waits`: component ->
+        mean seconds that a rank has waited at channels; empty unless `asks_channels` is set.
         """
         return None
 
     def counts(
         self, config: Any, parts: Mapping[str, Sequence[Part]]
     ) -> Mapping[str, float]:
-        """Return name -> number, for numbers of an iteration other than seconds that a prediction needs.
+        """Return name -> value of the numbers, other than seconds, that a prediction needs from a measured iteration.
 
-        `parts`: cost name -> measured parts.
+        `parts`: cost name -> the measured parts of calls.
         """
         return {}
 
@@ -101,31 +106,32 @@ class PerformanceModel(abc.ABC):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> Mapping[str, float]:
-        """Return further numbers as `counts` does, derived from the calls of an iteration.
+        """Return name -> value of further numbers that a prediction needs, computed from the calls of an iteration.
 
-        `waits`: as in `laps`.
+        `waits`: component -> mean seconds that a rank has waited at channels; empty unless `asks_channels` is set.
         """
         return {}
 
     def own_parts(self, plan: Plan, call: RankCall) -> Collection[str] | None:
-        """Return the names of the parts of a call that are its own, if another component works in the same thread.
+        """Return the names of the parts of a call that belong to the called component.
 
-        None: all parts are its own.
+        The parts that are left out belong to another component, which works in the same thread. None: all parts belong
+        to the called component.
         """
         return None
 
     def part_name(self, plan: Plan, call: RankCall, part: Part) -> str:
-        """Return the name under which the cost of a call's part is kept."""
+        """Return the name for the cost of a part of a call in the profile."""
         return part.name
 
     def rest_size(self, plan: Plan, call: RankCall) -> float:
-        """Return the size of the work that a call does outside of its parts; 0: the work has no size."""
+        """Return the size of the work that a call does outside of its measured parts; 0 if that work has no size."""
         return 0.0
 
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
     def can_predict(self, config: Any) -> bool:
-        """Return whether a prediction of this job is possible: the behaviour of its ranks is modelled."""
+        """Return whether this job can be predicted: whether there is a model of its ranks' behaviour."""
         return True
 
     def costs(
@@ -133,56 +139,62 @@ class PerformanceModel(abc.ABC):
     ) -> Costs:
         """Return the costs of a profile.
 
-        `scaling`: the assumption about costs of numbers of ranks that were not measured.
+        `scaling`: how costs are assumed to change with the number of ranks, for numbers that were not measured.
         """
         return Costs(profile)
 
     @abc.abstractmethod
     def ranks(self, config: Any, plan: Plan) -> Mapping[str, type[Rank]]:
-        """Return component -> class of its simulated ranks."""
+        """Return component -> class of the component's simulated ranks."""
 
     @abc.abstractmethod
     def site(self, config: Any, plan: Plan, costs: Costs, cores: int) -> Site:
-        """Return a new object with the state that the simulated ranks of a prediction share.
+        """Return the state that all simulated ranks of one prediction share; a new object in each call.
 
-        `cores`: processors of each node.
+        `cores`: number of processors of each node.
         """
 
     def kinds_of_iterations(self, config: Any) -> int:
-        """Return the number of iterations after which their pattern repeats, such as 2 if even and odd ones differ."""
+        """Return after how many iterations the pattern of their work repeats; 2 if even and odd iterations differ."""
         return 1
 
     def published_profile(self, config: Any, plan: Plan, case: MemoryCase) -> Profile:
-        """Return a profile whose costs follow from published rates of accelerators.
+        """Return a profile with costs that are computed from published rates of accelerators, not measured.
 
-        Raises ConfigError if that is impossible.
+        Raises ConfigError if that is not possible for this job.
         """
         raise config_error("nothing-published", "profile", error="job")
 
     # ── the plans that a search chooses among ────────────────────────────────────────────────────────────────────────
 
     def mode(self, plan: Plan) -> Mode:
-        """Return the settings of a plan that hold for all components."""
+        """Return the mode of a plan: its settings that hold for all components."""
         return Mode(0, False)
 
     def modes(self, space: Space) -> tuple[Mode, ...]:
-        """Return all modes that a search may choose; the present mode comes first."""
+        """Return all modes that a search may choose. The present mode is the first.
+
+        A mode is the settings that hold for all components.
+        """
         return (space.now,)
 
     def mode_changes(self, mode: Mode, now: Mode) -> Mapping[str, Any]:
-        """Return config key -> value, for the keys outside of the placement that change from mode `now` to `mode`."""
+        """Return config key -> new value, for the keys that have to change to get from mode `now` to `mode`.
+
+        Keys of the placement are not included.
+        """
         return {}
 
     @abc.abstractmethod
     def sizes(self, space: Space, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return component -> the sizes that a search may choose in this mode; no sizes if the mode is impossible."""
+        """Return component -> the sizes that a search may choose in this mode; no sizes if the mode is not possible."""
 
     @abc.abstractmethod
     def stages(self, config: Any, plan: Plan, costs: Costs) -> Stages:
-        """Return the loads of the stages. A search sums them to lower bounds of seconds."""
+        """Return an object that computes lower bounds of the work in each stage of a plan, for a search."""
 
     def stage_bound(self, space: Space, profile: Profile) -> StageBound | None:
-        """Return a bound of one stage that is found by simulation; None if the job has no such bound."""
+        """Return a lower bound for one stage that is found by simulation; None if the job has no such stage."""
         return None
 
     def special_costs(self, mode: Mode) -> tuple[str, ...]:
@@ -196,28 +208,25 @@ class PerformanceModel(abc.ABC):
         profile: Profile,
         ranks: Mapping[str, Iterable[int]],
     ) -> dict[str, Sequence[int]]:
-        """Return component -> measured numbers of ranks, for components with another number that was not measured.
+        """Return component -> measured numbers of ranks, for components that may get a number that was not measured.
 
         `ranks`: component -> the numbers of ranks that a search may choose.
         """
         return {}
 
     def scored_in(self, stages: Collection[str]) -> str | None:
-        """Return the stage at whose end advantages are computed; None if no stage computes them.
+        """Return the stage in which advantages are computed, at its end; None if no stage computes them.
 
         `stages`: names of all stages.
         """
         return None
 
     def sending(self, config: Any) -> Collection[str]:
-        """Return the stages that send weights.
-
-        A component leaves its accelerators only after such a stage has ended.
-        """
+        """Return the stages that send weights. No component leaves its accelerators before such a stage has ended."""
         return ("sync",)
 
     def beside(self, stage: str) -> tuple[str, ...]:
-        """Return the components that do not work in a stage, but whose number of ranks affects it."""
+        """Return the components that do not work in a stage, but affect its seconds by their number of ranks."""
         return ()
 
     def ordered(
@@ -225,29 +234,30 @@ class PerformanceModel(abc.ABC):
     ) -> bool:
         """Return whether the work of a stage depends on the order in which rollout completes groups.
 
-        `ranks`: component at work -> its number of ranks. `begun`: whether the actor has begun to learn during rollout.
+        A group is the samples of one prompt. `ranks`: component at work -> its number of ranks. `begun`: whether the
+        actor has begun to learn during rollout.
         """
         return False
 
     def values(self, config: Any) -> Mapping[str, Sequence[int]]:
-        """Return config key -> its possible values, for keys outside of the placement that a search may vary."""
+        """Return config key -> its possible values, for the keys outside of the placement that a search may vary."""
         return {}
 
     def learning_changes(self, varied: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a line of text for each config key in `varied` whose new value changes what is learned.
+        """Yield a line of text for each changed key that changes what is learned, not only the speed.
 
         `varied`: config key -> its new value.
         """
         yield from ()
 
     def replaced(self, config: Any, path: Sequence[str], value: object) -> Any:
-        """Return the config with `value` at the key path `path`."""
+        """Return a copy of the config with `value` at `path`, the names of nested keys."""
         return replaced(config, path, value)
 
     # ── what else is measured for a profile ──────────────────────────────────────────────────────────────────────────
 
     def more_variants(self, mapping: Mapping[str, Any]) -> Iterator[Variant]:
-        """Yield further variants of the job to run for a profile, whose costs have other sizes.
+        """Yield further variants of the job that have to run for a profile, to measure costs at other sizes.
 
         `mapping`: the config.
         """
@@ -265,5 +275,5 @@ def model_of(config: Any) -> PerformanceModel:
 
 
 def sizes_of(components: Sequence[str], sizes: Sizes) -> tuple[Size, ...]:
-    """Return the size of each of the given components, in their order."""
+    """Return the size of each of `components`, in the order of `components`. `sizes`: component -> size."""
     return tuple(sizes[component] for component in components)

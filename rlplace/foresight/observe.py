@@ -1,4 +1,4 @@
-"""Convert the calls of a run into a profile."""
+"""Makes a profile from the calls of a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _LIBRARIES = (
 
 
 class Observations:
-    """Collects the calls of iterations, and makes a profile from them."""
+    """Collects the calls of a run's iterations, and makes a profile from them."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Observations:
         plan: Plan,
         channels: Callable[[], Mapping[str, ChannelStats]] = dict,
     ) -> None:
-        """`channels`: returns name -> statistics of each channel, with the waiting seconds of ranks since the start."""
+        """`channels`: returns channel name -> statistics, with the seconds that ranks have waited since the start."""
         self._config = config
         self._channels = channels
         # Component -> seconds that all ranks have waited since the start
@@ -96,7 +96,7 @@ class Observations:
         self._processes: dict[tuple[int, int], float] = {}
 
     def add(self, iteration: IterationCalls, numbers: Mapping[str, float]) -> None:
-        """Add the calls of a finished iteration. `numbers`: its metrics."""
+        """Add the calls of a finished iteration. `numbers`: the metrics of the iteration, metric -> value."""
         self._seen += 1
         around = self._around_calls(iteration)
         waits = self._waits()
@@ -137,7 +137,10 @@ class Observations:
             self._counts.setdefault(name, deque(maxlen=_MOST)).append(value)
 
     def _waits(self) -> dict[str, float]:
-        """Return component -> mean seconds that each of its ranks has waited at channels since the last call."""
+        """Return component -> mean seconds that a rank has waited at channels since the last call of this method.
+
+        Return an empty dict if the performance model does not use channels.
+        """
         if not self._model.asks_channels:
             return {}
         stats = self._channels()
@@ -156,18 +159,15 @@ class Observations:
         }
 
     def measured(self) -> dict[str, float]:
-        """Return metric -> median over iterations, for each metric of seconds.
-
-        Empty until enough iterations were added.
-        """
+        """Return metric -> median over iterations, for each metric of seconds. The first iterations do not count."""
         return {
             name: statistics.median(values) for name, values in self._seconds.items()
         }
 
     def _around_driver(self, iteration: IterationCalls) -> Part:
-        """Return the driver's processor time for sending calls and taking results.
+        """Return the driver's processor time for sending calls and taking results in an iteration.
 
-        Methods of inline ranks do not count.
+        If ranks are threads of the driver (inline), the time of their methods is subtracted.
         """
         inside = (
             sum(call.record.cpu_s for call in iteration.calls) if self._inline else 0.0
@@ -177,7 +177,7 @@ class Observations:
         )
 
     def _around_calls(self, iteration: IterationCalls) -> dict[str, list[Part]]:
-        """Return component -> processor time that its processes have spent on messages, outside of calls."""
+        """Return component -> for each process, the processor time for messages: its time outside of calls."""
         found: dict[tuple[int, int], list[RankCall]] = defaultdict(list)
         for call in iteration.calls if not self._inline else ():
             found[call.slot.node, call.record.process].append(call)
@@ -204,7 +204,10 @@ class Observations:
         return around
 
     def _costs(self, call: RankCall) -> list[tuple[str, Part]]:
-        """Return the parts of a call with the names of their costs. Time outside of all parts is the part `rest`."""
+        """Return (cost name, part) pairs for the parts of a call.
+
+        The part `rest` is the time outside of all other parts.
+        """
         record = call.record
         prefix = f"{call.slot.component}.{call.name.replace(' ', '_')}"
         inner = len(record.spans) > 1
@@ -246,7 +249,7 @@ class Observations:
         return launcher == "inline"
 
     def _on(self, cost: str) -> str:
-        """Return the device that the seconds of a cost belong to: PROCESSOR or ACCELERATOR."""
+        """Return the device on which the work of a cost runs: PROCESSOR or ACCELERATOR."""
         call, _, part = cost.partition("/")
         emulated = self._plan.topology.nodes[0].kind == EMULATED
         there = part in _ACCELERATED or ".move_" in call
@@ -255,7 +258,10 @@ class Observations:
         return ACCELERATOR
 
     def profile(self) -> Profile:
-        """Return the profile of the iterations so far. It has no costs until enough iterations were added."""
+        """Return the profile of the iterations so far.
+
+        The first iterations do not count, so the profile has no costs until later iterations were added.
+        """
         costs: dict[str, list[Point]] = defaultdict(list)
         for (name, _), iterations in sorted(self._laps.items()):
             costs[name].append(_point(iterations))
@@ -278,17 +284,20 @@ class Observations:
 
 
 def _around(cpu_s: float, messages: int) -> Part:
-    """Return a part for messages. `cpu_s`: processor seconds of all messages together."""
+    """Return a part that stands for messages, with one lap for each. `cpu_s`: processor seconds of all messages."""
     return Part("call", 0.0, messages, cpu_s, cpu_s, cpu_s / messages, 0.0)
 
 
 def _messages(calls: Sequence[RankCall]) -> int:
-    """Return the number of messages that carried these calls to their ranks, at least 1."""
+    """Return the number of messages in which these calls were sent to their ranks, at least 1."""
     return max(1, sum(call.work for call in calls))
 
 
 def _on_accelerator(part: Part) -> Part:
-    """Return a copy of a part with wall-clock seconds: the accelerator worked while the thread waited for it."""
+    """Return a copy of a part that ran on an accelerator, with its wall-clock seconds as accelerator seconds.
+
+    The accelerator was at work while the thread waited for it.
+    """
     least_s = part.least_cpu_s + part.blocked_s
     # Ranks wait for each other in an exchange, so the least seconds count for all laps.
     seconds = least_s * part.laps if part.name == "exchange" else part.wall_s
@@ -296,9 +305,9 @@ def _on_accelerator(part: Part) -> Part:
 
 
 def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
-    """Return the draws in ascending order. If there are more than _DRAWS, return _DRAWS quantiles of them.
+    """Return the draws in ascending order; of more than _DRAWS draws, return _DRAWS quantiles.
 
-    Draws in the order of arrival would be biased, since short answers arrive first.
+    The first _DRAWS draws instead would be a biased sample, because short answers arrive first.
     """
     ordered = sorted(draws)
     if len(ordered) <= _DRAWS:
@@ -309,7 +318,7 @@ def quantiles(draws: Sequence[float]) -> tuple[float, ...]:
 
 
 def _sum(parts: Sequence[Part]) -> Part:
-    """Return one part for the parts of all ranks in an iteration. Laps and seconds are summed."""
+    """Return one part for the same part of all ranks in an iteration, with the sums of their laps and seconds."""
     laps = sum(part.laps for part in parts)
     return Part(
         name=parts[0].name,
@@ -337,7 +346,7 @@ def _point(iterations: Collection[Part]) -> Point:
 
 
 def machine() -> dict[str, Any]:
-    """Return the properties of this machine on which seconds depend."""
+    """Return the properties of this machine that affect how long work takes: host, processor and number of cores."""
     return {"host": platform.node(), "processor": _processor(), "cores": usable_cores()}
 
 
@@ -357,12 +366,15 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return library -> version, for Python and the installed libraries on which seconds depend."""
+    """Return library -> version, for Python and the installed libraries that affect how long work takes."""
     return {"python": platform.python_version(), **versions_of(_LIBRARIES)}
 
 
 def subjects(config: Any, plan: Plan) -> dict[str, str]:
-    """Return component -> text that says what it runs, as far as its costs depend on it."""
+    """Return component -> a text that names the simulator, model or other subject that it runs.
+
+    Equal texts mean that the component's costs can be compared.
+    """
     model = model_of(config)
     return {
         component: model.subject(config, component)

@@ -1,4 +1,4 @@
-"""The performance model as a run uses it, for jobs whose workers report laps."""
+"""The performance model as a run uses it: profiles, predictions, and their comparison with measured seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_RANKS = 512
 
 
 class Performance:
-    """Profiles and predictions of one planned job, and their comparison with measured seconds."""
+    """Makes profiles and predictions of one planned job, and compares predictions with measured seconds."""
 
     def __init__(self, config: Any, plan: Plan, case: MemoryCase) -> None:
         self._config = config
@@ -27,29 +27,29 @@ class Performance:
         self._case = case
 
     def given_profile(self) -> Profile | None:
-        """Return the profile that the config names, from which a run is predicted instead of its own profile.
+        """Return the profile that the config names; None if it names none, so that the run's own profile is used.
 
-        If the config names none, return None. Raises ConfigError.
+        Raises ConfigError if the profile cannot be read or is of another job.
         """
         return find_profile(self._config, self._plan, self._case)
 
     def observations(
         self, channels: Callable[[], Mapping[str, ChannelStats]] = dict
     ) -> Observations:
-        """Return a new collector of a run's iterations.
+        """Return a new collector of a run's iterations, which makes a profile from them.
 
-        `channels`: returns name -> statistics of each channel, with the seconds that ranks have waited.
+        `channels`: returns channel name -> statistics, with the seconds that ranks have waited.
         """
         return Observations(self._config, self._plan, channels)
 
     def compared(
         self, profile: Profile, given: Profile | None, measured: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return predicted and measured seconds as summary.json has them.
+        """Return the predicted and measured seconds of a run, as the block `predicted` of summary.json.
 
-        If the job cannot be predicted, or has more than _MOST_RANKS ranks, return None. `profile`: the profile that the
-        run has measured. `given`: the profile that the config names; None: it names none. `measured`: metric ->
-        measured seconds.
+        Return None if the job cannot be predicted, or has more than _MOST_RANKS ranks. `profile`: the run's own
+        profile. `given`: the profile that the config names, used in place of the run's own; None if it names none.
+        `measured`: metric -> measured seconds.
         """
         placement = self._plan.placement
         ranks = sum(placement.world_size(c) for c in placement.components)

@@ -28,19 +28,26 @@ _ITERATIONS = 3  # the first differs, because everything starts offloaded
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The predicted seconds of a plan, from iterations that ran on a logical clock."""
+    """The predicted seconds of a plan, from iterations that were run on a logical clock.
 
-    numbers: Mapping[str, float]  # metrics in seconds, named as in a run
-    active: Mapping[str, Sequence[str]]  # stage -> components that work in it
-    # The last iterations, for a picture; empty in a search
+    `numbers`: metric -> predicted seconds, with the names of a run's metrics. `active`: stage -> the components that
+    work in it.
+    `iterations`: the calls of the simulated iterations, for a picture; empty in a search.
+    `queues`: channel -> the largest number of items in it. `processors`: node -> share of time in which its processors
+    were busy.
+    `costs`: the costs that were asked for.
+    `least_s`, `most_s`: least and most seconds of an iteration under all assumptions about scaling with the number of
+    ranks; None if nothing is assumed. `most_s` is infinite if the seconds have no upper bound.
+    """
+
+    numbers: Mapping[str, float]
+    active: Mapping[str, Sequence[str]]
     iterations: Sequence[IterationCalls]
-    queues: Mapping[str, int]  # channel -> largest number of items
-    # Node -> share of time in which its processors were busy
+    queues: Mapping[str, int]
     processors: Mapping[int, float]
-    costs: Costs  # the costs that were asked for
-    # Least and most seconds by how calls may scale with ranks, where that was not measured and was asked for.
+    costs: Costs
     least_s: float | None = None
-    most_s: float | None = None  # infinite: nothing bounds it
+    most_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -48,7 +55,7 @@ class Prediction:
 
 
 def can_predict(config: Any) -> bool:
-    """Return whether a prediction of this config's job is possible: the behaviour of its ranks is modelled."""
+    """Return whether the config's job can be predicted: whether there is a model of its ranks' behaviour."""
     return model_of(config).can_predict(config)
 
 
@@ -61,9 +68,9 @@ def open_loop(
     cores: int,
     iterations: int,
 ) -> tuple[Site, Loop]:
-    """Return the shared state of a plan's simulated ranks, and the real loop that calls these ranks.
+    """Return the state that a plan's simulated ranks share, and the real loop, which calls these ranks.
 
-    `cores`: number of processors of each node. `iterations`: after how many iterations the loop ends.
+    `cores`: number of processors of each node. `iterations`: number of iterations that the loop is made for.
     """
     model = model_of(config)
     site = model.site(config, plan, costs, cores)
@@ -81,10 +88,10 @@ def open_loop(
 def predict(
     config: Any, plan: Plan, case: MemoryCase, profile: Profile, *, ranged: bool = False
 ) -> Prediction:
-    """Predict the seconds of an iteration: run iterations of the plan on a logical clock, with the costs of `profile`.
+    """Return the predicted seconds of a plan: run iterations on a logical clock, with the costs of `profile`.
 
-    `case`: the plan's memory case. `ranged`: whether to predict the least and the most seconds as well. They differ
-    from the seconds if the profile lacks costs of a number of ranks, so that their scaling with ranks is assumed.
+    `case`: the plan's memory case, see `placement.memory`. `ranged`: whether to predict the least and the most seconds
+    as well. They differ if the profile lacks costs for a number of ranks, so that costs have to be assumed.
     """
     model = model_of(config)
     found = _predict(config, plan, case, model.costs(config, profile))

@@ -18,9 +18,10 @@ _ITERATIONS = 6  # in the first round
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The result of a short run of a plan: predicted and measured seconds of an iteration.
+    """The result of a short run of a plan.
 
-    `plan`: a text that describes the plan.
+    `plan`: a text that describes the plan. `iterations`: number of iterations of the run. `predicted`, `measured`:
+    seconds of an iteration.
     """
 
     plan: str
@@ -35,9 +36,9 @@ def probe(
     profile: Profile,
     tell: Callable[[str], None],
 ) -> tuple[list[Probe], Profile]:
-    """Run the plans, then the faster half of them for twice as many iterations, and so on.
+    """Run the plans, then the faster half of them for twice as many iterations, and so on until one plan is left.
 
-    Return the results, and `profile` merged with what the runs have measured. `mapping`: the composed config. `tell`:
+    Return the results of all runs, and `profile` merged with the profiles of the runs. `mapping`: the config. `tell`:
     called with a line of text before each run. Raises ConfigError if a run fails.
     """
     probes = list[Probe]()
@@ -89,7 +90,7 @@ def changed(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def describe(found: Found) -> str:
-    """Return a line of text that describes a plan: where its components are, and which settings differ."""
+    """Return a line of text about a plan: each component's accelerators, and the settings that a search varies."""
     placement = found.plan.placement
     layout = found.layout
     parts = [f"{c} {placement.accelerators(c) or 'cpu'}" for c in placement.components]

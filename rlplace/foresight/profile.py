@@ -33,46 +33,58 @@ COLD = "cold_"  # prefix of parts whose laps came after another thread had used 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The cost of one lap (one run of a part of a call) with `size` units of work.
+    """The measured cost of one lap (one run of a measured part of a call) at one size of work.
 
-    Units are rows, tokens, sequences or bytes. `size` 0: the work has no size.
+    `size`: units of work in the lap: rows, tokens, sequences or bytes; 0 if the work has no size. `laps`: number of
+    measured laps.
+    `cpu_s`: mean seconds of a lap on its processor, or on the rank's accelerator. `least_cpu_s`: the same, of the lap
+    with the least waiting.
+    `blocked_s`: further seconds of a lap that need no processor. `spread`: relative standard deviation of `cpu_s` over
+    iterations.
     """
 
     size: float
-    laps: float  # number of measured laps
-    cpu_s: float  # mean seconds of a lap on its processor, or on the rank's accelerator
-    least_cpu_s: float  # the same, of the lap with the least waiting
-    blocked_s: float  # further seconds that need no processor
-    spread: float = 0.0  # relative standard deviation of cpu_s over iterations
+    laps: float
+    cpu_s: float
+    least_cpu_s: float
+    blocked_s: float
+    spread: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """All measured points of one cost, in the order of their sizes."""
+    """All measured points of one cost, in the order of their sizes.
+
+    `source`: how the cost is known, one of SOURCES. `on`: the device of the seconds, PROCESSOR or ACCELERATOR.
+    """
 
     points: tuple[Point, ...]
     source: str = MEASURED
-    on: str = PROCESSOR  # which device the seconds are of
+    on: str = PROCESSOR
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The costs of work, and the machine on which they were measured."""
+    """Costs of the work of a job, and the machine and library versions with which they were measured.
 
-    machine: Mapping[str, Any]  # processor, cores, accelerator
+    `machine`: properties of the machine, such as processor and cores. `versions`: library -> version.
+    `subjects`: component -> what it runs, such as a simulator or a model. `costs`: cost name -> its points.
+    `counts`: name -> mean over iterations of a number that is not seconds. `samples`: distribution -> draws from it,
+    such as lengths of answers.
+    """
+
+    machine: Mapping[str, Any]
     versions: Mapping[str, str]
-    # component -> what it runs, such as a simulator or a model
     subjects: Mapping[str, str]
     costs: Mapping[str, Curve]
-    # Name -> mean over iterations
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Distribution -> draws
     samples: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def merged(self, other: Profile) -> Profile:
-        """Return a profile with the costs of both profiles. `other` is the newer one.
+        """Return a profile with the costs of this profile and of `other`, the newer profile.
 
-        Points of nearly equal size are averaged by laps. A curve of another source or device replaces the older curve.
+        Points of nearly equal size are averaged, weighted by their laps. If a cost has another source or device in
+        `other`, the points of `other` replace those of this profile.
         """
         costs = dict(self.costs)
         for name, curve in other.costs.items():
@@ -92,7 +104,7 @@ class Profile:
         )
 
     def elsewhere(self) -> Profile:
-        """Return a copy of the profile whose measured costs are marked as measured on another machine."""
+        """Return a copy of the profile in which measured costs are marked as measured on another machine."""
         costs = {
             name: dataclasses.replace(curve, source=ELSEWHERE)
             if curve.source == MEASURED
@@ -141,9 +153,10 @@ def _merged(old: Curve, new: Curve) -> Curve:
 
 
 def mean(a: Point, b: Point) -> Point:
-    """Return one point for two points. Size and processor seconds are means, weighted by laps.
+    """Return one point in place of the points `a` and `b`.
 
-    `blocked_s` and `least_cpu_s` are the smaller of both values, `spread` is the larger.
+    `size` and `cpu_s` are means weighted by laps. `blocked_s` and `least_cpu_s` are the smaller values, `spread` is the
+    larger value.
     """
     laps = a.laps + b.laps
     share = a.laps / laps
@@ -162,7 +175,7 @@ def mean(a: Point, b: Point) -> Point:
 
 
 def read_profile(text: str, *, file: str) -> Profile:
-    """Return the profile that `text` has, as JSON of `Profile.record`. Raises ConfigError about the first wrong entry.
+    """Return the profile in `text`, which is JSON from `Profile.record`. Raises ConfigError for a wrong entry.
 
     `file`: name of the file, for errors.
     """

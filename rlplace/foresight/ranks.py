@@ -50,7 +50,7 @@ _UNBOUNDED = 1 << 60
 
 
 class LogicalClock(Clock):
-    """The clock of a simulated world. It advances while the driver waits for calls."""
+    """The clock of a simulated world. Its time advances while the driver waits for calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -70,9 +70,9 @@ class LogicalClock(Clock):
         return self._run(set(calls), 1, timeout_s)
 
     def _run(self, calls: set[Call], enough: int, timeout_s: float) -> bool:
-        """Advance the clock until `enough` of the calls have ended.
+        """Advance the clock until `enough` of the calls have ended, but by at most `timeout_s` seconds.
 
-        Return whether they did within `timeout_s` seconds.
+        Return whether enough calls have ended.
         """
         ended = list[Future[Any]]()
         for call in calls:
@@ -109,7 +109,7 @@ class Site:
             self.world.spawn(self._drive(queue))
 
     def device(self, accelerator: int) -> Cores:
-        """Return the device of an accelerator, which does one thing at a time."""
+        """Return the simulated device of an accelerator. It does the work of one thread at a time."""
         return self._devices.setdefault(accelerator, Cores(self.world, 1))
 
     def barrier(self, component: str) -> Barrier:
@@ -117,22 +117,25 @@ class Site:
         return self._barriers.setdefault(component, Barrier(self.world, ranks))
 
     def push(self, channel: str, version: int) -> tuple[list[int], Event]:
-        """Return the ranks that have pushed a version so far, and the event that all ranks have pushed it.
+        """Return the ranks that have pushed this version of the weights so far, and the event that all have pushed.
 
-        `channel`: name of the weights that are pushed.
+        `channel`: name of the weights.
         """
         return self._pushed.setdefault((channel, version), ([], Event(self.world)))
 
     def lent(self, rank: int) -> Channel:
-        """Return the channel through which rank `rank` of env reports the seconds that it has computed for rollout."""
+        """Return the channel in which rank `rank` of env reports the seconds that it has computed for its rollout rank.
+
+        Such an env rank shares a process with a rollout rank.
+        """
         return self._lent.setdefault(rank, Channel(self.world, 1))
 
     def ask(self, act: Callable[[], None]) -> None:
-        """Add `act`, which sends a message, to the queue of the driver's sends. The driver calls them in order."""
+        """Put `act`, which sends a message, into the driver's queue. The driver runs the queue in order."""
         self._hand(self._asked, act)
 
     def answer(self, act: Callable[[], None]) -> None:
-        """Add `act`, which takes a result, to the queue of results for the driver. The driver takes them in order."""
+        """Put `act`, which takes a result, into the driver's queue of results. The driver runs the queue in order."""
         self._hand(self._answers, act)
 
     def _hand(self, queue: Channel, act: Callable[[], None]) -> None:
@@ -149,7 +152,7 @@ class Site:
 
 
 class Rank:
-    """A simulated rank. A subclass has each method of its worker as a generator, which spends the predicted seconds."""
+    """Base of simulated ranks. Subclasses have the methods of a worker, as generators that take the predicted time."""
 
     def __init__(self, site: Site, slot: Slot) -> None:
         self.site = site
@@ -206,7 +209,7 @@ class Rank:
             self.site.answer(functools.partial(settle, outcomes))
 
     def spend(self, cost: Cost) -> Body:
-        """Work for the seconds of a cost on the rank's processor or accelerator, then sleep for its blocked seconds."""
+        """Let the rank work for `cost.cpu_s` on its processor or accelerator, then sleep for `cost.blocked_s`."""
         if cost.on_accelerator and self.slot.accelerators:
             yield Work(
                 self.site.device(self.slot.accelerators[0]), self.slot.owner, cost.cpu_s
@@ -217,16 +220,16 @@ class Rank:
             yield Sleep(cost.blocked_s)
 
     def lap(self, method: str, part: str, size: float = 0.0) -> Body:
-        """Spend the seconds of one lap of a method's part.
+        """Let the rank work for one lap: one run of the part `part` of `method`, with `size` units of work.
 
-        The cold cost applies if other processes used the processor before.
+        The lap has the cold cost if other threads have used the processor since the rank's last lap.
         """
         cold = self._off or self.world.now > self._ended
         name = self.costs.known(f"{self.component}.{method}", part, cold=cold)
         yield from self.lasting(self.costs.of(name, size))
 
     def lasting(self, cost: Cost) -> Body:
-        """Spend the seconds of a cost, and note whether other processes used the processor meanwhile."""
+        """Let the rank work for a cost, and record whether other threads used the processor before or meanwhile."""
         waited = self.world.now > self._ended
         began = self.world.now
         yield from self.spend(cost)
@@ -234,9 +237,9 @@ class Rank:
         self._off = waited or self._ended - began > cost.seconds + OFF_S
 
     def watch(self, *parts: str) -> Stopwatch:
-        """Return a new stopwatch on the logical clock.
+        """Return a new stopwatch on the logical clock. Its measured spans are recorded with the call.
 
-        Its spans become part of the record of the call. `parts`: their names.
+        `parts`: names of the parts that it measures.
         """
         watch = Stopwatch(*parts, read=lambda: (self.world.now, self.world.now))
         self._watches.append(watch)
@@ -262,7 +265,7 @@ class Rank:
 
 
 class _Handle(WorkerHandle):
-    """The driver's handle of a simulated rank."""
+    """The driver's handle of a simulated rank, through which calls are sent."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.slot)
@@ -293,9 +296,9 @@ class _Handle(WorkerHandle):
 
 
 def make_groups(site: Site, kinds: Mapping[str, type[Rank]]) -> dict[str, WorkerGroup]:
-    """Return component -> worker group of simulated ranks, on the slots of the plan.
+    """Return component -> worker group of simulated ranks, one rank on each slot of the plan.
 
-    `kinds`: component -> class of its ranks.
+    `kinds`: component -> class of its simulated ranks.
     """
     groups = {}
     for component, kind in kinds.items():

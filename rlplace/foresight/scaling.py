@@ -1,13 +1,14 @@
-"""How seconds of a call go with the number of ranks, where no run has measured that number.
+"""How the seconds of a call depend on the number of ranks, for numbers of ranks that were not measured.
 
 ::
 
     measured with 2 ranks: 0.6 s    work is shared    each rank does the same    all is an exchange between ranks
     with 4 ranks                    0.3 s             0.6 s                      1.2 s
-    with 1 rank                     1.2 s             0.6 s                      0 s, for there is none
+    with 1 rank                     1.2 s             0.6 s                      0 s, since nothing is exchanged
 
-The prediction is that ranks share the work. The other two are the ends of its interval; an exchange counts only for
-classes whose ranks join a process group. From 1 rank nothing is known of an exchange: the interval has no end.
+A prediction assumes that ranks share the work. The least and the most seconds of its range follow from the other two
+assumptions. An exchange is assumed only for worker classes with ranks that join a process group. A measurement with 1
+rank says nothing about an exchange between more ranks: then the range has no upper end.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ _SAME = 0.06  # sizes of a profile have two digits
 
 
 class Scaling(enum.Enum):
-    """How the costs of a call are assumed to depend on the number of ranks, for numbers that no run has measured."""
+    """Which cost to assume for a call with a number of ranks that was not measured.
 
-    SHARED = "shared"  # neither: the prediction
+    SHARED: ranks share the work; used for predictions. LEAST, MOST: the least or the greatest of all possible costs;
+    used for the range of a prediction.
+    """
+
+    SHARED = "shared"
     LEAST = "least"
     MOST = "most"
 
 
 class RankCosts(Costs):
-    """The costs of a custom job. Notes the calls whose scaling with the number of ranks is assumed, in `scaled`."""
+    """The costs of a custom job. A call with an assumed cost at some number of ranks is recorded in `scaled`."""
 
     def __init__(
         self,
@@ -40,9 +45,9 @@ class RankCosts(Costs):
         exchanging: Collection[str] = (),
         scaling: Scaling = Scaling.SHARED,
     ) -> None:
-        """`exchanging`: components whose ranks join a process group.
+        """`exchanging`: components with ranks that join a process group.
 
-        `scaling`: the assumption for numbers without a measurement.
+        `scaling`: which cost to assume for a number of ranks that was not measured.
         """
         super().__init__(profile)
         self._exchanging = exchanging
@@ -70,11 +75,11 @@ class RankCosts(Costs):
     def _ends(
         self, name: str, measured: Sequence[int], ranks: int, shared: Cost
     ) -> list[Cost]:
-        """Return the possible costs of a call with a number of ranks that was not measured.
+        """Return the possible costs of a call with `ranks` ranks, a number that was not measured.
 
-        `measured`: the numbers of ranks that were measured. `shared`: the cost if ranks share the work. Between two
-        measured numbers, the possible costs are `shared` and the costs of these two numbers; outside of them, one cost
-        for each assumption.
+        `name`: name of the cost. `measured`: the numbers of ranks that were measured. `shared`: the cost if ranks share
+        the work. If `ranks` is between two measured numbers, the possible costs are `shared` and the costs at these two
+        numbers. Else there is one cost for each assumption in the module's docstring.
         """
         fewer = [each for each in measured if each < ranks]
         more = [each for each in measured if each > ranks]
@@ -100,7 +105,7 @@ def _seconds(cost: Cost) -> float:
 
 
 def measured_ranks(profile: Profile, name: str) -> tuple[int, ...]:
-    """Return the numbers of ranks with which a call was measured. `name`: name of the cost."""
+    """Return the numbers of ranks at which the cost `name` was measured."""
     curve = profile.costs.get(name)
     if curve is None:
         return ()
@@ -109,12 +114,15 @@ def measured_ranks(profile: Profile, name: str) -> tuple[int, ...]:
 
 
 def is_measured(measured: Collection[int], ranks: int) -> bool:
-    """Return whether a number of ranks was measured, up to the rounding of sizes to two digits."""
+    """Return whether `ranks` is one of the measured numbers. They are compared with a tolerance of 6 %.
+
+    The tolerance is needed because a profile stores 1 / ranks with two digits.
+    """
     return any(math.isclose(ranks, each, rel_tol=_SAME) for each in measured)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Return numbers of ranks as text, such as "1, 2 and 4"."""
+    """Return the numbers as text, such as "1, 2 and 4"."""
     texts = [str(each) for each in ranks]
     if len(texts) == 1:
         return texts[0]

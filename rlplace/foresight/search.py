@@ -1,12 +1,13 @@
-"""Find the best plan of a space under a profile by best-first branch and bound; return the best so far at a deadline.
+"""Find the best plan of a search space under a profile, by best-first branch and bound, until a deadline.
 
 ::
 
     sizes of components ──▶ places ──▶ who stays ──▶ a plan: checks, memory ledger ──▶ predicted seconds
           bound              bound                     bound with its moves
 
-A branch whose bound is not below the best that was found is left out. When none is left, the best is proven under the
-profile; when time is over before, the least bound that is left says how much better a plan could be at most.
+"Who stays" is the choice of components that stay resident on accelerators which they share. A branch is left out if its
+bound is not below the best value so far. When no branch is left, the best plan is proven to be the best under the
+profile. When time runs out before, the least bound of the open branches says how much better a plan could be at most.
 """
 
 from __future__ import annotations
@@ -42,16 +43,22 @@ _SAME = 1e-9  # relative tolerance of sums in another order
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A valid plan that a search has found, with its prediction."""
+    """A valid plan that a search has found, with its prediction.
+
+    `space`: the search space of the plan. `case`: the plan's memory case. `used`: number of accelerators that the plan
+    uses.
+    `value`: value of the objective, in seconds or accelerator seconds.
+    `margin_bytes`: free memory of the fullest accelerator; None: not known.
+    """
 
     space: Space
     layout: Layout
     plan: Plan
     case: MemoryCase
     prediction: Prediction
-    used: int  # number of accelerators used
-    value: float  # value of the objective
-    margin_bytes: int | None  # free memory of the fullest accelerator; None: not known
+    used: int
+    value: float
+    margin_bytes: int | None
 
     @property
     def seconds(self) -> float:
@@ -59,7 +66,7 @@ class Found:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Config key -> value, for all keys in which the plan differs from the written config.
+        """Config key -> new value, for all keys in which the plan differs from the config that the user wrote.
 
         None: the key is removed.
         """
@@ -68,20 +75,29 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of a search."""
+    """The result of a search.
+
+    `objective`: what was minimised, one of OBJECTIVES. `current`: the config's own plan; None if it is not valid.
+    `found`: the best plans, best first; of plans that take equally long, only one.
+    `all_found`: all plans that were predicted and may be used, best first.
+    `bound`: lower bound of the value of all plans of the space.
+    `counts`: name -> number, such as the number of plans that were predicted. `refused`: error code -> number of plans
+    with this error.
+    `nearest`: of the plans that need more memory than there is, the one that lacks the fewest bytes. `lacks_bytes`: how
+    many bytes it lacks on one accelerator.
+    `lacking`: cost that the profile lacks -> number of plans that were left out because of it.
+    `proven`: whether no plan of the space can be better than the best plan.
+    """
 
     objective: str
-    current: Found | None  # the config's own plan; None if it is not valid
-    # best first; one for each set of plans that take equally long
+    current: Found | None
     found: tuple[Found, ...]
     all_found: tuple[Found, ...]
-    bound: float  # lower bound of all plans of the space
+    bound: float
     counts: Mapping[str, int]
-    refused: Mapping[str, int]  # reason why plans are invalid -> number of plans
-    # The plan that exceeds memory least, of those that do not fit
+    refused: Mapping[str, int]
     nearest: tuple[Space, Layout] | None
-    lacks_bytes: int  # bytes that it lacks on one accelerator
-    # Missing cost -> number of plans that were left out because of it
+    lacks_bytes: int
     lacking: Mapping[str, int]
     proven: bool
 
@@ -93,7 +109,10 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """The largest share by which a plan could still be better than the best plan; 0 if the best plan is proven."""
+        """How much better than the best plan another plan could still be, at most, as a share of the best plan's value.
+
+        0 if the best plan is proven to be the best.
+        """
         best = self.best
         if best is None or self.proven:
             return 0.0
@@ -101,9 +120,9 @@ class Answer:
 
 
 def merged(answers: Sequence[Answer], keep: int = 6) -> Answer:
-    """Return the answers of several search spaces as one answer.
+    """Return one answer for the answers of several search spaces.
 
-    The first space has to be that of the unchanged config. `keep`: the most plans in `found`.
+    The first answer has to be that of the unchanged config. `keep`: the most plans in `found`.
     """
     found = sorted((one for answer in answers for one in answer.all_found), key=_rank)
     first = {_rounded(one.value): one for one in reversed(found)}
@@ -154,7 +173,7 @@ _DEPTH: Mapping[type, int] = {
 
 
 class Search:
-    """Searches one space under one profile. Predictions are cached, so a second search repeats none of them."""
+    """Searches one space under one profile. Predictions are cached, so a second search does not repeat them."""
 
     def __init__(self, space: Space, profile: Profile) -> None:
         self.space = space
@@ -178,16 +197,16 @@ class Search:
         rivals: Sequence[Found] = (),
         over: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """Search the space and return the answer.
+        """Search the space until the best plan is proven or time has run out, and return the answer.
 
-        `objective`: what is minimised, one of OBJECTIVES. `most`: the largest number of accelerators of a plan; None:
-        that of the space. `keep`: how many plans the answer has. `rivals`: plans of other spaces; plans that are not
-        better than the best of them are left out. `over`: returns whether time has run out.
+        `objective`: what is minimised, one of OBJECTIVES. `most`: the most accelerators that a plan may use; None: as
+        many as the space allows. `keep`: the most plans in the answer's `found`. `rivals`: plans of other spaces;
+        branches that cannot be better than the best of them are left out. `over`: returns True when time has run out.
         """
         return _Run(self, objective, most or self.space.most, keep, rivals, over).go()
 
     def unmeasured(self) -> dict[str, Sequence[int]]:
-        """Return component -> measured numbers of ranks, for components that may get another number of ranks."""
+        """Return component -> measured numbers of ranks, for components that may get a number that was not measured."""
         asked: dict[str, set[int]] = {}
         for mode in self.space.modes:
             for component, sizes in self.space.sizes(mode).items():
@@ -198,7 +217,8 @@ class Search:
     def ranged(self, found: Found) -> Prediction | None:
         """Return the prediction of a plan with its least and most seconds.
 
-        They differ by what is assumed of how costs scale with the number of ranks. Return None if nothing is assumed.
+        They are the least and the most under all assumptions about how costs scale with the number of ranks. Return
+        None if nothing is assumed.
         """
         config = found.space.config_of(found.layout)
         prediction = predict(config, found.plan, found.case, self.profile, ranged=True)
@@ -209,7 +229,11 @@ class Search:
     def least(
         self, layout: Layout, schedule: Schedule, keys: Sequence[object]
     ) -> tuple[float, ...]:
-        """Return a lower bound of the seconds of each stage of a plan. `keys`: the keys of its stages."""
+        """Return a lower bound of the seconds of each stage of a plan.
+
+        If generation runs ahead, so that stages overlap, return one bound, for the whole iteration. `layout`,
+        `schedule`: of the plan. `keys`: the stage keys of the plan, from `Search.keys`.
+        """
         if not all(key in self._least for key in keys):
             found = self.bounds.of_stages(
                 schedule, layout.mode, layout.sizes, self.space.spread(layout)
@@ -233,22 +257,26 @@ class Search:
         return tuple(stages)
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return the keys of a plan's stages. Plans with equal keys take equally long."""
+        """Return the stage keys of a plan. Plans with equal keys take equally long.
+
+        `layout`, `schedule`: of the plan.
+        """
         return self._alike.keys(layout, schedule)
 
     def at_least(self, keys: Sequence[object], least: Sequence[float]) -> float:
-        """Return a lower bound of an iteration: the sum over stages of predicted seconds, or else of the stage's bound.
+        """Return a lower bound of the seconds of a plan: the sum over its stages.
 
-        `keys`, `least`: key and lower bound of each stage.
+        A stage counts with its predicted seconds if they are known, else with its lower bound. `keys`, `least`: key and
+        lower bound of each stage.
         """
         return sum(
             self._known.get(key, bound) for key, bound in zip(keys, least, strict=True)
         )
 
     def of_sizes(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> float:
-        """Return a lower bound, in seconds, for all plans whose components have one of the given sizes.
+        """Return a lower bound of the seconds of an iteration, for all plans whose components have sizes in `options`.
 
-        `options`: component -> its possible sizes.
+        `mode`: settings of these plans. `options`: component -> its possible sizes.
         """
         known: dict[str, float] = {}
         if self._bound is not None:
@@ -256,9 +284,9 @@ class Search:
         return self.bounds.of_sizes(mode, options, known)
 
     def sharpen(self, mode: Mode, options: Mapping[str, Sequence[Size]]) -> bool:
-        """Improve the bound of these sizes by simulation. Return whether there was anything left to simulate.
+        """Raise the lower bound of plans with these sizes by one more simulation.
 
-        `options`: component -> its possible sizes.
+        Return whether anything was simulated. `options`: component -> its possible sizes.
         """
         if self._bound is None:
             return False
@@ -268,9 +296,9 @@ class Search:
     def _least_sizes(
         self, bound: StageBound, mode: Mode, options: Mapping[str, Sequence[Size]]
     ) -> tuple[float, tuple[Size, ...]]:
-        """Return the least bound of the simulated stage over all combinations of sizes, and the sizes that have it.
+        """Return the least bound of the simulated stage over all combinations of sizes, and that combination.
 
-        `options`: component -> its possible sizes.
+        `bound`: bounds of the simulated stage. `options`: component -> its possible sizes.
         """
 
         def least(sizes: tuple[Size, ...]) -> float:
@@ -281,7 +309,10 @@ class Search:
         return min((least(sizes), sizes) for sizes in itertools.product(*each))
 
     def lacks(self, schedule: Schedule, mode: Mode) -> list[str]:
-        """Return the names of the costs of moves and of this mode that a plan needs and the profile lacks."""
+        """Return the names of costs that a plan needs and the profile does not have.
+
+        Only costs of moves, and the costs that only plans of this mode need, are checked.
+        """
         moves = [
             m
             for entry in schedule.entries.values()
@@ -296,7 +327,7 @@ class Search:
     def predict(
         self, config: Any, plan: Plan, case: MemoryCase, layout: Layout
     ) -> Prediction:
-        """Return the prediction of a plan. Plans that take equally long are predicted once."""
+        """Return the prediction of a plan. It is cached by stage keys: plans with equal keys take equally long."""
         keys = self.keys(layout, plan.schedule)
         if keys not in self.predicted:
             found = predict(config, plan, case, self.profile)
@@ -306,7 +337,7 @@ class Search:
 
 
 class _Run:
-    """One run of a search: its open branches, and the best plans so far."""
+    """The state of one search: its open branches, and the best plans so far."""
 
     def __init__(
         self,
@@ -384,7 +415,11 @@ class _Run:
         )
 
     def _expand(self, node: _Node, bound: float) -> None:
-        """Open a branch. If its bound is higher by now, put the branch back with the new bound instead."""
+        """Open a branch: add its sub-branches, or check its plan.
+
+        If the branch has a higher bound than `bound` by now, put it back with the higher bound instead. `bound`: the
+        branch's bound when it was added.
+        """
         known = self._bound(node, bound)
         if known > bound * (1 + _SAME):
             self._push(known, node)
@@ -398,7 +433,10 @@ class _Run:
                 self._decide(node)
 
     def _bound(self, node: _Node, bound: float) -> float:
-        """Return the highest known lower bound of a branch. `bound`: its bound so far."""
+        """Return the highest lower bound of a branch that is known by now.
+
+        `bound`: the bound when the branch was added.
+        """
         if isinstance(node, _Leaf):
             return max(
                 bound,
@@ -425,9 +463,9 @@ class _Run:
                 return known
 
     def _dive(self, node: _Node, bound: float) -> None:
-        """Open a branch, then always the one of its new branches with the least bound, until a plan is found.
+        """Open a branch, then repeatedly the new sub-branch with the least bound, until a plan is found.
 
-        A good plan that is found early lets more branches be left out.
+        The sooner a good plan is found, the more branches can be left out.
         """
         others = self.heap
         at = (bound, 0, 0, node)
@@ -449,7 +487,7 @@ class _Run:
         )
 
     def _limit(self, number: int) -> float:
-        """Return the value of the plan with the rank `number`, from 1, among the best plans.
+        """Return the value of the plan at place `number`, counted from 1, in the order of values.
 
         If there are fewer plans, return infinity.
         """
@@ -468,9 +506,9 @@ class _Run:
         return seconds
 
     def _size(self, node: _Sizes) -> None:
-        """Open one branch for each size of the component with the most possible sizes.
+        """Add one branch for each size of the component that has the most possible sizes.
 
-        If all sizes are known, begin to place.
+        If each component has only one possible size, add a branch for their places.
         """
         open_ = [c for c, sizes in node.left.items() if len(sizes) > 1]
         if not open_:
@@ -497,9 +535,9 @@ class _Run:
             )
 
     def _place(self, node: _Places, bound: float) -> None:
-        """Open one branch for each place of the largest component without a place.
+        """Add one branch for each place of the largest component that has no place yet.
 
-        If all components have a place, open the plans with these places.
+        If all components have a place, add branches for the plans with these places.
         """
         left = [c for c in self.space.free if c not in node.starts]
         if not left:
@@ -534,10 +572,10 @@ class _Run:
                 )
 
     def _leaves(self, node: _Places, used: int, bound: float) -> None:
-        """Open a plan for each choice of components that stay resident, among those that share accelerators.
+        """Add a branch for each choice of components that stay resident, among the components that share accelerators.
 
-        Offloading adds moves and can change stages, so no choice is a bound of another one. `used`: number of
-        accelerators.
+        Offloading adds moves and can change stages, so the bound of one choice does not hold for another choice.
+        `used`: number of accelerators.
         """
         sharing = self.space.sharing(node.cells)
         seen = set[object]()
@@ -575,7 +613,10 @@ class _Run:
             self._push(bound, leaf)
 
     def _decide(self, node: _Leaf) -> None:
-        """Check a plan, unless a known plan takes equally long on as few accelerators."""
+        """Check and predict a plan, unless a plan is known that takes equally long on as few accelerators or fewer.
+
+        Components that never have to move are first removed from the layout's `stays`.
+        """
         if node.used >= self.fewest.get(node.keys, math.inf):
             return
         layout = node.layout
@@ -591,9 +632,9 @@ class _Run:
         self._check(dataclasses.replace(layout, stays=needed))
 
     def _check(self, layout: Layout) -> Found | None:
-        """Make the plan of a layout, check it, predict it, and return it.
+        """Make and predict the plan of a layout, and return it.
 
-        Return None if it is not valid or cannot be predicted.
+        Return None if the plan is not valid, does not fit into memory, or needs costs that the profile lacks.
         """
         self.counts["planned"] += 1
         config = self.space.config_of(layout)
@@ -644,7 +685,7 @@ class _Run:
 
 
 def _rank(found: Found) -> tuple[float, int, int, int]:
-    """Return the sort key of a plan: its value, then fewer accelerators, fewer changed keys, more free memory."""
+    """Return the sort key of a plan, best first: low value, few accelerators, few changed keys, much free memory."""
     return (
         _rounded(found.value),
         found.used,

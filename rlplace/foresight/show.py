@@ -38,10 +38,11 @@ def foreseen(
     words: Sequence[str] = (),
     tell: Callable[[str], None] = lambda text: None,
 ) -> Prediction:
-    """Return the prediction of a plan from the profile that its config names, else from the last profile of the job.
+    """Return the prediction of a plan, from the profile that its config names or else from the job's newest profile.
 
-    `words`: a command line of the job, for the fix of an error. `tell`: called with a line of text that names the last
-    profile's file. Raises ConfigError if there is no profile of this job.
+    `words`: the words of the job's command line, for the fix of an error. `tell`: called with a line of text that names
+    the file, if the newest profile is used. Raises ConfigError if there is no profile of this job, or if the job cannot
+    be predicted.
     """
     if not can_predict(config):
         problems = []
@@ -61,10 +62,10 @@ def foreseen(
 
 
 def interval(prediction: Prediction) -> tuple[float, float]:
-    """Return the least and the most seconds of an iteration: nine of ten iterations are between them.
+    """Return the least and the most seconds of an iteration. Nine of ten iterations are expected between them.
 
-    The range follows from the variation in the profile. If scaling with ranks is assumed, the range covers all
-    assumptions, and the most seconds may be infinite.
+    The range follows from the measured variation of costs. If the scaling of costs with the number of ranks is assumed,
+    the range covers all assumptions, and the most seconds may be infinite.
     """
     off = NINE_OF_TEN * prediction.costs.spread
     least_s = most_s = prediction.seconds
@@ -75,9 +76,9 @@ def interval(prediction: Prediction) -> tuple[float, float]:
 
 
 def show_interval(prediction: Prediction) -> str:
-    """Return a text with the range of seconds of an iteration, and with what the range depends on.
+    """Return a text with the least and the most seconds of an iteration, and the reason for this range.
 
-    "" without a range.
+    Return "" if they are equal.
     """
     low, high = interval(prediction)
     if high <= low:
@@ -91,7 +92,7 @@ def show_interval(prediction: Prediction) -> str:
 def stage_seconds(
     numbers: Mapping[str, float], stages: Iterable[str] = STAGES
 ) -> dict[str, float]:
-    """Return "iteration" and each stage -> its seconds.
+    """Return stage -> its seconds, and "iteration" -> the seconds of the iteration.
 
     `numbers`: metric -> value. Stages without a metric are left out.
     """
@@ -104,26 +105,26 @@ def stage_seconds(
 
 
 def stages_of(prediction: Prediction) -> tuple[str, ...]:
-    """Return the stages in the order in which they are shown: the usual stages, then those of a custom job."""
+    """Return the stages in the order in which they are printed: the usual stages, then other stages of a custom job."""
     own = [base_stage(stage) for stage in prediction.active]
     return tuple(dict.fromkeys([*STAGES, *own]))
 
 
 def predicted_seconds(prediction: Prediction) -> dict[str, float]:
-    """Return "iteration" and each stage -> its predicted seconds."""
+    """Return stage -> its predicted seconds, and "iteration" -> the predicted seconds of the iteration."""
     return stage_seconds(prediction.numbers, stages_of(prediction))
 
 
 def limit(prediction: Prediction) -> str:
-    """Return a line of text that names the bottleneck of an iteration."""
+    """Return a line of text that names the bottleneck of an iteration: the component or stage that limits it."""
     longest = bottleneck(prediction.numbers, prediction.active)
     return f"bottleneck {longest}{crowded(prediction)}"
 
 
 def crowded(prediction: Prediction) -> str:
-    """Return the end of a sentence that names the node whose processors are busiest.
+    """Return the last part of a sentence, about the node with the busiest processors.
 
-    "" if no node's processors are busy.
+    Return "" if processors are not busy on any node.
     """
     node, share = max(prediction.processors.items(), key=lambda pair: pair[1])
     if share < _BUSY:
@@ -135,7 +136,7 @@ def crowded(prediction: Prediction) -> str:
 
 
 def notes(prediction: Prediction) -> list[str]:
-    """Return lines of text about uncertain costs: assumed, not measured, or measured elsewhere or for other sizes."""
+    """Return lines of text about uncertain costs, such as missing, assumed, or measured on another machine."""
     costs = prediction.costs
     told = foreign(costs.profile)
     if told == [NOTHING_MEASURED]:
@@ -159,9 +160,9 @@ def notes(prediction: Prediction) -> list[str]:
 
 
 def scaling_notes(prediction: Prediction) -> list[str]:
-    """Return a line of text that names the calls whose scaling with the number of ranks is assumed.
+    """Return a line of text with the calls for which the scaling with the number of ranks is assumed, as a list.
 
-    Return an empty result if there are none.
+    The list is empty if nothing is assumed.
     """
     calls = []
     for call, (known, asked) in prediction.costs.scaled.items():
@@ -175,7 +176,7 @@ def scaling_notes(prediction: Prediction) -> list[str]:
 
 
 def render_prediction(prediction: Prediction) -> str:
-    """Return the predicted seconds of an iteration and its stages as text, as a chapter of a plan."""
+    """Return a chapter of a printed plan: the predicted seconds of an iteration and of its stages."""
     seconds = predicted_seconds(prediction)
     whole = f"an iteration takes {seconds.pop('iteration'):.3g} s"
     shown = show_interval(prediction)
@@ -187,7 +188,10 @@ def render_prediction(prediction: Prediction) -> str:
 
 
 def draw_prediction(prediction: Prediction, plan: Plan, name: str) -> str:
-    """Return an SVG document of an iteration: accelerators from top to bottom, seconds from left to right."""
+    """Return an SVG document of a predicted iteration: a row for each accelerator, time from left to right.
+
+    `name`: name of the job, for the title.
+    """
     placement = plan.placement
     accelerators = sorted(placement.used)
     title = f"{name}, predicted"
@@ -197,7 +201,7 @@ def draw_prediction(prediction: Prediction, plan: Plan, name: str) -> str:
 
 
 def prediction_parts(prediction: Prediction, plan: Plan, name: str) -> list[str]:
-    """Return parts of an HTML page: a heading, the picture of an iteration, and its seconds as text."""
+    """Return parts of an HTML page: a heading, the picture of a predicted iteration, and its seconds as text."""
     title, _, text = render_prediction(prediction).partition("\n")
     picture = draw_prediction(prediction, plan, name)
     return [
@@ -231,7 +235,7 @@ def prediction_record(prediction: Prediction) -> dict[str, Any]:
 def compare_seconds(
     prediction: Prediction, measured: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Return "iteration" and each stage -> its predicted and measured seconds. `measured`: metric -> seconds."""
+    """Return stage, or "iteration" -> its "predicted" and "measured" seconds. `measured`: metric -> seconds."""
     there = stage_seconds(measured, stages_of(prediction))
     compared = {}
     for stage, seconds in predicted_seconds(prediction).items():

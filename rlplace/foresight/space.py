@@ -1,8 +1,9 @@
-"""The plans that a search chooses among, and the lines of the config that each changes.
+"""The search space: the plans that a search chooses among, and the config keys that each plan changes.
 
-A component has an interval of accelerators, one rank on each. Intervals lie within a node, at a multiple of their size
-or at its end, or they are whole nodes. Accelerators of a node that are used alike are equal, and so are such nodes:
-of places that differ in nothing else, the first is tried::
+A component has an interval of accelerators, one rank on each. An interval lies within a node, at a multiple of its
+length or at the node's end, or it consists of whole nodes. Accelerators of a node with the same components are equal,
+and nodes with equal accelerators are equal. Of places that differ only in the numbers of equal accelerators, only the
+first is tried::
 
     actor 0-3, env 0-1      the same as      actor 0-3, env 2-3      or      actor 4-7, env 4-5
 """
@@ -34,17 +35,23 @@ Cells = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One plan of a search space: the sizes and places of all components."""
+    """One plan of a search space: the sizes and places of all components.
+
+    `sizes`: component -> its size. `starts`: component whose place the search chooses -> its first accelerator.
+    `stays`: components that are not offloaded, although other components need the same accelerators.
+    """
 
     mode: Mode
-    sizes: Sizes  # of every component
-    starts: Mapping[str, int]  # free component -> its first accelerator
-    # Free components that stay resident on accelerators which others need
+    sizes: Sizes
+    starts: Mapping[str, int]
     stays: tuple[str, ...] = ()
 
 
 class _Shared(NamedTuple):
-    """Says which components share accelerators. `pairs`: each pair in both orders."""
+    """The pairs of components that share accelerators, in the form that `schedule_of` reads.
+
+    `pairs`: each pair in both orders, (a, b) and (b, a).
+    """
 
     components: tuple[str, ...]
     pairs: frozenset[tuple[str, str]]
@@ -57,7 +64,10 @@ class _Shared(NamedTuple):
 
 
 class Space:
-    """All plans of a job that a search may choose. They differ in the places and sizes of the free components."""
+    """All plans of a job that a search may choose. They differ in the places and sizes of the free components.
+
+    A component is free if the search may change its place and size.
+    """
 
     def __init__(
         self,
@@ -71,9 +81,9 @@ class Space:
     ) -> None:
         """`fixed`: components that keep their place.
 
-        `accelerators`: allowed numbers of accelerators; empty: any number. `varied`: key -> value, for keys outside of
-        the placement in which `config` differs from the config `written` by the user; None: no keys. Raises ConfigError
-        for unknown components and for more accelerators than the cluster has.
+        `accelerators`: allowed numbers of accelerators of a plan; empty: any number. `varied`: key -> value, for keys
+        outside of the placement in which `config` differs from the config `written` by the user; None: no keys. Raises
+        ConfigError for unknown components and for more accelerators than the cluster has.
         """
         placement = plan.placement
         for name in fixed:
@@ -118,16 +128,16 @@ class Space:
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
-        """All modes that a plan of the space may have; the present mode comes first."""
+        """All modes (settings for all components) that a plan of the space may have; the present mode is the first."""
         return self.model.modes(self)
 
     def sizes(self, mode: Mode) -> dict[str, tuple[Size, ...]]:
-        """Return component -> the sizes that it may have in this mode. A fixed component has one size."""
+        """Return component -> the sizes that it may have in this mode. A component with a fixed place has one size."""
         return self.model.sizes(self, mode)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The possible numbers of accelerators of an interval: up to a whole node, or several whole nodes."""
+        """The numbers of accelerators that a component may have: up to one whole node, or several whole nodes."""
         each = max(node.accelerators for node in self.nodes)
         alike = sum(node.accelerators == each for node in self.nodes)
         found = [*range(1, each + 1), *(each * n for n in range(2, alike + 1))]
@@ -141,7 +151,7 @@ class Space:
 
     @cached_property
     def empty(self) -> Cells:
-        """All accelerators, with only the fixed components on them."""
+        """For each accelerator of each node, the components on it if only the fixed components are placed."""
         fixed = {
             number: sum(
                 bit
@@ -157,10 +167,11 @@ class Space:
     def places(
         self, cells: Cells, component: str, length: int
     ) -> Iterator[tuple[int, Cells]]:
-        """Yield each place that a component may get, as its first accelerator and the cells with the component on them.
+        """Yield (first accelerator, cells) for each place that a component may get; `cells` then include the component.
 
-        Of places that differ only in the numbers of equal accelerators, the first is yielded. `cells`: the components
-        on each accelerator before. `length`: number of accelerators of the component.
+        Of places that differ only in the numbers of equal accelerators, only the first is yielded. `cells`: for each
+        accelerator of each node, the components already placed on it. `length`: number of accelerators of the
+        component.
         """
         bit = self._bits[component]
         seen = set[object]()
@@ -188,7 +199,7 @@ class Space:
             yield start, tuple(after)
 
     def again(self, cells: Cells, component: str, other: str) -> Cells:
-        """Return a copy of the cells, with `component` added to each accelerator that has `other`."""
+        """Return a copy of `cells` with `component` added on each accelerator on which `other` is placed."""
         bit = self._bits[component]
         there = self._bits[other]
         return tuple(
@@ -196,9 +207,9 @@ class Space:
         )
 
     def _intervals(self, length: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
-        """Return all intervals of `length` accelerators: the first accelerator, and (node, begin, end) of each part.
+        """Return (first accelerator, parts) for each interval of `length` accelerators that a component may have.
 
-        `begin` and `end` are counted within the node.
+        Each part is (node, begin, end), with `begin` and `end` counted from the node's first accelerator.
         """
         each = max(node.accelerators for node in self.nodes)
         found: list[tuple[int, list[tuple[int, int, int]]]] = []
@@ -222,10 +233,7 @@ class Space:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """A class number for each node.
-
-        Equal nodes have the same number, but the driver's node has a number of its own.
-        """
+        """For each node, a number that equal nodes share. The driver's node has a number of its own."""
         kinds: dict[object, int] = {}
         return tuple(
             kinds.setdefault(
@@ -235,7 +243,7 @@ class Space:
         )
 
     def spread(self, layout: Layout) -> Spread:
-        """Return component -> node -> number of its ranks on the node."""
+        """Return component -> node -> number of the component's ranks on the node."""
         key = (*layout.starts.items(), *layout.sizes.items())
         if self._spread[0] != key:
             self._spread = key, self._spread_of(layout)
@@ -259,7 +267,10 @@ class Space:
         return found
 
     def sharing(self, cells: Cells) -> tuple[str, ...]:
-        """Return the free components that share accelerators. Each of them may stay resident or be offloaded."""
+        """Return the free components that share accelerators. A search chooses which of them are offloaded.
+
+        `cells`: for each accelerator of each node, the components on it.
+        """
         present = {here for row in cells for here in row}
         return tuple(
             c
@@ -268,10 +279,10 @@ class Space:
         )
 
     def schedule(self, cells: Cells, stays: Collection[str]) -> Schedule:
-        """Return the schedule of a plan: residencies and moves.
+        """Return the schedule of a plan: the residencies of its components in each stage, and the moves.
 
-        `cells`: the components on each accelerator. `stays`: the free components that share accelerators and stay
-        resident.
+        `cells`: for each accelerator of each node, the components on it. `stays`: free components that are not
+        offloaded, although they share accelerators.
         """
         pairs = frozenset(
             (a, b)
@@ -299,9 +310,9 @@ class Space:
         return sum(1 for row in cells for here in row if here)
 
     def current(self) -> Layout:
-        """Return the layout of the config itself.
+        """Return the layout of the config's own plan.
 
-        For a component on several intervals, only the first interval counts.
+        If a component has several intervals of accelerators, only the first one is kept.
         """
         placement = self.plan.placement
         starts = {c: placement.accelerators(c).pieces[0].start for c in self.free}
@@ -311,7 +322,7 @@ class Space:
         return Layout(mode=self.now, sizes=sizes, starts=starts, stays=tuple(stays))
 
     def changes(self, layout: Layout) -> dict[str, Any]:
-        """Return config key -> value, for all keys in which a layout differs from the written config.
+        """Return config key -> new value, for all keys in which a layout differs from the config that the user wrote.
 
         None: the key is removed.
         """
@@ -361,9 +372,10 @@ class Space:
     def at_once(
         self, layout: Layout, groups: Iterable[Collection[str]]
     ) -> tuple[tuple[str, str, int], ...]:
-        """Return pairs of components of one group that share accelerators, with the distance of their first ones.
+        """Return (a, b, distance) for each pair of components in the same group that share accelerators.
 
-        `groups`: components that work, or move, at the same time. The distance is counted in accelerators.
+        `groups`: sets of components that work, or move, at the same time. The distance is the number of accelerators
+        from the first accelerator of a to the first one of b.
         """
         on = self._held(layout)
         pairs = {
@@ -378,9 +390,9 @@ class Space:
         )
 
     def _lines(self, layout: Layout) -> dict[str, Any]:
-        """Return component -> its placement as in a config.
+        """Return component -> its placement in a layout, as it is written in a config.
 
-        A fixed component keeps its line if the line still means the same.
+        A fixed component keeps the text of the config if this text still gives the same placement.
         """
         written = self.config.cluster.component_placement
         plain = self.plan.placement.canonical()
@@ -414,7 +426,7 @@ class Space:
         return lines
 
     def config_of(self, layout: Layout) -> Any:
-        """Return the config of the space, changed to a layout."""
+        """Return the config of the space, changed to the placement and settings of a layout."""
         config = self.model.replaced(
             self.config, PLACEMENT.split("."), self._lines(layout)
         )
@@ -426,9 +438,10 @@ class Space:
 
 
 def _movable(placement: HybridComponentPlacement, component: str) -> bool:
-    """Return whether a search may move a component.
+    """Return whether a search may change the place and size of a component.
 
-    The component may use all nodes, and each rank has one accelerator, or in rollout an equal number of accelerators.
+    It may if the component can be on all nodes and each rank has one accelerator. In rollout, each rank may also have
+    several accelerators, if all ranks have the same number.
     """
     spec = placement.spec(component)
     each = {segment.accelerators_per_rank for segment in spec.segments}

@@ -1,7 +1,8 @@
-"""The spaces of a job under other values of a few keys, such as micro-batch sizes and the staleness bound.
+"""The search spaces of a job with other values of a few config keys, such as micro-batch sizes.
 
-Gradients are summed over micro-batches, so their size changes seconds and memory, and nothing that is learned but its
-rounding. A bound of staleness changes what is learned: it is varied where that is asked for, and the answer says so.
+Another micro-batch size changes seconds and memory, but not what is learned, except for rounding: gradients are summed
+over micro-batches. Another staleness bound changes what is learned. It is varied only on request, and the answer says
+so.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def varied(
     accelerators: Collection[int],
     tell: Callable[[str], None],
 ) -> list[Space]:
-    """Return the search space of the config, then a space for each other combination of values of some config keys.
+    """Return the search space of the config, and a space for each other combination of values of `keys`.
 
-    `keys`: the config keys that are varied. `fixed`: components that keep their place. `accelerators`: accelerators
-    that the plans may use. `tell`: called with a line of text for each combination that has no plan. Raises ConfigError
-    for keys that this job cannot vary, and the errors of `Space`.
+    `keys`: the config keys to vary. `fixed`: components that keep their place. `accelerators`: allowed numbers of
+    accelerators of a plan. `tell`: called with a line of text for each combination that is left out because it has no
+    valid plan. Raises ConfigError for keys that this job cannot vary, for unknown components and for too many
+    accelerators.
     """
     model = model_of(config)
     known = model.values(config)
@@ -98,10 +100,9 @@ def _value(config: Any, key: str) -> int:
 
 
 def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
-    """Return a config that has a valid plan, and the plan.
+    """Return the config and its plan if the plan is valid; else a changed config with a valid plan, and that plan.
 
-    The config is the given one if it has a valid plan; else it has another placement, with generation on accelerators
-    of its own.
+    The changed config has generation on accelerators of its own. `space`: the search space of the unchanged config.
     """
     topology = space.plan.topology
     pair = space.model.generating
@@ -130,5 +131,8 @@ def _plan(config: Any, space: Space) -> tuple[Any, Plan]:
 
 
 def changed_learning(best: Found) -> Iterator[str]:
-    """Yield a line of text for each setting with which the plan `best` learns in another way than the config."""
+    """Yield a line of text for each setting of the plan `best` that changes what is learned.
+
+    The settings are compared with the user's config.
+    """
     return best.space.model.learning_changes(best.space.varied)

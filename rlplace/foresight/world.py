@@ -1,15 +1,16 @@
-"""A logical clock, with processes that compute, sleep, wait for each other and exchange items.
+"""A logical clock, with simulated processes that compute, sleep, wait for each other and exchange items.
 
-A process is a generator. It yields what it waits for, and goes on when the clock is there::
+A process is a generator. It yields a request and continues when the request is fulfilled on the clock::
 
     def rank(world):
         yield Work(cores, "pid 7", 0.002)        two milliseconds of a processor, longer where others want it too
         yield Sleep(0.1)
         item = yield from channel.get("0")
 
-Processors are given first come, first served, and change hands where others wait: laps shorter than a turn run without
-a break, as they do under Linux, so ranks that answer each other find the same order as there. Where more want one than
-there are, they are not at work all the time: one that runs dry does not find at once what waits for another.
+Processors serve threads in the order of arrival, and in turns while other threads wait. A lap that is shorter than a
+turn is not interrupted, as under Linux; so ranks that answer each other run in the same order as in a real run. If
+there are more threads than processors, the processors are not busy all the time: a free processor does not find a
+waiting thread at once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _MOST_TURNS = 64  # most turns of one piece of work; long work gets longer turns
 
 
 class Work(NamedTuple):
-    """A request of a simulated thread: to compute for `seconds` on one processor of `cores`.
+    """A request that a simulated thread yields: to compute for `seconds` on one of the processors `cores`.
 
-    `process`: the process of the thread. Of each process, one thread computes at a time.
+    `process`: the process to which the thread belongs. Only one thread of a process computes at a time.
     """
 
     cores: Cores
@@ -40,13 +41,13 @@ class Work(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """A request of a simulated process: to go on after `seconds`, whatever other processes do."""
+    """A request that a simulated process yields: to continue after `seconds`. Sleeping needs no processor."""
 
     seconds: float
 
 
 class Event:
-    """Something that happens once. Processes wait for it; afterwards, a process that waits goes on at once."""
+    """An event that happens once. Processes that wait for it continue when it happens; after that, none has to wait."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -67,9 +68,9 @@ class Event:
 
 
 class World:
-    """Owns the logical clock and the pending actions.
+    """Owns the logical clock and the actions that are due at later times.
 
-    Actions at the same time run in the order in which they were requested.
+    Actions that are due at the same time run in the order in which they were added.
     """
 
     def __init__(self) -> None:
@@ -80,11 +81,11 @@ class World:
         self._ready: deque[Process] = deque()
 
     def spawn(self, process: Process) -> None:
-        """Start a new process, after all processes that are ready."""
+        """Start a new process. It runs after all processes that can run already."""
         self._ready.append(process)
 
     def resume(self, process: Process) -> None:
-        """Let a process go on, after all processes that are ready."""
+        """Let a waiting process continue. It runs after all processes that can run already."""
         self._ready.append(process)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
@@ -92,10 +93,10 @@ class World:
         heapq.heappush(self._due, (when, next(self._order), act))
 
     def run(self, over: Callable[[], bool], until: float = float("inf")) -> bool:
-        """Run actions until `over()` returns True, and return True. `over` is called after each action.
+        """Run actions in the order of their times until `over()` returns True, and return True.
 
-        Return False if no action is left, or if the next action is later than `until`, in seconds; in the second case
-        the clock stands at `until`.
+        `over` is called after each action. Return False if no action is left, or if the next action is later than
+        `until` seconds; in the second case, the clock is set to `until`.
         """
         while True:
             while self._ready:
@@ -128,7 +129,7 @@ class World:
 
 
 class _Thread:
-    """A thread that computes, or waits for a processor. `process`: its process."""
+    """A thread that computes or waits for a processor. `process`: the process to which it belongs."""
 
     __slots__ = (
         "began",
@@ -158,16 +159,16 @@ class _Thread:
 
 
 class Cores:
-    """The processors of a node, or a device that serves several threads: first come, first served, in turns.
+    """The processors of a node, or an accelerator; threads are served in the order of their arrival, and take turns.
 
-    A thread keeps its processor until its work is done, or for one turn if other threads wait. Of each process, one
-    thread computes at a time, as with Python's interpreter lock.
+    A thread keeps its processor until its work is done, or for one turn if other threads wait. Only one thread of a
+    process computes at a time, as with Python's interpreter lock.
     """
 
     def __init__(self, world: World, count: int, wanted: float = 1.0) -> None:
         """`count`: number of processors.
 
-        `wanted`: the share of time that each processor is busy if there are more waiting processes than processors.
+        `wanted`: the share of time that each processor is busy while more processes wait than there are processors.
         """
         self._world = world
         self._free = count
@@ -178,7 +179,7 @@ class Cores:
         self.busy_s = 0.0
 
     def add(self, thread: Process, process: Hashable, seconds: float) -> None:
-        """Compute for `seconds`, then let the thread go on. `process`: the process of the thread."""
+        """Let `thread` compute for `seconds`, then continue. `process`: the process to which it belongs."""
         if seconds < _LEAST_S:
             self._world.resume(thread)
             return
@@ -234,7 +235,7 @@ class Cores:
                     self._world.at(ends, partial(self._end, thread, thread.turn))
 
     def _end(self, thread: _Thread, turn: int) -> None:
-        """End the turn with this number: the thread's work is done, or other threads wait for its processor."""
+        """End turn number `turn` of a thread, because its work is done or because other threads wait."""
         if thread.turn != turn or self._running.get(thread.process) is not thread:
             return
         done_s = (self._world.now - thread.since) * thread.rate
@@ -260,7 +261,7 @@ class Cores:
 
 
 class Barrier:
-    """A point at which `parties` processes wait for each other. It can be used again and again."""
+    """A barrier for `parties` simulated processes: each waits until all have come. It can be used repeatedly."""
 
     def __init__(self, world: World, parties: int) -> None:
         self._world = world
@@ -269,7 +270,7 @@ class Barrier:
         self._all = Event(world)
 
     def meet(self) -> Generator[Event, None, None]:
-        """Wait until all parties are at the barrier."""
+        """Yield an event to wait for, until all parties have come to the barrier."""
         self._here += 1
         if self._here == self._parties:
             every = self._all
@@ -281,9 +282,9 @@ class Barrier:
 
 
 class Channel:
-    """A queue with keys that holds at most `capacity` items.
+    """A simulated queue with keys. It holds at most `capacity` items.
 
-    Items of a key are taken in the order in which they were put.
+    The items of each key are taken in the order in which they were put.
     """
 
     def __init__(self, world: World, capacity: int) -> None:
@@ -296,7 +297,7 @@ class Channel:
         self._held = self.most = 0
 
     def put(self, item: Any, key: str = "") -> Generator[Event, None, None]:
-        """Wait until there is room, then put the item."""
+        """Put an item; a generator that waits until there is room."""
         while self.full:
             self._putters.append(room := Event(self._world))
             yield room
@@ -307,7 +308,7 @@ class Channel:
             takers.popleft().set()
 
     def get(self, key: str = "") -> Generator[Event, None, Any]:
-        """Wait until there is an item with this key, take it, and return it."""
+        """Take the first item with this key and return it; a generator that waits until there is one."""
         items = self._items.setdefault(key, deque())
         while not items:
             self._takers.setdefault(key, deque()).append(there := Event(self._world))
@@ -315,7 +316,7 @@ class Channel:
         return self._take(items)
 
     def get_nowait(self, key: str = "") -> Any:
-        """Take an item with this key and return it; return None if there is none."""
+        """Take the first item with this key and return it; None if there is no such item."""
         items = self._items.get(key)
         if items:
             return self._take(items)

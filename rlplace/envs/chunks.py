@@ -1,5 +1,4 @@
-"""Simulators for policies that decide several actions at once, a chunk. The reward of a chunk is the sum of its
-rewards.
+"""Simulators for policies that decide several actions at once, a chunk. A chunk's reward is the sum over its steps.
 
 ::
 
@@ -22,10 +21,10 @@ from rlplace.envs.contract import Rendering, Restorable, Simulator, StepResult
 
 
 class _Chunks:
-    """A simulator that takes a chunk of actions in each step; it owns the inner simulator.
+    """A simulator that takes a chunk of actions in each step. It owns the inner simulator, which takes single actions.
 
-    After the end of an episode within a chunk, the later actions of the chunk do not count. The inner simulator still
-    takes them and then begins a new episode, so that the steps of a row do not depend on other rows.
+    If an episode ends within a chunk, the later actions of the chunk do not count. The inner simulator still takes
+    these actions, and the row then begins a new episode. So the steps of a row do not depend on other rows.
     """
 
     def __init__(self, simulator: Simulator, chunk: int) -> None:
@@ -36,7 +35,7 @@ class _Chunks:
         self.close = simulator.close
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Take the actions [B, n, *A] of one chunk, and return the result; its rewards are sums over the chunk."""
+        """Take one chunk for each row, actions [B, n, *A], and return the result. Rewards are summed over the chunk."""
         # Rows whose episode has not ended within this chunk
         going = np.ones(len(actions), np.bool_)
         terminated = np.zeros(len(actions), np.bool_)
@@ -82,7 +81,7 @@ class _Chunks:
 
 
 class _Restorable(_Chunks):
-    """A simulator with chunks whose state can be saved and restored between two chunks."""
+    """A simulator with chunks of actions. Its state can be saved between two chunks and restored later."""
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
         return cast(Restorable, self._inner).row_states()
@@ -94,7 +93,7 @@ class _Restorable(_Chunks):
 
 
 class _Rendering(_Chunks):
-    """A simulator with chunks that draws a picture after each chunk."""
+    """A simulator with chunks of actions. It draws one picture for each chunk."""
 
     @property
     def frames_per_s(self) -> float:
@@ -105,13 +104,13 @@ class _Rendering(_Chunks):
 
 
 class _Both(_Restorable, _Rendering):
-    """A simulator with chunks that can be restored and draws pictures."""
+    """A simulator with chunks of actions. Its state can be saved and restored, and it draws pictures."""
 
 
 def in_chunks(simulator: Simulator, chunk: int) -> Simulator:
-    """Return a simulator that takes `chunk` actions in each step.
+    """Return a simulator that takes a chunk of `chunk` actions in each step of `simulator`'s environments.
 
-    It can be restored if `simulator` can, and draws pictures if `simulator` does.
+    Its state can be restored if that of `simulator` can, and it draws pictures if `simulator` does.
     """
     restorable = isinstance(simulator, Restorable)
     rendering = isinstance(simulator, Rendering)

@@ -21,25 +21,32 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DiscreteActions:
-    """An action space: an action is one int64 of 0..n-1."""
+    """An action space in which an action is one int64 from 0 to n - 1."""
 
     n: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MultiDiscreteActions:
-    """An action space: an action is an int64 array, whose element i is one of 0..n[i]-1."""
+    """An action space in which an action is an int64 array of shape `shape`; element i is from 0 to n[i] - 1.
 
-    n: tuple[int, ...]  # choices of each element, flattened
+    `n`: number of choices of each element of the flattened array.
+    """
+
+    n: tuple[int, ...]
     shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousActions:
-    """An action space: an action is a float32 array. The simulator clips it to [low, high]; the learner does not."""
+    """An action space in which an action is a float32 array of shape `shape`.
+
+    `low`, `high`: bounds for each element of the flattened array. The simulator clips actions to these bounds; the
+    learner does not.
+    """
 
     shape: tuple[int, ...]
-    low: tuple[float, ...]  # flattened, one bound per element
+    low: tuple[float, ...]
     high: tuple[float, ...]
 
 
@@ -48,7 +55,7 @@ Actions = DiscreteActions | MultiDiscreteActions | ContinuousActions
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One entry of observations that are a Dict or a Tuple, such as a camera image."""
+    """One entry of an observation that is a Dict or a Tuple, such as a camera image."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,39 +63,40 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements of the entry."""
         return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """The spaces (shapes and types) of the observations and actions of a job. An observation is always one array.
+    """The shapes and types of the observations and actions of a job. An observation is always one array.
 
-    If a simulator shows a Dict or a Tuple, its entries are joined in one row of numbers. If one of the entries is an
-    image, the row consists of bytes, with all float32 numbers before the images::
+    If a simulator's observation is a Dict or a Tuple, its entries are joined to one row of float32 numbers. If an entry
+    is an image, the row consists of bytes, with all float32 numbers before the images::
 
         position [3] float32, speed [1] float32                      [4] float32
         position [3] float32, camera [64, 64, 3] uint8               [12 + 12288] uint8
 
-    An observation for a policy with memory is such a row too; the policy's memory comes first::
+    For a policy with memory, an observation is also such a row, and the policy's memory comes first::
 
         memory [64] float32, position [3] float32                    [67] float32
+
+    `observation_dtype`: uint8 for an image or a row of bytes.
+    `parts`: the entries in their order within a row; empty if the observation is a single array. Memory is not a part.
+    `memory`: number of float32 values of the policy's memory.
+    `chunk`: number of actions that are decided at once; if above 1, it is the first axis of `actions`.
     """
 
     observation_shape: tuple[int, ...]
     actions: Actions
-    # uint8: an image, or a row of bytes
     observation_dtype: Literal["float32", "uint8"] = "float32"
-    # Entries in their order within a row; empty: the observation is a single array
     parts: tuple[Part, ...] = ()
-    # float32 numbers of the policy's memory; they are not among the parts
     memory: int = 0
-    # Actions decided at once; if more than one, they are the first axis of `actions`
     chunk: int = 1
 
     @property
     def numbers(self) -> int:
-        """The number of float32 values at the beginning of an observation, including those of the policy's memory."""
+        """How many float32 values an observation has at its beginning, including the policy's memory."""
         if self.parts:
             sizes = [part.size for part in self.parts if part.dtype == "float32"]
             return self.memory + sum(sizes)
@@ -97,7 +105,7 @@ class Spaces:
         return 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """Return the float32 numbers [B, ...] of observations [B, *O]. With images only, the last axis is empty."""
+        """Return the float32 values [B, ...] of the observations [B, *O]; if there are only images, no values."""
         if self.observation_dtype == "float32":
             return observations
         import numpy as np
@@ -110,7 +118,7 @@ class Spaces:
 
     @property
     def entries(self) -> tuple[Part, ...]:
-        """The parts of an observation; if it is a single array, one part without a name."""
+        """The parts of an observation. For a single array: one part, without a name."""
         whole = Part(
             name="", shape=self.observation_shape, dtype=self.observation_dtype
         )
@@ -118,7 +126,7 @@ class Spaces:
 
     @property
     def shown(self) -> Spaces:
-        """These spaces without the policy's memory, as the simulator shows them."""
+        """The spaces as the simulator has them: without the policy's memory."""
         if not self.memory:
             return self
         # A single array gets its own shape back
@@ -138,7 +146,7 @@ class Spaces:
         return dataclasses.replace(self, observation_shape=shape, memory=0)
 
     def remembering(self, memory: int) -> Spaces:
-        """Return these spaces with the policy's memory, `memory` float32 numbers, before each observation."""
+        """Return the spaces for a policy with memory: `memory` float32 values come first in each observation."""
         if not memory:
             return self
         # A row of float32 numbers, or of bytes if there are images
@@ -160,7 +168,7 @@ class Spaces:
         )
 
     def chunked(self, chunk: int) -> Spaces:
-        """Return these spaces for a policy that decides `chunk` actions at once."""
+        """Return the spaces for a policy that decides `chunk` actions at once."""
         taken = self.actions
         if chunk == 1:
             return self
@@ -182,7 +190,7 @@ class Spaces:
 
     @property
     def images(self) -> tuple[Part, ...]:
-        """The entries that are images: entries of bytes; if no entry has bytes, all arrays of two or more axes."""
+        """The parts that are images: parts of bytes. If there are none, all parts with two or more axes."""
         arrays = [entry for entry in self.entries if len(entry.shape) > 1]
         of_bytes = [entry for entry in arrays if entry.dtype == "uint8"]
         return tuple(of_bytes or arrays)
@@ -191,7 +199,8 @@ class Spaces:
 def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
     """Return channels, height and width (C, H, W) of an image of shape [H, W], [H, W, C] or [C, H, W].
 
-    Axes before the last three are a stack of T images, which has T * C channels.
+    If there are axes before the last three, they are a stack of T images, which counts as one image with T * C
+    channels.
     """
     if len(shape) == 2:
         return 1, shape[0], shape[1]
@@ -203,10 +212,10 @@ def image_size(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def channels_last(shape: Sequence[int]) -> bool:
-    """Return whether an image with three axes is [H, W, C] rather than [C, H, W].
+    """Return whether an image with the three axes `shape` is [H, W, C]; if not, it is [C, H, W].
 
-    If exactly two neighbouring axes are equal, they are H and W. Otherwise C is the shorter of the first and the last
-    axis; if these are equal, the last.
+    If exactly two neighbouring axes are equal, they are H and W. Otherwise C is the shorter one of the first and the
+    last axis; if these two are equal, C is the last axis.
     """
     first, middle, last = shape
     if first != last and middle in (first, last):
@@ -218,38 +227,43 @@ def channels_last(shape: Sequence[int]) -> bool:
 class StepResult:
     """The result of one step of B rows, in new arrays.
 
-    For a row whose episode ended, `observations` has the first observation of the next episode.
+    `observations`: [B, *O]; for a row in which an episode ended, the first observation of its next episode.
+    `rewards`, `terminated`, `truncated`: [B]; a row that is terminated is not truncated.
+    `final_observations`: [K, *O], the last observation of each of the K truncated rows.
+    `episode_returns`, `episode_lengths`: [N], undiscounted return and number of steps of each of the N episodes that
+    ended.
     """
 
-    observations: NDArray[Any]  # [B, *O], after autoreset
-    rewards: NDArray[np.float32]  # [B]
-    terminated: NDArray[np.bool_]  # [B]
-    truncated: NDArray[np.bool_]  # [B], false where terminated
-    final_observations: NDArray[Any]  # [K, *O], last observations of truncated rows
-    episode_returns: Sequence[float]  # [N], undiscounted
-    episode_lengths: Sequence[int]  # [N], steps
+    observations: NDArray[Any]
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_observations: NDArray[Any]
+    episode_returns: Sequence[float]
+    episode_lengths: Sequence[int]
 
 
 class Simulator(Protocol):
-    """B environments that step together, used by one thread."""
+    """B environments (rows) that step together. All methods are called by one thread."""
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         """Begin an episode in every row, and return the first observations [B, *O].
 
-        All random numbers of row i, in later episodes too, come from seeds[i].
+        `seeds`: one seed for each row. All random numbers of a row come from its seed, also in later episodes.
         """
         ...
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin another episode in each of `rows`, and return the first observations [len(rows), *O].
+        """Begin a new episode in each of `rows`, and return the first observations [len(rows), *O].
 
-        This is called for rows with numbers that are not finite. Their unfinished episodes do not count.
+        This is called for rows in which a number is not finite. Their unfinished episodes do not count.
         """
         ...
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Take the actions [B, *A] as the policy sampled them, and return the result. The simulator clips them to its
-        bounds.
+        """Take one action for each row, and return the result of the step.
+
+        `actions`: [B, *A], as the policy sampled them. The simulator clips them to its bounds.
         """
         ...
 
@@ -260,53 +274,56 @@ class Simulator(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A simulator whose episodes can go on from a checkpoint in another process. Other simulators begin all episodes
-    anew.
+    """A simulator that can save the state of its episodes and restore it in another process.
+
+    After a resume from a checkpoint, its episodes go on. All other simulators begin new episodes.
     """
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
-        """Return for each row the state that determines its next steps, as new arrays of numbers or texts."""
+        """Return for each row the state that determines its next steps, as new arrays of numbers or texts, by name."""
         ...
 
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
-        """Continue from `states`, one for each row, as `row_states` returned them; call it after `reset`.
+        """Continue the episodes of `states`, one state from `row_states` for each row. To be called after `reset`.
 
-        The states may come from several simulators. Return, by row, the first observation of each row that could not be
-        restored and began a new episode.
+        The states may come from several simulators. A row that cannot be restored begins a new episode; return row ->
+        first observation for these rows.
         """
         ...
 
 
 @runtime_checkable
 class Rendering(Protocol):
-    """A simulator that draws pictures, if `env.kwargs` has render_mode: rgb_array."""
+    """A simulator that can draw pictures, if `env.kwargs` has `render_mode: rgb_array`."""
 
     @property
     def frames_per_s(self) -> float:
-        """The number of pictures for a second of simulated time."""
+        """The number of pictures for one second of simulated time."""
         ...
 
     def frame(self) -> NDArray[np.uint8]:
-        """Return a picture [height, width, 3] of the first row."""
+        """Return a picture of the present state of the first row, [height, width, 3]."""
         ...
 
 
 class Adapter(Protocol):
-    """The adapter to one simulator library. An adapter has no state, and its class takes no arguments."""
+    """The adapter to one simulator library. An adapter has no state; its class is called without arguments."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
         """Return all problems of the config that can be found without building a simulator.
 
-        Return no problems if the library is missing.
-
-        The check is fast, since the planner makes it too.
+        If the library is not installed, return an empty list. The check has to be fast, because the planner makes it
+        too.
         """
         ...
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Build one environment, and return the spaces of its observations and actions. Raises ConfigError."""
+        """Build one environment, and return the spaces of its observations and actions.
+
+        Raises ConfigError if the environment cannot be built or has spaces that are not supported.
+        """
         ...
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> Simulator:

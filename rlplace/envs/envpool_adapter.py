@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class EnvPoolAdapter:
-    """The adapter to EnvPool, for the ids of `envpool.list_all_envs()`."""
+    """The adapter to the library EnvPool. A simulator's id is one of `envpool.list_all_envs()`."""
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return no problems: only EnvPool knows its ids, and importing it takes seconds.
+        """Return an empty list, without a check: only EnvPool knows its ids, and importing EnvPool takes seconds.
 
         `describe` reports problems of the id and the arguments.
         """
         return []
 
     def describe(self, config: SimulatorEnvConfig) -> Spaces:
-        """Make a pool of one row, and return the spaces of its observations and actions. Raises ConfigError."""
+        """Make a pool of one environment, and return the spaces of its observations and actions. Raises ConfigError."""
         pool = make_pool(config, [0])
         try:
             return spaces_of(
@@ -41,14 +41,14 @@ class EnvPoolAdapter:
             pool.close()
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> EnvPoolVector:
-        """Return a simulator; `reset` decides its rows, one for each seed."""
+        """Return a simulator. Its number of rows is decided later, by the number of seeds that `reset` gets."""
         from rlplace.envs.envpool_vector import EnvPoolVector
 
         return EnvPoolVector(lambda seeds: make_pool(config, seeds))
 
 
 def make_pool(config: SimulatorEnvConfig, seeds: Sequence[int]) -> Any:
-    """Return an EnvPool pool with one row for each seed.
+    """Return an EnvPool pool with one environment for each seed.
 
     Raises ConfigError if EnvPool is missing, or if the id or an argument is unknown.
     """

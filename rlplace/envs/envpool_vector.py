@@ -17,18 +17,18 @@ from rlplace.envs.observations import encoding_of
 
 
 class EnvPoolVector:
-    """A simulator that steps an EnvPool pool; it owns the pool and its episodes.
+    """A simulator that steps an EnvPool pool. It owns the pool.
 
     A pool gets its seeds when it is made, so `reset` makes a new pool.
     """
 
     def __init__(self, make: Callable[[Sequence[int]], Any]) -> None:
-        """`make`: returns a pool with one row for each seed."""
+        """`make`: takes seeds, and returns a new pool with one environment for each seed."""
         self._make = make
         self._pool: Any = None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
-        """Make a new pool, begin all episodes, and return the first observations [B, *O]."""
+        """Make a new pool with these seeds, begin its episodes, and return the first observations [B, *O]."""
         self.close()
         self._pool = self._make(seeds)
         space: Any = self._pool.action_space
@@ -47,12 +47,13 @@ class EnvPoolVector:
         return self._begun(np.arange(len(seeds)))
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin another episode in each of `rows`, and return the first observations [len(rows), *O]."""
+        """Begin a new episode in each of `rows`, and return the first observations [len(rows), *O]."""
         return self._begun(np.array(rows))
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step all rows by the actions [B, *A], and return the result. A row whose episode ended begins another
-        episode.
+        """Step all rows with the actions [B, *A], and return the result.
+
+        A row in which the episode ends begins a new episode in the same step.
         """
         if self._bounds is not None:
             actions = np.clip(actions, *self._bounds)
@@ -84,7 +85,7 @@ class EnvPoolVector:
             self._pool = None
 
     def _begun(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Begin an episode in each of `rows`, and return the first observations in the order of `rows`."""
+        """Begin an episode in each of `rows`, and return the first observations, in the order of `rows`."""
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
         shown, info = self._pool.reset(rows)

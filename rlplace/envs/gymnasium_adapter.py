@@ -45,14 +45,17 @@ _RESERVED = {
 
 
 class GymnasiumAdapter:
-    """The adapter to Gymnasium.
+    """The adapter to the library Gymnasium.
 
-    It takes the ids of `gymnasium.registry`, `package.module:Id-v0`, an id that the module registers, and
-    `package.module:function`, a function that returns an environment.
+    A simulator's id has one of three forms: an id of `gymnasium.registry`; `package.module:Id-v0`, an id that the
+    module registers when it is imported; or `package.module:function`, a function that returns an environment.
     """
 
     def check(self, config: SimulatorEnvConfig) -> Sequence[Problem]:
-        """Return all problems that can be found without building a simulator; none if Gymnasium is not installed."""
+        """Return all problems of the config that can be found without building a simulator.
+
+        If Gymnasium is not installed, return an empty list.
+        """
         shipped = _registering()
         if shipped is None:
             return []
@@ -101,7 +104,7 @@ class GymnasiumAdapter:
             env.close()
 
     def make(self, config: SimulatorEnvConfig, rows: int) -> GymnasiumVector:
-        """Return a simulator of `rows` environments. Raises ConfigError."""
+        """Return a simulator with `rows` environments. Raises ConfigError if they cannot be built."""
         from rlplace.envs.gymnasium_vector import GymnasiumVector
 
         with _library(config):
@@ -125,7 +128,7 @@ def _registering() -> str | None:
 
 
 def made_with_extra(name: str) -> bool:
-    """Return whether `name` is an id of Gymnasium that needs only the libraries of rlplace's extra `envs`."""
+    """Return whether `name` is an id of Gymnasium for which the libraries of rlplace's extra `envs` are enough."""
     own = re.search(
         rf'id="{re.escape(name)}",\s+entry_point="gymnasium\.envs\.(\w+)',
         _registering() or "",
@@ -135,7 +138,10 @@ def made_with_extra(name: str) -> bool:
 
 @contextmanager
 def _library(config: SimulatorEnvConfig) -> Iterator[None]:
-    """Check the config's id and arguments; within the context, turn errors of missing libraries into ConfigError."""
+    """Check the config's id and arguments, then run the body of the `with` statement.
+
+    Raises ConfigError for a wrong id or argument, and if the body fails because a library is missing.
+    """
     with _imports(config.id):
         import gymnasium
 
@@ -150,9 +156,9 @@ def _library(config: SimulatorEnvConfig) -> Iterator[None]:
 
 @contextmanager
 def _imports(got: str) -> Iterator[None]:
-    """Within the context, turn the error of a missing module into ConfigError.
+    """Run the body of the `with` statement; if it fails because a module is missing, raise ConfigError.
 
-    `got`: the id of the simulator. The fix is an extra of rlplace if one has the module.
+    `got`: the id of the simulator. If an extra of rlplace installs the module, the error proposes this extra.
     """
     try:
         yield
@@ -170,9 +176,10 @@ def _imports(got: str) -> Iterator[None]:
 
 
 def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
-    """Return one environment in its wrappers, without Gymnasium's time limit and checks; the vector counts the steps.
+    """Return one environment, inside the wrappers that the config names.
 
-    Raises ConfigError if a wrapper fails.
+    Gymnasium's own time limit and checks are not added; `GymnasiumVector` counts the steps. Raises ConfigError if a
+    wrapper fails.
     """
     import gymnasium
 
@@ -213,8 +220,9 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
 
 
 def _limit(config: SimulatorEnvConfig) -> int | None:
-    """Return the greatest number of steps of an episode, from the config or else the registered id;
-    None for no limit.
+    """Return the greatest number of steps of an episode; None if there is no limit.
+
+    The number is that of the config, or else that with which the id is registered.
     """
     import gymnasium
 
@@ -227,7 +235,7 @@ def _limit(config: SimulatorEnvConfig) -> int | None:
 
 
 def _id_problems(name: str) -> Sequence[Problem]:
-    """Return the problems of the id `name` of a simulator: its module cannot be imported, or there is no such id."""
+    """Return the problems of a simulator's id: its module cannot be imported, or the id is not registered."""
     import gymnasium
 
     # Import the user's module, which may register the id
@@ -303,7 +311,7 @@ def _id_problems(name: str) -> Sequence[Problem]:
 
 
 def _reserved_problems(config: SimulatorEnvConfig) -> list[Problem]:
-    """Return the problems of `env.kwargs` with names that are arguments of `gymnasium.make` itself."""
+    """Return a problem for each name in `env.kwargs` that is an argument of `gymnasium.make`, not of the simulator."""
     problems: list[Problem] = []
     for name in _RESERVED:
         if name not in config.kwargs:
@@ -330,10 +338,10 @@ def spaces_of(
     *,
     arrays: str | None = None,
 ) -> Spaces:
-    """Return the observation space `seen` and the action space `taken` of Gymnasium as `Spaces`.
+    """Return Gymnasium's observation space `seen` and action space `taken` as `Spaces`.
 
-    `arrays`: if given, observations must be single arrays, and `arrays` is the fix to propose for other spaces. Raises
-    ConfigError for kinds of spaces that no policy handles.
+    `arrays`: None if observations may be Dicts or Tuples; else they must be single arrays, and the text is the fix to
+    propose for another space. Raises ConfigError for kinds of spaces that policies here cannot handle.
     """
     from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
@@ -394,5 +402,5 @@ def spaces_of(
 
 
 def _wrap(wrapper: str) -> str:
-    """Return a text for the fix of an error, which proposes the wrapper `wrapper`."""
+    """Return a text that proposes the wrapper class `wrapper`, as the fix of an error."""
     return f"wrap it with {wrapper} where you register it"

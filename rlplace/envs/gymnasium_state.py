@@ -29,9 +29,9 @@ _DERIVED = ("xpos", "xipos")
 
 
 def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
-    """Return the state that determines the next steps of an environment, as arrays by name.
+    """Return the state that determines the next steps of an environment, name -> array.
 
-    If the environment cannot give its state, return the state of its random numbers only.
+    If the environment cannot give its state, return only the state of its random numbers.
     """
     # Gymnasium's own generator is a PCG64
     layer = _teller(env)
@@ -60,9 +60,9 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, NDArray[Any]]:
 
 
 def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> bool:
-    """Bring an environment that was reset to a state from `state_of`.
+    """Put an environment into a state that `state_of` returned. The environment has to be reset before.
 
-    Return whether an episode was restored; False if only random numbers were.
+    Return True if the episode was restored, False if only the random numbers were.
     """
     layer = _teller(env)
     if _RANDOM in state:
@@ -89,7 +89,7 @@ def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, NDArray[Any]]) -> 
 
 
 def _teller(env: gymnasium.Env[Any, Any]) -> Any:
-    """Return an environment without its outer wrappers that are known to have no state."""
+    """Return the inner environment that can give its state: remove outer wrappers that are known to have no state."""
     from gymnasium import wrappers
 
     from rlplace.envs.wrappers import Shown
@@ -110,7 +110,7 @@ def _teller(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _shipped(layer: object, library: str) -> bool:
-    """Return whether the class of `layer` is Gymnasium's own; a subclass elsewhere may have more state.
+    """Return whether the class of `layer` is defined in Gymnasium itself. A user's subclass may have more state.
 
     `library`: name of a module of `gymnasium.envs`, such as "mujoco".
     """

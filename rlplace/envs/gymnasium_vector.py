@@ -22,9 +22,9 @@ _FRAMES_PER_S = 30.0
 
 
 class GymnasiumVector:
-    """A simulator that steps its environments one by one, which is faster than processes for cheap simulators.
+    """A simulator that owns several environments and steps them one after the other.
 
-    It owns the environments and their episodes.
+    For cheap simulators this is faster than a process for each.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GymnasiumVector:
         self._bounds = (space.low, space.high) if hasattr(space, "low") else None
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
-        """Begin an episode in every environment, and return the first observations [B, *O]; row i gets seeds[i]."""
+        """Begin an episode in every environment, and return the first observations [B, *O]. Row i gets seeds[i]."""
         observations = np.empty(self._shape, self._dtype)
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             observations[row] = self._shown(env.reset(seed=seed)[0])
@@ -60,7 +60,7 @@ class GymnasiumVector:
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin another episode in each environment of `rows`, and return the first observations [len(rows), *O]."""
+        """Begin a new episode in each environment of `rows`, and return the first observations [len(rows), *O]."""
         for row in rows:
             self._returns[row] = 0.0
             self._lengths[row] = 0
@@ -68,8 +68,9 @@ class GymnasiumVector:
         return np.array(firsts, self._dtype)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Step all rows by the actions [B, *A], and return the result. A row whose episode ended begins another
-        episode.
+        """Step all rows with the actions [B, *A], and return the result.
+
+        A row in which the episode ends begins a new episode in the same step.
         """
         # The hot loop of a run: local names, Python numbers, one array write for each row
         observations = np.empty(self._shape, self._dtype)
@@ -124,7 +125,7 @@ class GymnasiumVector:
         )
 
     def row_states(self) -> list[Mapping[str, NDArray[Any]]]:
-        """Return the state of each row, which includes the return and the length of its present episode."""
+        """Return the state of each row, including the return and the length of its unfinished episode."""
         counted = zip(self._envs, self._returns, self._lengths, strict=True)
         return [
             {**state_of(env), "return": np.array(total), "length": np.array(steps)}
@@ -134,7 +135,10 @@ class GymnasiumVector:
     def restore(
         self, states: Sequence[Mapping[str, NDArray[Any]]]
     ) -> Mapping[int, NDArray[Any]]:
-        """Restore each row; return, by row, the first observations of the rows that had to begin a new episode."""
+        """Restore the state of each row. A row that cannot be restored begins a new episode.
+
+        Return row -> first observation, for the rows that began a new episode.
+        """
         begun: dict[int, NDArray[Any]] = {}
         for row, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             self._returns[row] = 0.0
@@ -148,12 +152,13 @@ class GymnasiumVector:
 
     @property
     def frames_per_s(self) -> float:
-        """The number of pictures for a second of simulated time, as the environment declares it."""
+        """The number of pictures for one second of simulated time, as the first environment declares it."""
         return float(self._envs[0].metadata.get("render_fps") or _FRAMES_PER_S)
 
     def frame(self) -> NDArray[np.uint8]:
-        """Return a picture [height, width, 3] of the first row. Raises ModuleNotFoundError if a library for drawing is
-        missing.
+        """Return a picture of the first row, [height, width, 3].
+
+        Raises ModuleNotFoundError if a library for drawing is missing.
         """
         from gymnasium.error import DependencyNotInstalled
 
@@ -163,7 +168,7 @@ class GymnasiumVector:
             raise ModuleNotFoundError(str(error).splitlines()[0]) from error
 
     def _shown(self, observation: Any) -> Any:
-        """Return `observation`, as the environment gives it, as one array."""
+        """Return an observation of an environment as one array."""
         if self._encode is None:
             return observation
         return self._encode(observation)

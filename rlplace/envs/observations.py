@@ -1,5 +1,6 @@
-"""Turns observations of a Gymnasium space into one array each, as `Spaces` describes it; it
-flattens as Gymnasium does.
+"""Turns each observation of a Gymnasium space into one array, in the form that `Spaces` describes.
+
+Entries are flattened in the same way as by Gymnasium.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ _Place = tuple[tuple[Any, ...], gymnasium.Space[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How observations become arrays: the array's shape, its parts, and the function that makes it."""
+    """How the observations of one space become arrays.
+
+    `whole`: shape and type of the array. `parts`: the entries in the array; empty if the observation is a single array.
+    `encode`: takes an observation and returns the array; None if the observation is that array already.
+    """
 
     whole: Part
     parts: tuple[Part, ...] = ()
-    # None: the observation is such an array already
     encode: Callable[[Any], NDArray[Any]] | None = None
 
 
 def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
-    """Return how observations of a space become arrays; None for a space whose observations cannot, such as texts or
-    graphs.
-    """
+    """Return how observations of a space become arrays; None if they cannot, such as texts or graphs."""
     places = list(_places(space))
     plain = [isinstance(entry, spaces.Box | _Vector) for _, entry in places]
     if not places or not all(plain):
@@ -75,9 +77,9 @@ def encoding_of(space: gymnasium.Space[Any]) -> Encoding | None:
 def _places(
     space: gymnasium.Space[Any], keys: tuple[Any, ...] = ()
 ) -> Iterator[_Place]:
-    """Yield the entries of nested Dicts and Tuples, each with the keys that lead to it.
+    """Yield (keys, space) for each entry of nested Dict and Tuple spaces; the keys lead to the entry.
 
-    `keys`: the keys that lead to `space`.
+    `keys`: the keys that lead to `space` itself.
     """
     if isinstance(space, spaces.Dict):
         for key, entry in space.spaces.items():
@@ -90,9 +92,9 @@ def _places(
 
 
 def _part(name: str, space: gymnasium.Space[Any]) -> Part:
-    """Return the part of a row that an entry becomes: bytes for an image, else float32 numbers.
+    """Return shape and type of an entry in the row: bytes if the entry is an image, else float32 numbers.
 
-    `name`: name of the entry. `space`: its space.
+    `name`, `space`: of the entry.
     """
     if isinstance(space, spaces.Box):
         image = space.dtype == np.uint8 and len(space.shape) >= _IMAGE_AXES
@@ -102,16 +104,17 @@ def _part(name: str, space: gymnasium.Space[Any]) -> Part:
 
 
 def _at(shown: Any, keys: tuple[Any, ...]) -> Any:
-    """Return the entry of an observation to which `keys` lead."""
+    """Return the entry of an observation that is found by following `keys`."""
     for key in keys:
         shown = shown[key]
     return shown
 
 
 def _flat(space: gymnasium.Space[Any], shown: Any) -> NDArray[Any]:
-    """Return an entry of an observation as a row: bytes for an image, else float32 numbers.
+    """Return an entry of an observation as a flat array: bytes for an image, else float32 numbers.
 
-    `space`: space of the entry. A choice among n becomes n numbers, one of which is 1.
+    `space`: the entry's space. `shown`: the entry. A choice among n values becomes n numbers: 1 for the chosen value,
+    else 0.
     """
     box = isinstance(space, spaces.Box)
     row: Any = np.ravel(shown) if box else spaces.flatten(space, shown)

@@ -36,10 +36,10 @@ _KEY = "video"
 
 
 class Played(NamedTuple):
-    """The return and the length of one whole episode."""
+    """The undiscounted return and the number of steps of one whole episode."""
 
-    total: float  # undiscounted return
-    length: int  # steps
+    total: float
+    length: int
 
 
 def play(
@@ -52,12 +52,12 @@ def play(
     longest: int,
     video: Path | None = None,
 ) -> list[Played]:
-    """Play `episodes` whole episodes with a policy, and return them. Equal seeds and actions give equal episodes.
+    """Play `episodes` whole episodes with a policy, and return the return and length of each.
 
-    `act`: returns the actions for observations. `longest`: the most steps that an episode may have. `video`: file for a
-    video of the first row; None for no video. Raises ConfigError if there is no such simulator, or if it cannot be
-    drawn; SimulatorError if a number is not finite, or if an episode does not end; OutputError if the video cannot be
-    written.
+    Equal seeds and equal actions give equal episodes. `spaces`: spaces of the policy. `act`: takes observations, and
+    returns actions. `longest`: the most steps that an episode may have. `video`: file for a video of the first row;
+    None: no video. Raises ConfigError if the simulator is unknown or cannot be drawn, SimulatorError if a number is not
+    finite or an episode is too long, and OutputError if the video cannot be written.
     """
     rows = min(episodes, _ROWS)
     # Episodes that each row has to play
@@ -107,8 +107,9 @@ def play(
 def _endless(
     config: SimulatorEnvConfig, longest: int, played: int, episodes: int
 ) -> SimulatorError:
-    """Return the error that an episode has not ended after `longest` steps; `played` of `episodes`
-    episodes have ended.
+    """Return the error that an episode did not end within `longest` steps.
+
+    `played`: number of episodes that have ended, out of `episodes`.
     """
     limit = config.max_episode_steps
     error = "no-limit"
@@ -131,7 +132,7 @@ def _made(
 ) -> Simulator:
     """Return a simulator with `rows` environments that takes `chunk` actions in each step. Raises ConfigError.
 
-    `drawn`: whether it gets the argument render_mode, so that it draws pictures.
+    `drawn`: whether the simulator has to draw pictures; it then gets the argument `render_mode`.
     """
     if not drawn:
         return make_simulator(config, rows, chunk)
@@ -147,7 +148,7 @@ def _made(
 
 
 class _Film:
-    """A video of the pictures of a simulator's first row. It owns the file until `close`."""
+    """A video with the pictures of a simulator's first row. It owns the video file until `close`."""
 
     def __init__(
         self, video: Path, simulator: Simulator, config: SimulatorEnvConfig
@@ -191,7 +192,7 @@ class _Film:
             self._writer = imageio.v2.get_writer(video, **options)
 
     def add(self) -> None:
-        """Add the present picture to the video; a GIF takes only every n-th picture."""
+        """Add the simulator's present picture to the video. A GIF takes only every n-th picture."""
         self._asked += 1
         if (self._asked - 1) % self._every:
             return
@@ -206,14 +207,14 @@ class _Film:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Within the context, turn an OSError into OutputError."""
+        """Run the body of the `with` statement; if it raises OSError, raise OutputError instead."""
         try:
             yield
         except OSError as error:
             raise OutputError.of(self._video, error, _KEY, "a file") from error
 
     def _frame(self) -> NDArray[np.uint8]:
-        """Return the present picture [height, width, 3]. Raises ConfigError if there is none."""
+        """Return the simulator's present picture, [height, width, 3]. Raises ConfigError if that fails."""
         assert isinstance(self._simulator, Rendering)
         try:
             frame = self._simulator.frame()
@@ -232,7 +233,10 @@ class _Film:
 
 
 def _not_drawn(config: SimulatorEnvConfig, reason: str) -> ConfigError:
-    """Return the error that the simulator cannot be drawn, with a fix for its kind. `reason`: why, as text."""
+    """Return the error that the simulator cannot be drawn. `reason`: why, as text.
+
+    The proposed fix depends on the kind of simulator.
+    """
     error = "any"
     # A custom class has to draw; for MuJoCo a library of the system may be missing
     if config.kind == "gymnasium" and ":" in config.id:

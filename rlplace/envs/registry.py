@@ -61,9 +61,9 @@ def named(
 ) -> Any:
     """Return the object that a config names: a shipped object, or the user's object `package.module:Name`.
 
-    `name`: the text in the config. `shipped`: short name -> `package.module:Name`. `key`, `code`, `noun`: config key,
-    code and word for the error. Raises ConfigError if there is no such object. If a shipped module lacks a library, its
-    ModuleNotFoundError is raised unchanged.
+    `name`: the text in the config. `shipped`: short name -> `package.module:Name`. For errors: `key`: config key;
+    `code`: code of the error; `noun`: word for such an object, such as "wrapper". Raises ConfigError if the object
+    cannot be found. If a shipped module lacks a library, raises the ModuleNotFoundError unchanged.
     """
     # A short name stands for a module and a name in it
     module_name, colon, attribute = shipped.get(name, name).partition(":")
@@ -132,7 +132,7 @@ def unknown_arguments(
     key: str,
     code: str,
 ) -> list[Problem]:
-    """Return a problem for each of `kwargs` that `call` does not accept.
+    """Return a problem for each argument in `kwargs` that `call` does not accept.
 
     `given`: names of arguments that are passed besides `kwargs`. `key`: config key of `kwargs`. `code`: code of the
     problems.
@@ -178,11 +178,11 @@ def check_named(
     noun: str,
     methods: Sequence[str] = (),
 ) -> list[Problem]:
-    """Return the problems of the user's object `package.module:Name`.
+    """Return the problems of the user's object `name`, a text `package.module:Name`.
 
-    It is a problem if the object cannot be imported, does not accept `kwargs`, or is a class that lacks all `methods`.
-    `given`: words for the arguments that are passed before `kwargs`. `key`, `code`, `noun`: config key, code and word
-    for the problems.
+    The object must be importable and callable, and must accept `kwargs`. A class must have at least one of `methods`.
+    `given`: words for the arguments that are passed before `kwargs`. For the problems: `key`: config key; `code`: code;
+    `noun`: word for such an object, such as "wrapper".
     """
     try:
         found = named(name, {}, key=key, code=code, noun=noun)
@@ -246,9 +246,9 @@ def check_named(
 def not_imported(
     error: Exception, name: str, *, key: str, code: str, noun: str
 ) -> ConfigError:
-    """Return the error for an exception that the import of the user's module in `name` has raised.
+    """Return the error that the user's module in `name` raised `error` when it was imported.
 
-    `name`: `package.module:Name`. `key`, `code`, `noun`: config key, code and word for the error.
+    `name`: `package.module:Name`. `key`: config key. `code`: code of the error. `noun`: word for the object.
     """
     if (
         isinstance(error, ModuleNotFoundError)
@@ -267,14 +267,14 @@ def not_imported(
 
 
 def _extra_of(error: ModuleNotFoundError) -> str | None:
-    """Return the extra of rlplace that installs the missing module; None if no extra has it."""
+    """Return the extra of rlplace that installs the missing module; None if there is no such extra."""
     return EXTRAS.get(str(error.name).partition(".")[0])
 
 
 def place_of(error: BaseException, name: str) -> str:
-    """Return `file:line` of the last traceback frame within the module in `name`; `name` if there is no such frame.
+    """Return where an error was raised in the user's module: `file:line` of the last traceback frame in this module.
 
-    `name`: `package.module:Name`.
+    `name`: `package.module:Name`; it is returned if the traceback does not reach the module.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -290,7 +290,7 @@ def place_of(error: BaseException, name: str) -> str:
 
 
 def _module_path(file: str) -> str:
-    """Return the path of a module's file without its ending; of a package, the path of its folder."""
+    """Return the path of a module's file without its suffix; for a package, the path of its folder."""
     return Path(file).with_suffix("").as_posix().removesuffix("/__init__")
 
 
@@ -302,10 +302,10 @@ def unknown_choice(
     why: str,
     example: str | None = None,
 ) -> ConfigError:
-    """Return the error that the value of a task's argument is not one of the library's names.
+    """Return the error that a task's argument has a value that is not one of the names in `known`.
 
-    `argument`: name of the argument. `got`: its value. `known`: names that the library has. `why`: the rule. `example`:
-    the name to propose if none resembles the value.
+    `argument`: name of the argument. `got`: its value. `known`: the allowed names. `why`: the rule, for the error.
+    `example`: the name to propose if the value resembles none of the allowed names.
     """
     known = list(known)
     near = did_you_mean(got, known)
@@ -324,10 +324,10 @@ def unknown_choice(
 def missing_library(
     why: str, *, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> ConfigError:
-    """Return the error that a library is missing; its fix is the command that installs `extra`, an extra of rlplace.
+    """Return the error that a library is missing. Its fix is the command that installs `extra`, an extra of rlplace.
 
-    `why`: what is missing. `got`: value of the config that needs the library. `key`: its config key. `of`: words for
-    what needs the library, such as "the task".
+    `why`: text that says what is missing. `got`: value of the config that needs the library. `key`: config key of this
+    value. `of`: words for the part of the job that needs the library, such as "the task".
     """
     command = install_command(extra)
     # Gymnasium names the command for libraries that our extras lack, such as Box2D
@@ -343,11 +343,11 @@ def missing_library(
 def needs(
     *modules: str, got: str, extra: str, key: str = "env.task", of: str = "the task"
 ) -> Iterator[None]:
-    """Within the context, turn the error of a missing module into ConfigError.
+    """Run the body of the `with` statement; if it fails because a module is missing, raise ConfigError.
 
-    `modules`: names of the modules for which this holds; if none is given, all modules. `got`: value of the config that
-    needs them. `extra`: the extra of rlplace that installs them. `key`: config key of the value. `of`: words for what
-    needs them, such as "the task".
+    `modules`: names of the modules for which to do so; without names, for all modules. `got`: value of the config that
+    needs the modules. `extra`: the extra of rlplace that installs them. `key`: config key of the value. `of`: words for
+    the part of the job that needs the modules, such as "the task".
     """
     try:
         yield
@@ -363,9 +363,9 @@ def needs(
 
 
 def find_adapter(name: str) -> Adapter:
-    """Return the adapter `name`: a shipped one, or that of `package.module:Class`. Its library is not imported.
+    """Return the adapter that `name` means: a shipped adapter, or the user's `package.module:Class`.
 
-    Raises ConfigError.
+    The simulator library itself is not imported. Raises ConfigError.
     """
     kind = named(
         name, ADAPTERS, key="env.kind", code="unknown-adapter", noun="simulator library"
@@ -376,7 +376,7 @@ def find_adapter(name: str) -> Adapter:
 def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
     """Return the problems of the config block `env` that can be found without building a simulator.
 
-    Return none if the simulator's library is missing, since a plan does not need the library.
+    If the simulator's library is not installed, return an empty list, since a plan does not need the library.
     """
     try:
         return find_adapter(config.kind).check(config)
@@ -385,7 +385,10 @@ def check(config: SimulatorEnvConfig) -> Sequence[Problem]:
 
 
 def surely_made(config: SimulatorEnvConfig) -> bool:
-    """Return whether building the simulator cannot fail: it is Gymnasium's own, without arguments and wrappers."""
+    """Return whether building the simulator cannot fail.
+
+    That is so for Gymnasium's own simulators of the extra `envs`, without arguments and wrappers.
+    """
     from rlplace.envs.gymnasium_adapter import made_with_extra
 
     return (
@@ -402,7 +405,10 @@ def describe(config: SimulatorEnvConfig) -> Spaces:
 
 
 def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulator:
-    """Return a simulator with `rows` environments that takes `chunk` actions in each step. Raises ConfigError."""
+    """Return a simulator with `rows` environments that takes `chunk` actions in each step.
+
+    Raises ConfigError if it cannot be built.
+    """
     simulator = find_adapter(config.kind).make(config, rows)
     if chunk == 1:
         return simulator
@@ -412,9 +418,9 @@ def make_simulator(config: SimulatorEnvConfig, rows: int, chunk: int) -> Simulat
 
 
 def spaces_of_job(config: Config) -> Spaces:
-    """Return the spaces of a job's policy, including its memory and its action chunks.
+    """Return the spaces of a job's policy: those of the simulator, with the policy's memory and chunks of actions.
 
-    Raises ConfigError if the job's model cannot take these observations.
+    Raises ConfigError if the job's model cannot take the simulator's observations.
     """
     spaces = describe(config.simulator_env)
     # An MLP takes numbers only
@@ -476,7 +482,7 @@ def spaces_of_job(config: Config) -> Spaces:
 def row_seeds(
     seed: int, first_row: int, rows: int, iteration: int = 0
 ) -> Sequence[int]:
-    """Return the seeds of the rows first_row .. first_row + rows - 1 of the job. They do not depend on the placement.
+    """Return the seeds of `rows` rows of the job, from `first_row` on. They do not depend on the placement.
 
     `seed`: seed of the run. `iteration`: iteration in which the episodes begin; 0 for the start of a run.
     """
@@ -491,13 +497,13 @@ def row_seeds(
 
 
 def find_task(name: str) -> Callable[..., TextTask]:
-    """Return the class of the text task `name`: a shipped one, or `package.module:Class`. Raises ConfigError."""
+    """Return the class of a text task. `name`: a shipped name, or `package.module:Class`. Raises ConfigError."""
     found = named(name, TASKS, key="env.task", code="unknown-task", noun="text task")
     return cast("Callable[..., TextTask]", found)
 
 
 def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
-    """Return the text task for one split of its prompts.
+    """Return the text task of a config, with the prompts of `split`: for training, or held out for evaluation.
 
     Raises ConfigError for an unknown name, wrong arguments, or a damaged or empty data set.
     """
@@ -512,9 +518,10 @@ def make_task(config: TextEnvConfig, *, seed: int, split: Split) -> TextTask:
 
 
 def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
-    """Return a problem of a task for held-out prompts, with the key env.eval_kwargs in place of env.kwargs.
+    """Return a problem of the task for held-out prompts, with the key env.eval_kwargs in place of env.kwargs.
 
-    `given`: the values of env.eval_kwargs. A problem that these values do not cause is returned unchanged.
+    `given`: the values of env.eval_kwargs. If the problem is about an argument that is not among them, return it
+    unchanged.
     """
     leaf = problem.key.removeprefix("env.kwargs").removeprefix(".")
     if not problem.key.startswith("env.kwargs") or (
@@ -527,7 +534,7 @@ def _of_held_out(problem: Problem, given: Mapping[str, object]) -> Problem:
 
 
 def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
-    """Return the text task for one split of its prompts. Raises ConfigError with keys below env.kwargs."""
+    """Return the text task of a config, with the prompts of `split`. Raises ConfigError with keys below env.kwargs."""
     name = config.task
     assert name is not None, "a run has a task"
     kind = find_task(name)
@@ -565,9 +572,9 @@ def _make_task(config: TextEnvConfig, seed: int, split: Split) -> TextTask:
 
 
 def check_task(config: TextEnvConfig, *, seed: int, evaluated: bool) -> list[Problem]:
-    """Return the problems of a text task and its rewards, found by making them.
+    """Return the problems of a text task and its reward functions; the task is made to find them.
 
-    `evaluated`: whether the held-out prompts are checked too.
+    `evaluated`: whether the task for held-out prompts is checked too.
     """
     from rlplace.envs.text.rewards import find_rewards
 

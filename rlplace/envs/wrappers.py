@@ -1,4 +1,4 @@
-"""Wrappers of Gymnasium environments that Gymnasium itself lacks, for `env.wrappers`."""
+"""Wrappers of Gymnasium environments that Gymnasium does not have, for `env.wrappers`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 
 class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """A wrapper that shows only the numbers at `indices`; a policy has to remember the hidden numbers.
+    """A wrapper that hides all numbers of an observation except those at `indices`. It is for policies with memory.
 
-    Raises ValueError if the observations are not a row of numbers with these indices.
+    Raises ValueError if observations are not a row of numbers, or if an index is out of range.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
@@ -34,5 +34,5 @@ class Shown(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
         )
 
     def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers of an observation that are shown."""
+        """Return the numbers of an observation at the indices that are not hidden."""
         return np.asarray(observation)[self._indices]

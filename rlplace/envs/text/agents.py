@@ -1,4 +1,4 @@
-"""A task whose conversations are led by a program, which calls an OpenAI-compatible endpoint for the run's engines.
+"""A task in which a program leads the conversations. It calls an OpenAI-compatible endpoint for answers of the policy.
 
 ::
 
@@ -8,7 +8,7 @@
     returns ────────────────────────────────▶ score and other facts
 
 Each episode has a thread for its agent, and a key by which the endpoint finds the episode. The policy learns from the
-tokens that it has sampled itself; messages of the agent only give the next message of the user.
+tokens that it has sampled itself. From the agent's requests only the next message of the user is taken.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _NOT_HERE = (
 
 
 class Agent(Protocol):
-    """A function of the user that leads the conversation of an episode.
+    """A function of the user that leads the conversation of one episode.
 
     `base_url`, `api_key`: arguments for any client of the OpenAI API. `row`: a row of the data set, with the episode's
-    `number`, the `split` and the run's `seed`. The function returns the score of the episode, or facts (values by
-    name) for reward functions. It is called in many threads at once. Its first request must depend on `row` alone.
+    `number`, the `split` and the run's `seed`. The function returns the score of the episode, or a mapping of values by
+    name ("facts") for reward functions. It is called in many threads at once. Its first request must depend on `row`
+    alone.
     """
 
     def __call__(
@@ -70,10 +71,10 @@ class Agent(Protocol):
 
 
 class AgentTask:
-    """A task whose episodes are led by `agent: package.module:function`; with `path`, each row of a data set is an
-    episode.
+    """A task with episodes that are led by the user's function `agent`, written as `package.module:function`.
 
-    Wherever a prompt is needed, as in the check of a config, the agent is started to make its first request.
+    With `path`, each row of a data set is an episode. Wherever a prompt is needed, also in the check of a config, the
+    agent is started, and its first request is the prompt.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -101,14 +102,15 @@ class AgentTask:
         self._endpoint = _Endpoint()
 
     def episode(self, number: int) -> AgentEpisode:
-        """Start one agent, and return its episode; see `episodes`."""
+        """Start one agent for the prompt with this number, and return its episode. Raises as `episodes` does."""
         return self.episodes(number, 1)[0]
 
     def episodes(self, number: int, samples: int) -> list[AgentEpisode]:
-        """Start the agents of all samples of a prompt together, and return their episodes.
+        """Start an agent for each of `samples` samples of the prompt with this number, and return their episodes.
 
-        All samples get the same prompt, the first request of any agent. An agent without a first request fails at its
-        first reply. Raises NoPrompt if no agent makes a request, and ConfigError if two agents make different requests.
+        All samples get the same prompt: the first request of any of the agents. An agent that makes no request fails at
+        its first reply. Raises NoPrompt if no agent makes a request, and ConfigError if two agents make different first
+        requests.
         """
         row = {
             **self._row(number),
@@ -143,7 +145,10 @@ class AgentTask:
         return begun
 
     def _row(self, number: int) -> Mapping[str, Any]:
-        """Return the row of the episode `number`: each epoch has all rows once, in an order of its own."""
+        """Return the row of the data set for the episode `number`; {} without a data set.
+
+        Each epoch has all rows once, in a random order of its own.
+        """
         if not self._rows:
             return {}
         epoch, place = divmod(number, len(self._rows))
@@ -153,7 +158,7 @@ class AgentTask:
 
 
 class AgentEpisode:
-    """An episode with its running agent. When the object is no longer used, its agent gets no more answers."""
+    """An episode with its running agent. When this object is garbage-collected, the agent gets no more answers."""
 
     prompt: Sequence[Message] = ()
 
@@ -176,7 +181,7 @@ class AgentEpisode:
         self._until_s: float | None = None
 
     def begin(self, deadline_s: float) -> NoPrompt | None:
-        """Wait for the agent's first request, and return None; without a request, return the error.
+        """Wait for the agent's first request, and keep it as the prompt. Return None, or the error if no request comes.
 
         `deadline_s`: when to give up, in seconds of the monotonic clock.
         """
@@ -205,11 +210,10 @@ class AgentEpisode:
         return None
 
     def reply(self, answer: str) -> str | None:
-        """Give the answer to the agent; return the message that its next request adds, or None if the agent has
-        returned.
+        """Give the policy's answer to the agent, and return the new message in its next request.
 
-        Raises ValueError if the next request is not the conversation so far with one message more. Raises the agent's
-        exception if the agent has raised.
+        Return None if the agent has returned. Raises the agent's exception if the agent has raised one. Raises
+        ValueError if the request is not the conversation so far with one new message of the user.
         """
         if self._failed is not None:
             raise self._failed
@@ -240,16 +244,17 @@ class AgentEpisode:
     def end(self) -> None:
         """Tell the agent that the episode is over.
 
-        The caller tells all agents before it calls `facts` of any episode, so that the agents end at the same time.
+        The caller does so for all episodes before it calls `facts` of any of them, so that the agents end at the same
+        time.
         """
         if self._until_s is None:
             self._line.close()
             self._until_s = time.monotonic() + _END_S
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts of the episode: the row, and the score or the values that the agent returned.
+        """Return name -> value, for reward functions: the row, and the score or the values that the agent returned.
 
-        An agent that still waits for an answer gets none, and its score is 0.
+        If the agent still waits for an answer, it gets none, and the score is 0.
         """
         self.end()
         assert self._until_s is not None, "`end` has set it"
@@ -269,13 +274,16 @@ class AgentEpisode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _End:
-    """The end of an agent, which has returned, or has raised `error`."""
+    """A message that an agent has ended. `error`: the exception that it raised; None if it returned."""
 
     error: Exception | None = None
 
 
 class _Line:
-    """The queues that the agent's thread, the endpoint and the episode share. Has no reference to the episode."""
+    """The queues between an agent's thread, the endpoint and the episode.
+
+    It has no reference to the episode, so that the episode can be garbage-collected.
+    """
 
     def __init__(self) -> None:
         # Requests of the agent, then its end
@@ -288,7 +296,10 @@ class _Line:
         self._asking = threading.Lock()
 
     def run(self, agent: Agent, url: str, key: str, row: Mapping[str, Any]) -> None:
-        """Run the agent, in a thread of its own; keep its result, and put an _End into `asked`."""
+        """Call the agent and store its result; then put an `_End` into `asked`. This is run in the agent's thread.
+
+        `url`, `key`: base URL and API key of the endpoint.
+        """
         try:
             self.result = agent(url, key, row)
             self.asked.put(_End())
@@ -302,7 +313,7 @@ class _Line:
             self.asked.put(_End(ended))
 
     def ask(self, messages: list[Message]) -> str | None:
-        """Pass a request on, wait, and return the answer; None if there are no more answers.
+        """Pass a request of the agent to the episode, and return the answer; None if there are no more answers.
 
         Raises ValueError if another request of the agent is already waiting.
         """
@@ -319,7 +330,7 @@ class _Line:
             self._asking.release()
 
     def close(self) -> None:
-        """Give the agent no more answers."""
+        """Make a waiting request, and all later requests, get no answer."""
         self.closed = True
         self.answers.put(None)
 
@@ -327,20 +338,20 @@ class _Line:
 class _Server(http.server.ThreadingHTTPServer):
     """An HTTP server with a long queue for the connections of many agents.
 
-    With a full queue, a new connection would be tried again only after a second.
+    If the queue were full, a client would try to connect again only after a second.
     """
 
     request_queue_size = 1024
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the error of a request, unless the error is that a client has closed its connection."""
+        """Print the error of a request, unless the client has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Endpoint:
-    """The HTTP server on this machine for all episodes of a task."""
+    """The endpoint that answers the agents of all episodes of a task: an HTTP server on this machine."""
 
     def __init__(self) -> None:
         # Open episodes by key
@@ -350,12 +361,12 @@ class _Endpoint:
 
     @property
     def url(self) -> str:
-        """The base URL for clients of the OpenAI API."""
+        """The base URL of the endpoint, for clients of the OpenAI API."""
         assert self._server is not None, "an episode is open"
         return f"http://{_HOST}:{self._server.server_port}/v1"
 
     def open(self, line: _Line) -> str:
-        """Return the key of a new episode; for the first episode, also start the server.
+        """Return the key of a new episode. Start the server before the first episode.
 
         `line`: the queues of the episode.
         """
@@ -384,16 +395,16 @@ def _serve(server: _Server) -> None:
 
 
 def _end(server: _Server) -> None:
-    """Shut the server down from a thread of its own, since `shutdown` waits for the thread that serves."""
+    """Shut the server down, in a separate thread, because `shutdown` blocks until the serving thread has stopped."""
     threading.Thread(target=server.shutdown, name="ends agents", daemon=True).start()
 
 
 def _requests_of(
     find: Callable[[str], _Line | None],
 ) -> type[http.server.BaseHTTPRequestHandler]:
-    """Return the handler class for HTTP requests.
+    """Return a handler class for the agents' HTTP requests.
 
-    `find`: returns the queues of the episode with a key; None if there is no such episode.
+    `find`: takes the key of an episode, and returns its queues; None if there is no episode with this key.
     """
 
     class Requests(http.server.BaseHTTPRequestHandler):
@@ -405,7 +416,7 @@ def _requests_of(
         timeout = _SILENT_S
 
         def do_GET(self) -> None:  # named by http.server
-            """Answer a request for the list of models."""
+            """Answer a request for the list of models; refuse all other GET requests."""
             if self.path == "/v1/models":
                 model = {"id": "policy", "object": "model", "owned_by": "rlplace"}
                 self._send(200, {"object": "list", "data": [model]})
@@ -413,7 +424,7 @@ def _requests_of(
                 self._refuse(404, f"there is {_PATH}")
 
         def do_POST(self) -> None:
-            """Answer a request of an agent, after waiting for the policy's answer."""
+            """Answer an agent's chat request with the policy's answer, for which it waits; refuse wrong requests."""
             token = self.headers.get("Authorization", "").removeprefix("Bearer ")
             line = find(token.strip())
             # Read the body, if its size is given and allowed
@@ -461,12 +472,12 @@ def _requests_of(
             return self._send(200, completion)
 
         def _refuse(self, status: int, why: str) -> None:
-            """Answer with an HTTP error. `why`: its message."""
+            """Answer with an HTTP error. `status`: HTTP status code. `why`: text of the error."""
             error = {"message": why, "type": "invalid_request_error", "code": status}
             self._send(status, {"error": error})
 
         def _send(self, status: int, content: object) -> None:
-            """Send `content` as JSON."""
+            """Answer with `content` as JSON. `status`: HTTP status code."""
             body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -483,7 +494,7 @@ def _requests_of(
 
 
 def _messages(body: bytes) -> list[Message]:
-    """Return the messages in the body of a request. Raises ValueError for a request that is wrong or not supported."""
+    """Return the messages in the body of a chat request. Raises ValueError if the request is wrong or not supported."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -505,7 +516,7 @@ def _messages(body: bytes) -> list[Message]:
 
 
 def _message(message: Any) -> Message:
-    """Return one message of a request. Raises ValueError unless it is text with a known role."""
+    """Return one message of a chat request. Raises ValueError if it is not a text with a known role."""
     role = None
     content = None
     if isinstance(message, dict):

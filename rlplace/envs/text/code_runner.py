@@ -42,10 +42,11 @@ def run_tests(
     timeout_s: float = 10.0,
     memory_bytes: int = 512 << 20,
 ) -> int:
-    """Run `code` in another process, then each of `tests` in the same namespace; return how many of `tests` passed.
+    """Run `code` in another process, then each of `tests` in the same namespace; return how many tests passed.
 
-    Return 0 if `code` itself raises. A test that was not reached in time has not passed. Blocks for little more than
-    `timeout_s` at most; then the process is dead. The process cannot start processes or threads.
+    Return 0 if `code` raises. A test that was not run within `timeout_s` has not passed. The call lasts hardly longer
+    than `timeout_s`; then the process is killed. The process cannot start other processes or threads. `memory_bytes`:
+    limit of the process.
     """
     with tempfile.TemporaryDirectory(prefix="rlplace-code-") as folder:
         # The job is a file in a folder of its own, the report comes through a pipe
@@ -87,7 +88,7 @@ def run_tests(
 
 
 def _read(fd: int, timeout_s: float) -> bytes:
-    """Return all bytes that are written to a pipe until its other end closes, or until `timeout_s` is over.
+    """Return all bytes from a pipe until it is closed for writing, or until `timeout_s` seconds have passed.
 
     `fd`: file descriptor of the pipe.
     """
@@ -105,7 +106,7 @@ def _read(fd: int, timeout_s: float) -> bytes:
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that is the first of its session, and all other processes of the session."""
+    """Kill all processes of a session. `process`: the first process of the session."""
     # All of them may have ended already
     with contextlib.suppress(ProcessLookupError):
         # The number of the session's first process is also that of its group
@@ -114,9 +115,9 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _passed(text: bytes, tests: int) -> int:
-    """Return how many of `tests` tests passed, by the report `text`.
+    """Return how many of `tests` tests passed. `text`: the report, with one line for each test.
 
-    Only whole lines count, since a kill may have cut off the last line.
+    A last line without a line break does not count, because a kill may have cut it off.
     """
     # Later lines replace earlier ones: the code may have written such lines before the tests
     results: dict[str, str] = {}
@@ -130,7 +131,10 @@ def _passed(text: bytes, tests: int) -> int:
 
 
 def limit(memory_bytes: int, cpu_s: float) -> None:
-    """Limit this process in memory, processor time, files and processes. The limits cannot be lifted again."""
+    """Limit the memory, processor time, files and processes of this process. The limits cannot be lifted again.
+
+    `cpu_s`: seconds of processor time.
+    """
     if sys.platform == "linux":
         _bind_root()
         # If the parent is killed first, this process dies with it
@@ -148,10 +152,10 @@ def limit(memory_bytes: int, cpu_s: float) -> None:
 
 
 def _bind_root() -> None:
-    """If this process is root's, change its real user and drop all capabilities: root is exempt from the limit of
-    processes.
+    """If this process runs as root, change its real user and drop all capabilities.
 
-    The effective user stays, so that an interpreter in root's folders can still be read.
+    Root would be exempt from the limit of processes. The effective user stays root, so that an interpreter in root's
+    folders can still be read.
     """
     if os.geteuid() != 0:
         return
@@ -163,7 +167,10 @@ def _bind_root() -> None:
 
 
 def main(report_fd: int) -> None:
-    """Run the code and the tests in job.json of the working folder; write one line for each test to `report_fd`."""
+    """Run the code and the tests in job.json of the working folder.
+
+    `report_fd`: file descriptor of a pipe, to which a line for each test is written.
+    """
     job = json.loads(Path("job.json").read_text(encoding="utf-8"))
     limit(job["memory_bytes"], job["cpu_s"])
 
@@ -178,7 +185,7 @@ def main(report_fd: int) -> None:
 
 
 def succeeds(code: str, names: dict[str, Any]) -> bool:
-    """Run `code` with the global names `names`; return whether it raised no exception."""
+    """Run `code` with the global names `names`. Return True if it raises no exception."""
     try:
         # Executing untrusted code is the purpose of this process
         exec(compile(code, "<answer>", "exec"), names)

@@ -19,12 +19,15 @@ Split = Literal["train", "held_out"]
 
 
 class NoPrompt(ConfigError):
-    """An episode could not begin. A check of a config reports this error; a run may take another prompt instead."""
+    """The error that an episode could not begin. A check of a config reports it; a run may take another prompt."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image:
-    """A PNG or JPEG image: the path of a file that every env rank can read, or the bytes of such a file."""
+    """A PNG or JPEG image.
+
+    `source`: the path of a file that every env rank can read, or the bytes of the file.
+    """
 
     source: str | bytes
 
@@ -37,15 +40,17 @@ class Image:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    `content`: a text; or, for models that read images, texts and images in their order.
+    """
 
     role: Literal["system", "user", "assistant"]
-    # Text; or, for models that read images, texts and images in their order
     content: str | tuple[str | Image, ...]
 
     @property
     def text(self) -> str:
-        """The whole text of the message, without images."""
+        """All texts of the message, joined. Images are left out."""
         parts = (self.content,) if isinstance(self.content, str) else self.content
         return "".join(part for part in parts if isinstance(part, str))
 
@@ -60,7 +65,7 @@ Prompt = str | Sequence[Message]
 
 
 class TextEpisode(Protocol):
-    """One conversation, used by one thread."""
+    """One conversation between the policy and an environment. All methods are called by one thread."""
 
     @property
     def prompt(self) -> Prompt:
@@ -68,29 +73,29 @@ class TextEpisode(Protocol):
         ...
 
     def reply(self, answer: str) -> str | None:
-        """Return the environment's reply to an answer of the policy, or None if the episode is over.
+        """Return the environment's reply to an answer of the policy; None if the episode is over.
 
         After None, this method is not called again.
         """
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """Return name -> value, for all that reward functions need besides the answers, such as the right answer.
+        """Return name -> value: what reward functions need besides the answers, such as the right answer.
 
-        Called once, at the end of the episode.
+        This method is called once, at the end of the episode.
         """
         ...
 
 
 class TextTask(Protocol):
-    """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`. A ValueError rejects the arguments.
+    """A source of episodes, made as `Task(seed=..., split=..., **kwargs)`. A ValueError there rejects the arguments.
 
-    A task whose episodes take long to begin also has a method `episodes(number, samples)`, which begins the episodes of
-    all samples of a prompt together.
+    `rewards`: reward functions to use if the config names none.
 
-    The driver makes the task too, to find mistakes before workers start, so making it must be cheap. `reply` is called
-    in several threads at once, for different episodes; for a task with `replies_alone = True`, one call at a time, in
-    the main thread of the rank.
+    A task with episodes that take long to begin also has a method `episodes(number, samples)`: it begins the episodes
+    of all samples of a prompt together. The driver makes the task too, to find mistakes before workers start, so making
+    it must be cheap. `reply` is called in several threads at once, for different episodes. If a task sets
+    `replies_alone = True`, it is called only in the main thread of the rank, one call at a time.
     """
 
     # Reward functions to use if the config names none
@@ -98,7 +103,7 @@ class TextTask(Protocol):
 
     @property
     def size(self) -> int | None:
-        """The number of different episodes; None if there is no end."""
+        """The number of different episodes; None if it is unlimited."""
         ...
 
     def episode(self, number: int) -> TextEpisode:
@@ -108,10 +113,9 @@ class TextTask(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OneTurn:
-    """An episode that ends with the first answer."""
+    """An episode that ends after the first answer. `known`: the facts for reward functions, name -> value."""
 
     prompt: Prompt
-    # What `facts` returns
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def reply(self, answer: str) -> str | None:
@@ -119,20 +123,27 @@ class OneTurn:
         return None
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts that were given when the episode was made."""
+        """Return the facts for reward functions, name -> value."""
         return self.known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """A finished episode, as reward functions read it."""
+    """A finished episode, as reward functions get it.
+
+    `answers`: answers of the policy, without special tokens. `replies`: replies of the environment, between the
+    answers.
+    `facts`: name -> value from the task, such as the right answer.
+    `tokens`: number of tokens that the policy sampled. `truncated`: whether the last answer was cut off by a length
+    limit.
+    """
 
     prompt: Prompt
-    answers: tuple[str, ...]  # of the policy, without special tokens
-    replies: tuple[str, ...]  # of the environment, between the answers
-    facts: Mapping[str, Any]  # of the task, such as the right answer
-    tokens: int  # number of tokens that the policy sampled
-    truncated: bool  # the last answer was cut off by a length limit
+    answers: tuple[str, ...]
+    replies: tuple[str, ...]
+    facts: Mapping[str, Any]
+    tokens: int
+    truncated: bool
 
     @property
     def answer(self) -> str:

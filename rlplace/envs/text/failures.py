@@ -1,4 +1,4 @@
-"""What a rank does if a reward, a reply or an endpoint fails: stop, leave out the episode, or try again."""
+"""What a rank does if a reward, a reply or an endpoint fails: stop the run, leave out the episode, or try again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_USE = _RETRIES
 
 
 class Failures:
-    """Counts the failures of an iteration, and decides after each: try again, leave out episodes, or stop the run.
+    """Counts the failures of an iteration, and decides after each one: stop the run, leave out episodes, or try again.
 
     By default, the first failure stops the run.
     """
@@ -31,11 +31,11 @@ class Failures:
         self._left_out = 0
 
     def again(self, error: Exception, tries: int, episodes: int = 1) -> bool:
-        """Count a failure; return True to try the work again, False to leave out its episodes.
+        """Count a failure. Return True to try the failed work again, False to leave out its episodes.
 
-        `error`: what failed. `tries`: how often the work was repeated already. `episodes`: number of episodes to leave
-        out if the work is not repeated. Raises `error` if faults.on_error is stop, or if more than
-        `faults.error_budget` episodes are left out.
+        `tries`: how often the work was repeated already. `episodes`: number of episodes to leave out if the work is not
+        repeated. Raises `error` if faults.on_error is stop, or if more than `faults.error_budget` episodes are left
+        out.
         """
         notes = getattr(error, "__notes__", ())
         what = ", ".join([f"{type(error).__name__}: {error}", *notes])
@@ -55,7 +55,7 @@ class Failures:
         return False
 
     def metrics(self, component: str) -> Metrics:
-        """Return the number of failures in the iteration as a metric; none if the first failure stops the run."""
+        """Return the number of failures in the iteration as a metric; {} if the first failure stops the run."""
         if self._faults.on_error == "stop":
             return {}
         return {f"{component}/failures": Metric(self._failed, "sum")}

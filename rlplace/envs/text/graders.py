@@ -1,11 +1,11 @@
-"""Runs reward functions on finished episodes: quick shipped functions in this process, others in processes with limits.
+"""Runs reward functions on finished episodes.
 
-::
+Quick shipped functions run in this process, all other functions in processes with limits::
 
     submit(case) ──▶ waiting ──▶ a free process: function by function ──▶ done() ──▶ (case, rewards)
                                       └ a function that hangs: the process is killed, RewardError names the sample
 
-Such a process runs this file as a module, with the number of a pipe's file descriptor as its argument.
+Such a process runs this file as a module. Its argument is the file descriptor of a pipe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PATIENCE = 2
 
 
 class InlineGrader:
-    """A grader for quick shipped functions, which runs them in the caller's thread."""
+    """A grader for quick shipped functions. It runs them in the caller's thread."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class InlineGrader:
         self._done.append((case, values))
 
     def _grade(self, case: Case) -> dict[str, float]:
-        """Return the value of each reward function for an episode, by name. Raises RewardError."""
+        """Return reward function -> its value for an episode. Raises RewardError if a function fails."""
         values: dict[str, float] = {}
         for reward, function in self._functions:
             try:
@@ -81,7 +81,7 @@ class InlineGrader:
         return values
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return the episodes that were graded since the last call, each with its rewards.
+        """Return (case, rewards) for each episode that was graded since the last call.
 
         `wait` has no effect, since `submit` grades at once.
         """
@@ -90,12 +90,12 @@ class InlineGrader:
         return done
 
     def close(self) -> None:
-        """Drop all results."""
+        """Drop all results that were not yet returned."""
         self._done = []
 
 
 class _GraderProcess:
-    """A process that grades, and the case on which it works."""
+    """A process that runs reward functions, and the case that it grades at present."""
 
     def __init__(
         self, rewards: Sequence[Reward], memory_bytes: int, timeout_s: float
@@ -134,9 +134,9 @@ class _GraderProcess:
 
 
 class ProcessGrader:
-    """A grader that runs functions in at most `processes` processes, which it owns.
+    """A grader that runs reward functions in at most `processes` processes, which it owns.
 
-    A process is started when no process is free for a case.
+    It starts a further process when a case waits and no process is free.
     """
 
     def __init__(
@@ -160,15 +160,15 @@ class ProcessGrader:
         self._processes: list[_GraderProcess] = []
 
     def submit(self, case: Case) -> None:
-        """Queue a case; if a process is free, the process begins with the case at once."""
+        """Put a case into the queue. If a process is free, it begins to grade at once."""
         self._waiting.append((case, 0))
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return the episodes that were graded since the last call, each with its rewards.
+        """Return (case, rewards) for each episode that was graded since the last call.
 
-        `wait`: whether to wait until at least one episode is graded, if processes are at work. Raises a RewardError
-        that has to stop the run.
+        `wait`: whether to wait until at least one episode is graded, if any is being graded. Raises RewardError if a
+        failure has to stop the run.
         """
         done: list[Graded] = []
         while busy := [worker for worker in self._processes if worker.case is not None]:
@@ -190,7 +190,7 @@ class ProcessGrader:
         return done
 
     def _assign(self) -> None:
-        """Give waiting cases to free processes, and start processes while there are fewer than allowed."""
+        """Give waiting cases to free processes. Start a process if none is free and the limit is not reached."""
         while self._waiting:
             # Remove processes that died while they had no case: no function is to blame
             for worker in list(self._processes):
@@ -214,9 +214,9 @@ class ProcessGrader:
                 self._show(worker)
 
     def _show(self, worker: _GraderProcess) -> None:
-        """Send the transcript of a process's case to the process.
+        """Send the transcript of the worker's case to the worker's process.
 
-        The process waits for the transcript, so sending does not block, even if the transcript is long.
+        The process is waiting for it, so sending does not block, even if the transcript is long.
         """
         assert worker.case is not None
         worker.deadline = time.monotonic() + self._timeout_s
@@ -225,9 +225,9 @@ class ProcessGrader:
             worker.pipe.send(worker.case.transcript)
 
     def _hear(self, worker: _GraderProcess) -> list[Graded]:
-        """Handle one message of a process; return the case that is now finished, if any.
+        """Handle one message of a process. Return a list with the case if it is now finished, else an empty list.
 
-        The message says that the process is ready, or that a function has ended.
+        The message says that the process has imported the functions, or that one function has ended.
         """
         assert worker.case is not None
         case = worker.case
@@ -266,9 +266,9 @@ class ProcessGrader:
         return [(case, values)]
 
     def _failed(self, worker: _GraderProcess, error: RewardError) -> list[Graded]:
-        """Queue the case of a process again, or return it with nan for all rewards, so that it is left out.
+        """Handle a failure of the worker's case: put it back into the queue, or return it with nan for all rewards.
 
-        Raises `error` if the failure has to stop the run.
+        A case with nan is left out of training. Raises `error` if the failure has to stop the run.
         """
         case = worker.case
         worker.case = None
@@ -282,9 +282,9 @@ class ProcessGrader:
         return [(case, {reward.name: math.nan for reward in self._rewards})]
 
     def _ended(self, worker: _GraderProcess, code: str, **facts: Any) -> RewardError:
-        """Kill a process, and return the error of the function that it was running.
+        """Kill the worker's process, and return the error of the reward function that it was running.
 
-        `code`, `facts`: code of the error, and values for its texts.
+        `code`: code of the error. `facts`: values for its texts.
         """
         assert worker.case is not None
         worker.close()
@@ -294,7 +294,7 @@ class ProcessGrader:
         )
 
     def _died(self, worker: _GraderProcess) -> RewardError:
-        """Return the error of the function during which a process has died."""
+        """Return the error of the reward function that was running when the worker's process died."""
         # Wait for its exit code; it may only have closed the pipe
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.popen.wait(_ENDING_S)
@@ -308,7 +308,7 @@ class ProcessGrader:
         )
 
     def close(self) -> None:
-        """Drop all cases and end all processes. A case that is submitted later starts new processes."""
+        """Drop all cases and end all processes. If a case is submitted later, a new process is started."""
         self._waiting.clear()
         for worker in self._processes:
             worker.close()
@@ -327,11 +327,11 @@ def grader_of(
     on_poison: OnPoison = "stop",
     failures: Failures | None = None,
 ) -> Grader:
-    """Return a grader: an InlineGrader if all reward functions are quick and shipped, else a ProcessGrader.
+    """Return a grader for these rewards: an InlineGrader if all functions are quick and shipped, else a ProcessGrader.
 
-    `timeout_s`: longest time of one function for one episode. `memory_bytes`: limit of each process. `processes`: most
-    processes. `on_poison`: what to do about a reward that is not finite. `failures`: counts the failures; None: the
-    first failure stops the run.
+    `timeout_s`: longest time of one function for one episode. `memory_bytes`: limit of each process. `processes`: the
+    most processes. `on_poison`: what to do if a reward is not finite: "stop" or "skip". `failures`: decides what to do
+    about failures; None: the first failure stops the run.
     """
     if all(reward.trusted for reward in rewards):
         return InlineGrader(rewards, on_poison, failures)
@@ -349,7 +349,7 @@ def grader_of(
 
 
 def main(pipe: Connection) -> None:
-    """Do the work of a grading process: import the functions, then grade transcripts until the pipe closes."""
+    """Run a grading process: import the functions, then grade the transcripts from `pipe` until it is closed."""
     memory_bytes, timeout_s, rewards = pipe.recv()
     functions = [(reward, reward.function()) for reward in rewards]
     # Limit data, not address space: libraries map far more than they use
@@ -370,9 +370,10 @@ def grade(
     transcript: object,
     timeout_s: float,
 ) -> None:
-    """Run each function on a transcript, and send its result: (None, value), or (error text, None) if it raised.
+    """Run each function on a transcript, and send its result through `pipe`.
 
-    After an error, the remaining functions are not run.
+    A result is (None, value), or (error text, None) if the function raised. After an error, the later functions are not
+    run.
     """
     for _, function in functions:
         # Without a handler this signal ends the process, even in C code
@@ -393,7 +394,7 @@ def grade(
 def _number(value: Any) -> float | str:
     """Return a value as a float if possible, else as text.
 
-    To unpickle the value itself may need the user's libraries.
+    The value itself is not sent, because unpickling it may need the user's libraries.
     """
     try:
         return float(value)
@@ -406,7 +407,7 @@ def _number(value: Any) -> float | str:
 
 
 def _short(text: str) -> str:
-    """Return the text, or its first `_SHOWN` characters and its length."""
+    """Return `text`; if it has more than `_SHOWN` characters, only its beginning, and its length."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]} ... ({len(text)} characters)"

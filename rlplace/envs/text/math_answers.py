@@ -1,6 +1,4 @@
-"""Rewards for mathematical answers, compared by the rules of this module or by the library
-math-verify (extra `math`).
-"""
+"""Rewards for mathematical answers, which are compared by this module or by the library math-verify (extra `math`)."""
 
 from __future__ import annotations
 
@@ -26,20 +24,22 @@ _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""Return 1 if the number in the answer equals the right answer, the fact `answer`, else 0.
+    r"""Return 1 if the policy's last answer is right, else 0. The right result is the task's fact `answer`.
 
-    The number is that in the last \boxed{}, else the last number. A fact of words is compared as text. If the fact is a
-    whole solution, its boxed part counts, else the text after its last `####`, as in GSM8K.
+    The policy's result is the content of its last \boxed{}, else its last number. Results are compared as numbers if
+    both are numbers, else as text. If the fact is a whole solution, its result is the content of its last \boxed{},
+    else the text after its last `####`, as in GSM8K.
     """
     right = _right(transcript)
     return float(_same(_given(transcript.answer), last_boxed(right) or right))
 
 
 def math_verify(transcript: Transcript) -> float:
-    r"""Return 1 if the library math-verify finds the answer equal to the right answer, the fact `answer`; else 0.
+    r"""Return 1 if the library math-verify finds the policy's last answer right, else 0.
 
-    The last \boxed{} of the answer counts, else its last expression. The library also compares roots, intervals, sets,
-    matrices and equations. An answer that `math_answer` accepts is accepted without the library.
+    The right result is the fact `answer` of the task. The policy's result is the content of its last \boxed{}, else its
+    last expression. Roots, intervals, sets, matrices and equations can be compared, too. An answer that `math_answer`
+    accepts is right without asking the library.
     """
     from math_verify import parse, verify
 
@@ -54,7 +54,7 @@ def math_verify(transcript: Transcript) -> float:
 
 
 def _right(transcript: Transcript) -> str:
-    r"""Return the fact `answer`; if it is a solution without a \boxed{}, only the text after its last `####`."""
+    r"""Return the right result, from the fact `answer`; a solution without \boxed{} counts from its last `####` on."""
     right = fact(transcript, "answer")
     if last_boxed(right) is not None:
         return right
@@ -62,7 +62,10 @@ def _right(transcript: Transcript) -> str:
 
 
 def _given(answer: str) -> str:
-    r"""Return what the policy answered: the content of the last \boxed{}, else the last number, else "" (nothing)."""
+    r"""Return the result in the policy's answer: the content of its last \boxed{}, else its last number.
+
+    Return "" if the answer has neither, or if its last expression is not a plain number.
+    """
     boxed = last_boxed(answer)
     if boxed is not None:
         return boxed
@@ -75,7 +78,7 @@ def _given(answer: str) -> str:
 
 
 def _same(given: str, right: str) -> bool:
-    """Return whether two answers are equal: as numbers if both are numbers, else as text."""
+    """Return whether two results are equal: as numbers if both are numbers, else as text."""
     one = _plain(given)
     other = _plain(right)
     number_given = number(one)
@@ -86,8 +89,9 @@ def _same(given: str, right: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return an answer in one form: without spacing, units and a name before an equal sign, and with equal fractions
-    alike.
+    """Return a result in a uniform notation, so that equal results become equal texts.
+
+    Spacing, units and a name before an equal sign are removed, and fractions are written in the same way.
     """
     text = text.replace("{,}", ",").replace("\\%", "").replace("%", "")
     text = _SPACING.sub("", text)
@@ -106,7 +110,7 @@ def _plain(text: str) -> str:
 
 
 def _improper(found: re.Match[str]) -> str:
-    """Return a mixed number that `_MIXED` has found as one fraction; text that is no mixed number unchanged."""
+    """Return a mixed number that matched `_MIXED`, such as 3 1/2, as one fraction, 7/2; any other text unchanged."""
     whole, *parts = (int(each) for each in found.groups() if each is not None)
     above, below = parts
     if above < below:
@@ -116,7 +120,7 @@ def _improper(found: re.Match[str]) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete \boxed{...}, with its inner braces; None if there is none."""
+    r"""Return the content of the last complete \boxed{...}, including inner braces; None without a complete one."""
     # Opening braces of boxes
     begins = {match.end() - 1 for match in re.finditer(r"\\boxed\s*\{", text)}
     if not begins:
@@ -136,7 +140,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def number(text: str) -> Decimal | None:
-    r"""Return the value of a text such as 1,234.50, 3/4 or \frac{3}{4}; None if `text` is not a number."""
+    r"""Return the value of a text such as 1,234.50, 3/4 or \frac{3}{4}; None if the text is not a finite number."""
     # A fraction as a division
     fraction = r"(?<!\d)\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"
     text = re.sub(fraction, r"\1/\2", text).strip().strip("$")

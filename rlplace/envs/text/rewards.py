@@ -64,27 +64,30 @@ _LISTS = ("prompts", "answers", "labels")
 class Reward:
     """One reward function of a run, with its weight and arguments.
 
-    The object is sent to other processes, which find the function by its name.
+    The object is sent to other processes, and they find the function by its name.
+
+    `name`: name of the metric, the part of `written` after the colon. `written`: name of the function in the config.
+    `key`: config key of the reward component with this function; "" for a reward of the environment.
+    `lists`: whether the function takes lists. It then gets lists of length one, so that limits apply to each episode.
     """
 
-    # Name of the metric: the part of the name after the colon
     name: str
-    # Name in the config
     written: str
-    # Config key of the component that is this reward; "" for a reward of the environment
     key: str = ""
     weight: float = 1.0
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    # Whether the function takes lists; it is called with lists of length one, so that each episode has its own limits
     lists: bool = False
 
     @property
     def trusted(self) -> bool:
-        """Whether the function is shipped and quick, so that it cannot hang or use much memory."""
+        """Whether the function is shipped and quick: it cannot hang and does not use much memory."""
         return not self.lists and self.written in REWARDS and self.written not in _APART
 
     def function(self) -> Callable[[Transcript], float]:
-        """Return the function, which takes a transcript alone; the kwargs are filled in. Raises ConfigError."""
+        """Return the reward function with its arguments filled in, so that it takes only a transcript.
+
+        Raises ConfigError if the function cannot be found.
+        """
         function = find_reward(self.written)
         if self.lists:
             return functools.partial(_of_one, function, self.kwargs)
@@ -92,9 +95,9 @@ class Reward:
 
 
 def find_reward(name: str, key: str = "env.rewards") -> RewardFunction:
-    """Return the reward function `name`: a shipped one, or `package.module:function`. Raises ConfigError.
+    """Return a reward function. `name`: a shipped name, or `package.module:function`. Raises ConfigError.
 
-    `key`: config key for the error.
+    `key`: config key, for the error.
     """
     function: RewardFunction = named(
         name, REWARDS, key=key, code="unknown-reward", noun="reward function"
@@ -112,8 +115,8 @@ def named_reward(
 ) -> Reward:
     """Return the reward that a block of the config describes.
 
-    `written`: name of the function. `kwargs`: its arguments. `key`: config key of the block. `leaf`: the key within the
-    block that has the name. Raises ConfigError for an unknown name or wrong arguments.
+    `written`: name of the function. `kwargs`: arguments of the function. `key`: config key of the block. `leaf`: the
+    key in the block that holds the name. Raises ConfigError for an unknown name or wrong arguments.
     """
     function = find_reward(written, f"{key}.{leaf}")
     if written == "math_verify":
@@ -147,9 +150,9 @@ def named_reward(
 def find_rewards(
     written: Sequence[RewardFunctionConfig], task: TextTask
 ) -> tuple[Reward, ...]:
-    """Return the rewards that a config names; if it names none, the rewards of the task.
+    """Return the rewards that the config names in `written`; if there are none, the rewards of the task.
 
-    Raises ConfigError for unknown or repeated names, for wrong arguments, and if there is no reward at all.
+    Raises ConfigError for unknown or repeated names, for wrong arguments, and if the task has no rewards either.
     """
     chosen = written or [RewardFunctionConfig(name=name) for name in task.rewards]
     if not chosen:
@@ -177,20 +180,24 @@ def find_rewards(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One episode that is to be graded."""
+    """A finished episode that is to be graded.
 
-    group: int  # of samples of one prompt
-    sample: int  # number within the group
+    `group`: number of the group, which holds the samples of one prompt. `sample`: number of the episode within the
+    group.
+    """
+
+    group: int
+    sample: int
     transcript: Transcript
 
 
 def number_of(
     reward: Reward, case: Case, value: Any, on_poison: OnPoison = "stop"
 ) -> float:
-    """Return the value of a reward function as a float.
+    """Return a value from a reward function as a float.
 
-    Raises RewardError if the value is not a finite number. With `on_poison` "skip", a number that is not finite becomes
-    nan instead. `case`: the episode, for the error.
+    `case`: the episode, for errors. Raises RewardError if the value cannot be converted to a float. If the float is nan
+    or infinite, raises RewardError too, unless `on_poison` is "skip": then return nan.
     """
     try:
         number = float(value)
@@ -209,9 +216,9 @@ def number_of(
 def reward_failed(
     reward: Reward, case: Case, code: str, *, error: str = "", **facts: Any
 ) -> RewardError:
-    """Return the error that a reward function has failed for one sample.
+    """Return the error that a reward function failed for one episode.
 
-    `code`: code of the error. `error`: which of the code's texts applies. `facts`: values for the texts.
+    `code`: code of the error. `error`: name of the variant of the code's texts. `facts`: values for the texts.
     """
     answer = case.transcript.answer
     shown = answer
@@ -241,9 +248,9 @@ def reward_failed(
 def _of_one(
     function: Callable[..., Any], kwargs: Mapping[str, object], transcript: Transcript
 ) -> float:
-    """Return the value of a function that takes and returns lists, for one transcript. The lists have length one.
+    """Return the reward for one transcript by a function over lists: call it with lists of length one.
 
-    Raises ValueError if the function does not return a list of length one.
+    `kwargs`: further arguments. Raises ValueError if the function does not return a list of length one.
     """
     given = {
         "prompts": [prompt_text(transcript)],
@@ -267,7 +274,7 @@ def _of_one(
 
 
 def prompt_text(transcript: Transcript) -> str:
-    """Return the text of the prompt, without the marks of a chat template."""
+    """Return the text of the prompt; of several messages, their texts without roles, joined by line breaks."""
     prompt = transcript.prompt
     if isinstance(prompt, str):
         return prompt
@@ -275,7 +282,7 @@ def prompt_text(transcript: Transcript) -> str:
 
 
 def answer_text(transcript: Transcript) -> str:
-    """Return all text after the prompt: the answer; of a conversation, all answers and replies."""
+    """Return the text after the prompt: all answers and the replies between them, joined by line breaks."""
     turns = itertools.zip_longest(transcript.answers, transcript.replies, fillvalue="")
     return "\n".join(part for turn in turns for part in turn if part)
 
@@ -286,7 +293,7 @@ def answer_text(transcript: Transcript) -> str:
 def fact(transcript: Transcript, name: str) -> str:
     """Return a fact of an episode as text: a value that the task gives to reward functions.
 
-    `name`: name of the fact. Raises ValueError if the task gives no such fact.
+    Raises ValueError if the task does not give a fact with this name.
     """
     if name not in transcript.facts:
         known = ", ".join(transcript.facts) or "none"
@@ -295,7 +302,10 @@ def fact(transcript: Transcript, name: str) -> str:
 
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
-    """Return 1 if the last answer equals the fact `answer`, else 0. Spaces around both are ignored."""
+    """Return 1 if the last answer equals the fact `answer`, else 0. Spaces before and after each text are ignored.
+
+    `ignore_case`: whether upper and lower case are equal.
+    """
     given = transcript.answer.strip()
     right = fact(transcript, "answer").strip()
     if ignore_case:
@@ -305,7 +315,7 @@ def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
 
 
 def contains(transcript: Transcript) -> float:
-    """Return 1 if the last answer contains the fact `answer`, else 0."""
+    """Return 1 if the last answer contains the text of the fact `answer`, else 0."""
     return float(fact(transcript, "answer").strip() in transcript.answer)
 
 
@@ -314,13 +324,13 @@ def matches(
     *,
     pattern: str = r"<think>.*?</think>\s*<answer>.*?</answer>",
 ) -> float:
-    """Return 1 if each whole answer matches the regular expression `pattern`, else 0."""
+    """Return 1 if each answer of the episode, as a whole, matches the regular expression `pattern`; else 0."""
     form = re.compile(pattern, re.DOTALL)
     return float(all(form.fullmatch(answer.strip()) for answer in transcript.answers))
 
 
 def score(transcript: Transcript) -> float:
-    """Return the score that the task itself gives: its fact `score`."""
+    """Return the score that the task gives to the episode, the fact `score`."""
     return float(fact(transcript, "score"))
 
 
@@ -329,7 +339,7 @@ def length_penalty(
 ) -> float:
     """Return a penalty for long answers, from 0 to -1 (DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13).
 
-    It is 0 up to `free_tokens` sampled tokens, and falls linearly to -1 at `longest_tokens`.
+    The penalty is 0 up to `free_tokens` sampled tokens, and falls linearly to -1 at `longest_tokens`.
     """
     if longest_tokens <= free_tokens:
         raise ValueError(
@@ -340,12 +350,12 @@ def length_penalty(
 
 
 def unscored(transcript: Transcript) -> float:
-    """Return 0, for jobs whose scores come from other components."""
+    """Return 0, for jobs in which the scores come from reward components."""
     return 0.0
 
 
 def code_block(answer: str) -> str:
-    """Return the content of the last fenced code block of an answer; the whole answer if there is none."""
+    """Return the content of the last fenced code block of an answer; without a code block, the whole answer."""
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
     if blocks:
         return blocks[-1]
@@ -355,10 +365,10 @@ def code_block(answer: str) -> str:
 def unit_tests(
     transcript: Transcript, *, timeout_s: float = 10.0, memory_bytes: int = 512 << 20
 ) -> float:
-    """Return the share of unit tests that the answer's code passes, from 0 to 1.
+    """Return the share of unit tests, from 0 to 1, that the code in the last answer passes.
 
-    The fact `tests` has the tests as Python texts. The code and then the tests are run in a separate process, with
-    limits of time and memory.
+    The fact `tests` is a list of tests as Python source texts. The code and then the tests run in a separate process,
+    limited to `timeout_s` and `memory_bytes`.
     """
     from rlplace.envs.text.code_runner import run_tests
 
@@ -377,8 +387,9 @@ def unit_tests(
 
 
 def reasoning_score(transcript: Transcript) -> float:
-    """Return the score of reasoning-gym's verifier for the last answer, or for its last <answer></answer> if it has
-    one.
+    """Return the score of the last answer by reasoning-gym's verifier.
+
+    If the answer has <answer></answer>, only the text in the last one is scored.
     """
     from reasoning_gym import get_score_answer_fn
 

@@ -32,10 +32,10 @@ Row = tuple[Mapping[str, Any], Source]
 
 
 def bad_row(error: str, got: str, place: Source, **facts: Any) -> ConfigError:
-    """Return the error about a bad row.
+    """Return the error about a bad row of a data set.
 
-    `error`: which of the error's texts applies. `got`: the row, as text. `place`: file and line of the row. `facts`:
-    values for the texts.
+    `error`: name of the variant of the error's texts. `got`: the row, as text. `place`: file and line of the row.
+    `facts`: values for the texts.
     """
     return config_error(
         "bad-row", _KEY, got[:_SHOWN], error=error, source=place, **facts
@@ -50,10 +50,10 @@ def mixed(
 ) -> list[Row]:
     """Return the rows of one epoch, from one data set or several.
 
-    `path`: one data set, a list of data sets, or a mapping from data set to weight. The weight says how often its rows
-    come in an epoch. `rows`: range of rows of each data set, (first, last + 1); None for all. `split`: the split of a
-    saved folder. `seed`: decides which rows the fraction of a weight takes. Raises ConfigError as `read_rows` does, and
-    for a wrong weight.
+    `path`: one data set, a list of data sets, or a mapping from data set to weight. A weight is the number of times
+    that each row of the data set comes in an epoch. `rows`: range of rows to take of each data set, (first, last + 1);
+    None for all. `split`: the split to take of a saved folder. `seed`: seed for choosing rows if a weight is not a
+    whole number. Raises ConfigError for a wrong weight and as `read_rows` does.
     """
     if isinstance(path, str):
         return _part(path, rows, split)
@@ -77,8 +77,9 @@ def mixed(
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
-    """Return a name for each path: its file name without ending, preceded by names of folders where file names are
-    equal.
+    """Return path -> a different name for each path: its file name without suffix.
+
+    If file names are equal, names of folders are put before them.
     """
     found = {one: Path(one).stem for one in dict.fromkeys(paths)}
     longest = max((len(Path(one).parts) for one in paths), default=0)
@@ -91,7 +92,10 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Row]:
-    """Return the rows of one data set, all or those of the range `rows`. Raises ConfigError or ValueError."""
+    """Return the rows of one data set. `rows`: range of rows to take, (first, last + 1); None for all.
+
+    `split`: the split to take of a saved folder. Raises ConfigError, or ValueError for a wrong range.
+    """
     if rows is not None:
         numbers = [isinstance(bound, int) for bound in rows]
         if len(rows) != 2 or not all(numbers):
@@ -107,8 +111,8 @@ def _part(path: str, rows: tuple[int, int] | None, split: str | None) -> list[Ro
 def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
     """Return the rows of a file *.jsonl, *.json or *.parquet, or of a folder written by `save_to_disk` of `datasets`.
 
-    `dataset_split`: the split to take, if the folder has several. Raises ConfigError if `path` does not exist, if a
-    line is not a JSON object, if the kind of file is unknown, or if a library is missing.
+    `dataset_split`: the split to take, if the folder has several. Raises ConfigError if `path` does not exist or cannot
+    be read, if a row is wrong, if the kind of file is unknown, or if a library is missing.
     """
     file = Path(path)
     # Name the last existing folder, and whether it may be entered
@@ -139,7 +143,7 @@ def read_rows(path: str, dataset_split: str | None = None) -> list[Row]:
 
 
 def _json_lines(file: Path) -> list[Row]:
-    """Return the rows of a JSON file: one object on each line, or one list of objects."""
+    """Return the rows of a JSON file, with one object in each line, or with one list of objects."""
     with file.open("rb") as start:
         head = start.read(1 << 10).removeprefix(codecs.BOM_UTF8)
     if head.lstrip().startswith(b"["):
@@ -154,7 +158,10 @@ def _json_lines(file: Path) -> list[Row]:
 
 
 def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
-    """Return the values of one line, which must be a JSON object. Raises ConfigError."""
+    """Return the values of one line of a file. Raises ConfigError if the line is not a valid JSON object.
+
+    `place`: file and line, for the error.
+    """
     shown = line.decode("utf-8", "replace").strip()
     try:
         values = json.loads(line, object_pairs_hook=_of_pairs)
@@ -166,7 +173,7 @@ def _json_row(line: bytes, place: Source) -> Mapping[str, Any]:
 
 
 def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict. Raises ValueError if a name comes twice."""
+    """Return the (name, value) pairs of a JSON object as a dict. Raises ValueError if a name comes twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         often = Counter(name for name, _ in pairs)
@@ -179,9 +186,10 @@ def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _of_text(
     values: Mapping[str, Any], written: bytes, place: Source
 ) -> Mapping[str, Any]:
-    """Return `values` if all texts in it are valid.
+    """Return `values` unchanged if all its texts are valid Unicode.
 
-    Raises ConfigError for half of a character (a surrogate). `written`: the JSON text of the values.
+    Raises ConfigError if a text contains half of a character (a surrogate). `written`: the JSON text of the values.
+    `place`: file and line, for the error.
     """
     if b"\\ud" in written.lower():
         try:
@@ -192,7 +200,7 @@ def _of_text(
 
 
 def _json_array(file: Path) -> list[Row]:
-    """Return the rows of a file that is one list of objects. Raises ConfigError."""
+    """Return the rows of a JSON file that consists of one list of objects. Raises ConfigError."""
     written = file.read_bytes()
     try:
         rows = json.loads(written, object_pairs_hook=_of_pairs)
@@ -206,14 +214,17 @@ def _json_array(file: Path) -> list[Row]:
 
 
 def _entry(values: object, written: bytes, place: Source) -> Mapping[str, Any]:
-    """Return one entry of a list of rows. Raises ConfigError if it is not an object."""
+    """Return the entry `values` of a list of rows. Raises ConfigError if it is not an object with valid texts.
+
+    `written`: the JSON text of the list. `place`: file and number of the entry, for the error.
+    """
     if not isinstance(values, dict):
         raise bad_row("entry", repr(values), place)
     return _of_text(values, written, place)
 
 
 def _parquet(file: Path) -> list[Row]:
-    """Return the rows of a Parquet file. Raises ConfigError."""
+    """Return the rows of a Parquet file. Raises ConfigError if it cannot be read."""
     with needs("pyarrow", got=str(file), extra="text"):
         import pyarrow
         from pyarrow import parquet
@@ -227,7 +238,7 @@ def _parquet(file: Path) -> list[Row]:
 
 
 def _saved(folder: Path, split: str | None) -> list[Row]:
-    """Return the rows of a folder that `save_to_disk` has written. Raises ConfigError.
+    """Return the rows of a folder written by `save_to_disk` of `datasets`. Raises ConfigError if it cannot be read.
 
     `split`: the split to take, if the folder has several.
     """
@@ -259,7 +270,7 @@ def _saved(folder: Path, split: str | None) -> list[Row]:
 
 
 def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
-    """Return the rows, each with its number from 1 on as its place."""
+    """Return rows with a place: the path, and the number of the row, counted from 1."""
     return [
         (value, Source(file=f"{path}{ROW}", line=number))
         for number, value in enumerate(values, start=1)
@@ -269,7 +280,8 @@ def _numbered(values: list[dict[str, Any]], path: str) -> list[Row]:
 def each(rows: Iterable[_Given], make: Callable[[_Given], _Made]) -> list[_Made]:
     """Return `make(row)` for each row.
 
-    If rows are bad, raises the ConfigError of the first bad row, with the places of the other bad rows.
+    If `make` raises ConfigError for some rows, all rows are tried; then the error of the first bad row is raised, with
+    the places of further bad rows.
     """
     made = list[_Made]()
     problems = list[Problem]()

@@ -51,9 +51,10 @@ _MEANT = {
 
 
 class Arithmetic:
-    """A task with sums, differences or products of two numbers with `digits` digits each.
+    """A task: sums, differences or products of two numbers with `digits` digits each.
 
-    The task is endless. A tenth of all problems is held out; the held-out problems are equal for all seeds.
+    The number of episodes is unlimited. A tenth of all problems is held out for evaluation: the same problems for all
+    seeds.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -86,7 +87,7 @@ class Arithmetic:
         self._template = template
 
     def episode(self, number: int) -> OneTurn:
-        """Return the problem with this number."""
+        """Return an episode with problem number `number`."""
         draw = random.Random(f"{self._seed}/{self._split}/{number}")
         left, sign, right = self._problem(draw)
         problem = f"{left} {sign} {right}"
@@ -97,7 +98,7 @@ class Arithmetic:
         )
 
     def _problem(self, draw: random.Random) -> tuple[int, str, int]:
-        """Return first number, sign and second number of a random problem of this split.
+        """Return a random problem of this task's split: first number, sign, second number.
 
         Whether a problem is held out depends on the problem alone, not on the seed.
         """
@@ -111,7 +112,7 @@ class Arithmetic:
 
 
 class GuessNumber:
-    """A task: to guess a number from 1 to `highest` in `guesses` tries. Each reply says higher or lower.
+    """A task: guess a number from 1 to `highest` in `guesses` tries. After a wrong guess, the reply is higher or lower.
 
     `env.max_turns` has to be at least `guesses`.
     """
@@ -131,7 +132,7 @@ class GuessNumber:
         self._guesses = guesses
 
     def episode(self, number: int) -> Guessing:
-        """Return the episode with this number, which decides the secret."""
+        """Return an episode. Its secret number is a random number that depends on `number`."""
         secret = random.Random(f"{self._name}/{number}").randint(1, self._highest)
         return Guessing(secret, self._highest, self._guesses)
 
@@ -139,7 +140,7 @@ class GuessNumber:
 class Guessing:
     """An episode of GuessNumber, with one secret number.
 
-    The score is 1 if the first guess is right, less after more guesses, and 0 if no guess is right.
+    The score is 1 if the first guess is right, lower for each further guess, and 0 if no guess is right.
     """
 
     def __init__(self, secret: int, highest: int, guesses: int) -> None:
@@ -153,7 +154,10 @@ class Guessing:
         )
 
     def reply(self, answer: str) -> str | None:
-        """Compare the last number of the answer with the secret; return the reply, or None at the end."""
+        """Compare the last number in the answer with the secret number, and return the reply.
+
+        Return None if the guess is right or was the last one.
+        """
         self._used += 1
         numbers = re.findall(r"\d+", answer)
         guess = int(numbers[-1][:_GUESS_DIGITS]) if numbers else None
@@ -167,7 +171,7 @@ class Guessing:
         return "Lower."
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the secret and the score."""
+        """Return the secret number, as `answer`, and the `score`."""
         score = 0.0
         if self._found:
             score = 1 - (self._used - 1) / (2 * self._guesses)
@@ -179,19 +183,21 @@ class Guessing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WordedGame:
-    """How a game of Gymnasium is put into words: its rules, the names of moves, and a function that describes
-    observations.
+    """How a game of Gymnasium is played in words.
+
+    `rules`: text about the rules. `moves`: a word for each action of the game, in order. `describe`: takes the
+    environment and an observation, and returns a text about the observation.
     """
 
     rules: str
     moves: tuple[str, ...]
-    # (environment, observation) -> text
     describe: Callable[[Any, Any], str]
 
 
 class ToyText:
-    """A task: a game of Gymnasium in words. `options`: arguments of the game. The score is the sum of the game's
-    rewards.
+    """A task: a game of Gymnasium, played in words. The score of an episode is the sum of the game's rewards.
+
+    `options`: arguments of the game.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -219,13 +225,13 @@ class ToyText:
         self._idle = [self._make()]
 
     def episode(self, number: int) -> ToyTextGame:
-        """Return the episode with this number, which decides its seed."""
+        """Return a new game. Its seed is a random number that depends on `number`."""
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
         env = self._idle.pop() if self._idle else self._make()
         return ToyTextGame(self._game, env, seed, self._idle)
 
     def _make(self) -> Any:
-        """Return a new environment of the game. Raises ConfigError."""
+        """Return a new environment of the game. Raises ConfigError if that is not possible."""
         with needs("gymnasium", got=self._id, extra="envs"):
             import gymnasium
         if self._id not in gymnasium.registry:
@@ -238,9 +244,9 @@ class ToyText:
 
 
 class ToyTextGame:
-    """An episode of ToyText: one game in progress. An answer without a move costs a turn.
+    """An episode of ToyText: one game in progress. An answer that does not name a move costs a turn.
 
-    At the end, its environment is put back into `idle`, the environments that are free for other episodes.
+    At the end of the episode, its environment is added to `idle`, the list of environments that a new episode may take.
     """
 
     def __init__(self, game: WordedGame, env: Any, seed: int, idle: list[Any]) -> None:
@@ -253,11 +259,11 @@ class ToyTextGame:
         self.prompt = f"{game.rules}\nAnswer with one word: {moves}.\n\n{self._described(observation)}"
 
     def _described(self, observation: Any) -> str:
-        """Return the text that describes an observation."""
+        """Return a text about an observation of the game."""
         return self._game.describe(self._env.unwrapped, observation)
 
     def reply(self, answer: str) -> str | None:
-        """Make the last move that the answer names; return the reply, or None at the end."""
+        """Make the last move that the answer names, and return a text about the game; None if the game is over."""
         # The last word that is a move counts
         words = re.findall(r"[a-z]+", answer.lower())
         named = [word for word in words if word in self._game.moves]
@@ -272,7 +278,7 @@ class ToyTextGame:
         return self._described(observation)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the score, and free the environment for another episode."""
+        """Return the score of the game, and make its environment free for another episode."""
         if self._env is not None:
             self._idle.append(self._env)
             self._env = None
@@ -292,7 +298,7 @@ def _frozen_lake(env: Any, observation: Any) -> str:
 
 
 def _taxi(env: Any, observation: Any) -> str:
-    """Return a description of the map, the taxi, the passenger and the destination."""
+    """Return a text about the map, the taxi, the passenger and the destination."""
     row, column, passenger, destination = env.decode(int(observation))
     places = env.locs
     # The number behind the last place means that the passenger is in the taxi
@@ -308,7 +314,7 @@ def _taxi(env: Any, observation: Any) -> str:
 
 
 def _blackjack(env: Any, observation: Any) -> str:
-    """Return a description of the player's sum and the dealer's card."""
+    """Return a text about the player's sum and the dealer's card."""
     own, dealer, ace = observation
     soft = " with an ace that counts 11" if ace else ""
     return f"You have {own}{soft}. The dealer shows {dealer}."
@@ -337,10 +343,10 @@ _GAMES: Mapping[str, WordedGame] = {
 
 
 class TextArena:
-    """A task: a game of textarena for one player.
+    """A task: a game of the library textarena for one player. The score of an episode is the player's reward.
 
-    `options`: arguments of the game. The score is the player's reward. The task is endless. A move that the game does
-    not understand may be repeated once; a second such move ends the game.
+    `options`: arguments of the game. The number of episodes is unlimited. If the game does not understand a move, the
+    player may try once more; a second such move ends the game.
     """
 
     rewards: ClassVar[Sequence[str]] = ("score",)
@@ -388,7 +394,7 @@ class TextArena:
             raise ValueError(f"{game} is no game for one: {error}") from error
 
     def episode(self, number: int) -> TextArenaGame:
-        """Return the episode with this number, which decides its seed."""
+        """Return a new game. Its seed is a random number that depends on `number`."""
         seed = random.Random(f"{self._name}/{number}").getrandbits(31)
         return TextArenaGame(self._library.make(self._id, **self._options), seed)
 
@@ -396,7 +402,7 @@ class TextArena:
 class TextArenaGame:
     """An episode of TextArena: one game in progress.
 
-    It owns the state of the game's random numbers, since the library draws from the module `random`.
+    The library draws from Python's module `random`, so each game keeps a state of random numbers of its own.
     """
 
     def __init__(self, game: Any, seed: int) -> None:
@@ -408,7 +414,7 @@ class TextArenaGame:
         self.prompt = self._news()
 
     def reply(self, answer: str) -> str | None:
-        """Make a move; return the game's new messages, or None at the end."""
+        """Make the move `answer`, and return the game's new messages; None if the game is over."""
         with self._own_random():
             done, _ = self._game.step(answer)
         if not done:
@@ -418,11 +424,11 @@ class TextArenaGame:
         return None
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the score."""
+        """Return the score of the game."""
         return {"score": self._score}
 
     def _news(self) -> str:
-        """Return the game's messages since the last call, without the echo of the player's answer."""
+        """Return the game's messages since the last call. The repeated answer of the player is left out."""
         _, messages = self._game.get_observation()
         return "\n".join(
             text.strip()
@@ -432,7 +438,7 @@ class TextArenaGame:
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Within the context, the module `random` has the state of this game."""
+        """Within the `with` statement, give the module `random` the state of this game; then restore its old state."""
         outside = random.getstate()
         random.setstate(self._random)
         try:
@@ -443,7 +449,7 @@ class TextArenaGame:
 
 
 class ReasoningGym:
-    """A task: the dataset `dataset` of reasoning-gym. `options`: arguments of the dataset."""
+    """A task: the entries of one dataset of the library reasoning-gym. `options`: arguments of the dataset."""
 
     rewards: ClassVar[Sequence[str]] = ("reasoning_score",)
     size: int | None = None
@@ -474,7 +480,7 @@ class ReasoningGym:
             raise ValueError(f"{dataset} refuses options: {error}") from error
 
     def episode(self, number: int) -> OneTurn:
-        """Return the entry with this number as an episode."""
+        """Return an episode with entry number `number` of the dataset."""
         entry = self._made[number]
         return OneTurn(
             prompt=entry["question"],
@@ -486,20 +492,20 @@ class ReasoningGym:
 
 
 class PromptSet:
-    """A task with the prompts of a data set: each row is an episode.
+    """A task with the prompts of one or several data sets: each row is an episode.
 
-    Column `prompt` is a text, or messages with role and content. Column `answer` is what verifiers compare with. Column
-    `image` is for models that read images: a path relative to the folder of the data set, a mapping with the `bytes` of
-    a PNG or JPEG, or a list of these. Images take the places of message parts {"type": "image"}; without such parts
-    they come before the text of the user.
+    Column `prompt` is a text, or messages with role and content. Column `answer` is the right answer, which reward
+    functions compare with the policy's answer. Column `image` is for models that read images: a path relative to the
+    folder of the data set, a mapping with the `bytes` of a PNG or JPEG, or a list of paths and mappings. Images take
+    the places of message parts {"type": "image"}; if there are no such parts, images come before the text of the user.
 
     A dot names a column within another column: `reward_model.ground_truth`. All other columns are facts under their own
     names. `rows` selects a range of rows, (first, last + 1), such as the part to hold out. Relative paths start at the
     folder in which the run was started.
 
-    Several data sets are given as a list of paths, or as a mapping from path to weight, the number of times that each
-    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. Then the fact `data_set` is the name of the row's file, with its
-    folder if two files have the same name.
+    Several data sets are a list of paths, or a mapping from path to weight. A weight is the number of times that each
+    row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. With several data sets, each row has the fact `data_set`: the
+    name of its file, preceded by names of folders if two files have the same name.
     """
 
     rewards: ClassVar[Sequence[str]] = ("math_answer",)
@@ -525,7 +531,7 @@ class PromptSet:
         each(self._rows, lambda row: self._check(*row))
 
     def episode(self, number: int) -> OneTurn:
-        """Return the episode of the row with this number."""
+        """Return an episode with the prompt in row number `number`."""
         values, place = self._rows[number]
         facts = {
             name: value
@@ -537,13 +543,14 @@ class PromptSet:
         return OneTurn(prompt=self._asked(values, place), known=facts)
 
     def place(self, number: int) -> Source:
-        """Return the file and line of the row with this number."""
+        """Return the file and line of row number `number`."""
         return self._rows[number][1]
 
     def _asked(self, values: Mapping[str, Any], place: Source) -> Any:
-        """Return the prompt of a row; None if the value in its column is not a prompt.
+        """Return the prompt of a row; None if the value in the prompt column is not a prompt.
 
-        Raises ConfigError for images that cannot be found.
+        `values`: column -> value. `place`: file and line of the row, for errors. Raises ConfigError for images that
+        cannot be found.
         """
         prompt = _column(values, self._prompt)
         given = None if self._image is None else _column(values, self._image)
@@ -557,10 +564,9 @@ class PromptSet:
         return _as_prompt(prompt, images, place)
 
     def _check(self, values: Mapping[str, Any], place: Source) -> None:
-        """Raise ConfigError with the place of a row, if a column is missing or null, or if its prompt column has no
-        prompt.
+        """Raise ConfigError if a column of the row is missing or null, or if the prompt column does not hold a prompt.
 
-        `values`: values of the row, by column.
+        `values`: column -> value. `place`: file and line of the row, for the error.
         """
         for key, column in (("prompt", self._prompt), ("answer", self._answer)):
             if column is None:
@@ -594,8 +600,9 @@ class PromptSet:
 
 
 def _column(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of the column `name`, or `outer.inner` for a column within another; None if
-    it does not exist.
+    """Return the value of the column `name`; None if there is no such column.
+
+    `outer.inner` names a column within another column.
     """
     if name in values or "." not in name:
         return values.get(name)
@@ -607,7 +614,7 @@ def _column(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _columns(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of all columns; a column within another column is named `outer.inner`."""
+    """Return the names of all columns. A column within another column is named `outer.inner`."""
     names = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -618,9 +625,9 @@ def _columns(values: Mapping[str, Any]) -> list[str]:
 
 
 def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
-    """Return the value of a prompt column as a prompt with its images; None if it is not a prompt.
+    """Return the value of a prompt column as a prompt that includes `images`; None if it is not a prompt.
 
-    Raises ConfigError if images have no place in the messages.
+    Raises ConfigError if images and image parts of the messages do not match. `place`: file and line of the row.
     """
     if isinstance(value, str):
         if images:
@@ -654,9 +661,9 @@ def _as_prompt(value: Any, images: Sequence[Image], place: Source) -> Any:
 
 
 def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
-    """Return a part of a message: text or image. Raises ConfigError.
+    """Return a part of a message: a text or an image. Raises ConfigError for an image that cannot be found.
 
-    An image part without a file takes the first image of `left`, and removes it there.
+    An image part without a file is replaced by the first image in `left`, which is removed from `left`.
     """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
@@ -672,10 +679,10 @@ def _as_part(part: Any, left: list[Image], place: Source) -> str | Image:
 
 
 def _as_image(value: Any, place: Source) -> Image:
-    """Return an image of a data set.
+    """Return an image of a data set. Raises ConfigError if the file does not exist.
 
-    `value`: a path relative to the data set's folder, bytes, or a mapping with bytes or a path. Raises ConfigError if
-    there is no such file.
+    `value`: a path relative to the data set's folder, bytes, or a mapping with bytes or a path. `place`: file and line
+    of the row.
     """
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")

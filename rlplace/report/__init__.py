@@ -1,1 +1,1 @@
-"""What a run shows: metrics on the console and in files, its end in numbers, its time as a picture."""
+"""What a run shows: metrics on the console and in files, a summary in numbers, and pictures and pages about the run."""

@@ -1,4 +1,4 @@
-"""Call the callbacks of users, `runner.callbacks`: after each iteration, and when a run ends."""
+"""Calls the user's callbacks, `runner.callbacks`: after each iteration, and when a run ends."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ METHODS = ("on_iteration", "on_end")
 
 
 def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
-    """Return a problem for each callback that cannot be imported or called, or that lacks both methods.
+    """Return a problem for each callback that cannot be imported, or that does not accept its arguments.
 
-    `configs`: the list `runner.callbacks`. A callback is called with the run's folder, its config, and the `kwargs` of
-    the config.
+    A callback class must have at least one of the methods `on_iteration` and `on_end`. `configs`: the list
+    `runner.callbacks`. A callback is called with the run's folder, the run's config, and the callback's `kwargs`.
     """
     problems: list[Problem] = []
     for at, config in enumerate(configs):
@@ -41,9 +41,9 @@ def check_callbacks(configs: Sequence[CallbackConfig]) -> list[Problem]:
 
 
 class Callbacks:
-    """The callbacks of a run, in the order of the config. Their exceptions become CallbackError.
+    """The callbacks of a run, in the order of the config. If a callback raises an exception, it becomes CallbackError.
 
-    On leaving the context, `on_end` is called if it was not called before, as after a failed start.
+    When the `with` statement ends, `on_end` is called unless that was done before, for example after a failed start.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Callbacks:
     def on_iteration(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> bool:
-        """Call the method `on_iteration` of each callback that has it; return whether any of them returned True.
+        """Call `on_iteration` of all callbacks that have this method. Return True if the run has to end.
 
-        True ends the run. `iteration`: counted from 1. `env_steps`: env steps or answers since the run began.
-        `metrics`: name -> value.
+        The run has to end if any callback returned True. `iteration`: counted from 1. `env_steps`: number of env steps
+        or answers since the run began. `metrics`: name -> value.
         """
         ending = []
         for name, callback in self._made:
@@ -92,9 +92,10 @@ class Callbacks:
         return bool(ending)
 
     def on_end(self, state: str) -> None:
-        """Call the method `on_end` of each callback that has it. `state`: finished, stopped or failed.
+        """Call `on_end` of all callbacks that have this method.
 
-        The run is over, so exceptions are only printed.
+        `state`: how the run ended: finished, stopped or failed. Since the run is over, exceptions of callbacks are only
+        printed.
         """
         self._ended = True
         for name, callback in self._made:
@@ -105,9 +106,9 @@ class Callbacks:
                 print(error, file=sys.stderr, flush=True)
 
     def _call(self, name: str, what: Any, *given: object, **kwargs: object) -> object:
-        """Return the result of a user's class or method. Raises CallbackError for its exceptions.
+        """Call a class or method of the user and return its result. If it raises an exception, raise CallbackError.
 
-        `name`: name of the callback. `what`: the class or method. `given`, `kwargs`: its arguments.
+        `name`: name of the callback. `what`: the class or method. `given`, `kwargs`: arguments for the call.
         """
         try:
             return what(*given, **kwargs)
@@ -127,5 +128,5 @@ class Callbacks:
 
 
 def _is_true(answer: object) -> bool:
-    """Return whether an answer is Python's True, or NumPy's, whose bool is another class."""
+    """Return whether `answer` is Python's True or NumPy's True. The two have different classes."""
     return type(answer).__name__ in ("bool", "bool_") and bool(answer)

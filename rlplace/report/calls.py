@@ -1,4 +1,4 @@
-"""What the workers of a run were called for, iteration by iteration: the source of traces, profiles and reports."""
+"""The calls to the workers of a run, iteration by iteration: the source of traces, profiles and reports."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ KEPT = 3  # iterations whose calls are kept; a profile takes them one by one
 
 
 class RankCall(NamedTuple):
-    """One call of one rank that has succeeded. `stage`: the stage in which the driver awaited the call."""
+    """One successful call of a method on one rank.
+
+    `stage`: the stage in which the driver waited for the call. `name`: name of the method; of a move, with the
+    residency.
+    `record`: times of the call, measured by the rank.
+    `work`: False if the call was sent in one message with another call, except for the first call of the message.
+    """
 
     stage: str
     slot: Slot
-    name: str  # of the method; with the residency, of a move
+    name: str
     record: CallRecord
-    # False: the call went to its rank in one message with another call; only that other call has True.
     work: bool = True
 
 
 class StageTime(NamedTuple):
-    """The begin and end of a stage with the moves on entry, by the driver's clock in seconds since the epoch."""
+    """Begin and end of a stage, including the moves before its work: driver's clock, seconds since the epoch."""
 
     stage: str
     began_s: float
@@ -41,27 +46,32 @@ class StageTime(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class IterationCalls:
-    """The calls and stages of one iteration; complete once `seconds` is set."""
+    """The calls and stages of one iteration. It is complete once `seconds` is set.
+
+    `index`: number of the iteration, from 0. `began_s`: seconds since the epoch, by the driver's clock.
+    `driver_cpu_s`: processor seconds of the driver's process: at the begin of the iteration, and once complete, during
+    it.
+    `seconds`: duration. `uses`: use of the accelerators in each stage.
+    """
 
     index: int
-    began_s: float  # since the epoch, by the driver's clock
-    # Processor time of the driver's process: at the begin; once complete, of the iteration.
+    began_s: float
     driver_cpu_s: float
     seconds: float = 0.0
     stages: list[StageTime] = dataclasses.field(default_factory=list)
     calls: list[RankCall] = dataclasses.field(default_factory=list)
-    uses: Sequence[StageUse] = ()  # of the accelerators
+    uses: Sequence[StageUse] = ()
 
     @property
     def learned(self) -> bool:
-        """Return whether the iteration trained. An iteration that only evaluates does not train."""
+        """Return whether the iteration trained the policy; an iteration may also consist of an evaluation only."""
         return any(call.name == "learn" for call in self.calls)
 
     def on_cores(self) -> dict[str, float]:
-        """Return stage -> seconds that the work of all ranks of the busiest node takes on the node's cores.
+        """Return stage -> least seconds in which the busiest node can do the work of all its ranks with its cores.
 
-        These are the processor seconds of the ranks' threads, divided by the cores. Waiting, threads of libraries, and
-        checks of the progress of other ranks are left out.
+        These are the processor seconds of the ranks' threads, divided by the number of cores. Not counted: waiting,
+        threads of libraries, and the time in which ranks check the progress of other ranks.
         """
         # A later call of the same name is the one of training; before it are evaluations.
         last = {}
@@ -90,7 +100,10 @@ class IterationCalls:
 
 
 def _work_s(record: CallRecord) -> float:
-    """Return the processor seconds of the work in a call, without its checks of the progress of other ranks."""
+    """Return the processor seconds of the work in a call.
+
+    The time in which the rank checks the progress of other ranks is subtracted.
+    """
     seconds = 0.0
     for part in record.parts:
         if part.name in WORKING:
@@ -101,9 +114,9 @@ def _work_s(record: CallRecord) -> float:
 
 
 class CallLog:
-    """Collects the calls of the iteration under way, and keeps the last `KEPT` iterations.
+    """Collects the calls of the present iteration, and keeps those of the last `KEPT` iterations.
 
-    Owned by the loop; used by one thread.
+    It belongs to the loop and is used by one thread.
     """
 
     def __init__(self, clock: Clock = CLOCK) -> None:
@@ -112,19 +125,19 @@ class CallLog:
         self._open = IterationCalls(-1, self._clock.epoch(), time.process_time())
 
     def begin(self, index: int) -> None:
-        """Begin iteration `index`, counted from 0. Calls of an earlier iteration that has not ended are dropped."""
+        """Begin iteration `index`, counted from 0. If an iteration has begun and not ended, drop its calls."""
         self._open = IterationCalls(index, self._clock.epoch(), time.process_time())
 
     def stage(self, stage: str, seconds: float) -> None:
-        """Record that a stage ends now, after `seconds`."""
+        """Record a stage that ends at this moment. `seconds`: its duration."""
         now = self._clock.epoch()
         self._open.stages.append(StageTime(stage, now - seconds, now))
 
     def took(self, stage: str, pending: Iterable[Pending], name: str = "") -> None:
-        """Record calls that were awaited in `stage`.
+        """Record calls for which the driver waited in `stage`.
 
-        `pending`: calls of groups, each with the calls of its ranks. `name`: the name to record in place of the
-        method's name; empty: the method's name is recorded.
+        `pending`: calls to groups, each with the calls of all ranks. `name`: the name to record; empty: the method's
+        name.
         """
         for group_call in pending:
             for call in group_call.calls:
@@ -136,7 +149,7 @@ class CallLog:
                 self._open.calls.append(made)
 
     def end(self, seconds: float, uses: Sequence[StageUse] = ()) -> None:
-        """Complete the iteration under way. Calls until the next `begin` belong to no iteration.
+        """Complete the present iteration. Calls that are recorded before the next `begin` are dropped.
 
         `seconds`: duration of the iteration. `uses`: use of the accelerators in each stage.
         """
@@ -148,10 +161,10 @@ class CallLog:
 
 
 def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
-    """Return node -> the least seconds to add to its clock so that each call is within the stage that awaited it.
+    """Return node -> seconds to add to the node's clock to get about the driver's clock.
 
-    `iterations`: the iterations with the calls and stages. Where generation runs ahead, a call begins before the stage
-    that awaits it: then only the ends of calls count.
+    The seconds are those nearest to 0 with which each call lies within the stage in which the driver waited for it. If
+    generation runs ahead, a call may begin before that stage; then only the ends of calls count.
     """
     # Node -> the least and the most seconds that its calls allow.
     bounds: dict[int, tuple[float, float]] = {}
@@ -175,7 +188,7 @@ def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
 
 
 def laps(spans: Spans) -> Iterator[tuple[str, float, float]]:
-    """Yield the part, the begin and the end of each lap, in order. Times are in seconds, by the clock of `spans`."""
+    """Yield (name of the part, begin, end) of each lap, in order. Times are in seconds, by the clock of `spans`."""
     begin_s = spans.began_s
     for which, end_s in zip(spans.which, spans.ends, strict=True):
         yield spans.names[which], begin_s, end_s

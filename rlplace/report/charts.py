@@ -24,7 +24,7 @@ STYLE = "path.line{fill:none;stroke-width:1.6;stroke-linejoin:round}.grid{stroke
 
 
 class Line(NamedTuple):
-    """One curve of a chart. `number`: chooses the colour."""
+    """One curve of a chart. `number`: number of its colour."""
 
     label: str
     number: int
@@ -32,13 +32,16 @@ class Line(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """Converts iterations (`first` to `last`) and values (`low` to `high`) to pixels."""
+    """Converts iterations (`first` to `last`) and values (`low` to `high`) to pixels.
+
+    `top`: y of the value `high`, in pixels.
+    """
 
     first: float
     last: float
     low: float
     high: float
-    top: float  # y of `high`
+    top: float
 
     def x(self, iteration: float) -> float:
         span = (self.last - self.first) or 1.0
@@ -50,7 +53,7 @@ class _Scale(NamedTuple):
 
 
 def number(value: float) -> str:
-    """Return a number as a text of about four digits: 12,345, 45.63, 0.0017."""
+    """Return a number as text with about four digits, such as 12,345, 45.63 or 0.0017."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 1000:
@@ -61,8 +64,8 @@ def number(value: float) -> str:
 def chart(name: str, lines: Sequence[Line]) -> str:
     """Return the SVG element of a chart. The horizontal axis is the iteration.
 
-    `name`: name of the chart. `lines`: at least one. The last value of a single line is beside the name; of several
-    lines, in the tooltip of each line.
+    `name`: title of the chart. `lines`: one or more curves. The last value of a single curve is written beside the
+    title; with several curves, each has its last value in its tooltip.
     """
     scale = _scale(lines)
     parts = [text(8, 16, name, "ink name")]
@@ -81,7 +84,7 @@ def chart(name: str, lines: Sequence[Line]) -> str:
 
 
 def _scale(lines: Sequence[Line]) -> _Scale:
-    """Return the scale at which all lines fit into the chart."""
+    """Return a scale with which all lines fit into the chart."""
     low = min(min(line.series.values) for line in lines)
     high = max(max(line.series.values) for line in lines)
     if low == high:
@@ -102,7 +105,7 @@ def _scale(lines: Sequence[Line]) -> _Scale:
 
 
 def _grid(scale: _Scale) -> Iterator[str]:
-    """Yield the SVG elements of the grid: three values at the left with their lines, first and last iteration below."""
+    """Yield the SVG elements of the grid: three horizontal lines with their values; the first and last iteration."""
     for value in (scale.low, (scale.low + scale.high) / 2, scale.high):
         y = scale.y(value)
         yield element("path", class_="grid", d=f"M{_LEFT} {y:.1f}H{_RIGHT}")
@@ -114,7 +117,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
 
 
 def _curve(line: Line, scale: _Scale) -> Iterator[str]:
-    """Yield the SVG elements of one line; a line of one point is a dot too."""
+    """Yield the SVG elements of one line. If it has only one point, a dot is drawn."""
     points = [(scale.x(x), scale.y(y)) for x, y in _thinned(line.series)]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     look = colour(line.number)
@@ -126,7 +129,10 @@ def _curve(line: Line, scale: _Scale) -> Iterator[str]:
 
 
 def _key(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the SVG elements of the last value of a single line, or of the names of several lines that have room."""
+    """Yield the SVG elements of the chart's key: the last value of a single line, or the names of several lines.
+
+    Names are left out when there is no more room.
+    """
     if len(lines) == 1:
         last = number(lines[0].series.values[-1])
         yield text(_RIGHT, 16, last, "soft", text_anchor="end")
@@ -143,7 +149,7 @@ def _key(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _short(value: float) -> str:
-    """Return a number as a text of three digits, with G, M or k for a factor of 1e9, 1e6 or 1e3."""
+    """Return a number as text with three digits, and G, M or k for a factor of 1e9, 1e6 or 1e3."""
     for least, unit in _UNITS:
         if abs(value) >= least:
             return f"{value / least:.3g}{unit}"
@@ -151,9 +157,10 @@ def _short(value: float) -> str:
 
 
 def _thinned(series: Series) -> list[tuple[float, float]]:
-    """Return the points (iteration, value) of a line; of a long line, at most about `_MOST_POINTS`.
+    """Return the points (iteration, value) of a line; at most about `_MOST_POINTS` of a long line.
 
-    The points of a long line are divided into stretches. Each stretch keeps its least and its greatest value.
+    A long line is divided into stretches of equally many points, and of each stretch the points with the least and with
+    the greatest value are kept.
     """
     points = list(zip(series.iterations, series.values, strict=True))
     each = math.ceil(2 * len(points) / _MOST_POINTS)

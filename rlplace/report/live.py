@@ -49,24 +49,24 @@ Rows = Sequence[tuple[str, str]]
 
 
 class Watched(Protocol):
-    """The state of a loop, which any thread may read at any time."""
+    """The present state of a loop. Any thread may read it at any time."""
 
     @property
     def began_s(self) -> float | None:
-        """Return the begin of the iteration under way in seconds of the monotonic clock; None between iterations."""
+        """Return when the present iteration began, in seconds of the monotonic clock; None between iterations."""
 
     @property
     def doing(self) -> tuple[str, float] | None:
-        """Return the step under way, and its begin in seconds of the monotonic clock; None between iterations."""
+        """Return the present step and when it began, in seconds of the monotonic clock; None between iterations."""
 
     @property
     def held(self) -> Mapping[str, Residency]: ...
 
 
 class Display:
-    """Shows the state of one run in a block on a terminal, and takes the run's metrics as a sink.
+    """Shows the present state of a run in a block on a terminal. As a sink, it is called with the run's metrics.
 
-    If stdout is not a terminal, the display prints only the lines about the progress of the start.
+    If stdout is not a terminal, it only prints lines about the progress of the start.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Display:
         console: Console,
         active: Mapping[str, Sequence[str]],
     ) -> None:
-        """`console`: the columns whose numbers the block shows. `active`: stage -> components at work.
+        """`runner`: the number of iterations and the goal are read from it.
 
-        `runner`: the number of iterations and the goal.
+        `console`: its columns say which metrics the block shows. `active`: stage -> components at work.
         """
         self._runner = runner
         self._console = console
@@ -106,7 +106,10 @@ class Display:
     # ── what the run tells ───────────────────────────────────────────────────────────────────────────────────────────
 
     def starting(self, line: str) -> None:
-        """Show the progress of the start. `line`: `<step>: <progress>`. Any thread may call this method."""
+        """Show the progress of the start of the run. This may be called by any thread.
+
+        `line`: `<step>: <progress>`, such as a component and how many of its workers are ready.
+        """
         if self._thread is None:
             print(line, flush=True)
             return
@@ -117,7 +120,10 @@ class Display:
     def watch(
         self, loop: Watched, channels: Mapping[str, Channel], iterations: int
     ) -> None:
-        """Show the state of `loop` and `channels` from now on. `iterations`: number of iterations done so far."""
+        """Show the state of `loop` and `channels` from now on.
+
+        `iterations`: number of iterations that are done already.
+        """
         self._channels = channels
         self._iterations = iterations
         self._loop = loop
@@ -125,7 +131,10 @@ class Display:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Take the metrics of an iteration that has ended. `iteration`: counted from 1. `env_steps` is not used."""
+        """Take the metrics of an iteration that has ended, to show them. `iteration`: counted from 1.
+
+        `env_steps` is not used.
+        """
         # New mappings instead of changes: the thread may be reading the old ones.
         seen = dict(self._seen)
         # The run has returned to a checkpoint: forget later values
@@ -142,9 +151,9 @@ class Display:
     # ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rows(self, now_s: float, views: Mapping[str, ChannelStats]) -> Rows:
-        """Return head and text of each row of the block except the first row. Rows without text are left out.
+        """Return (head, text) of each row of the block below the row with the progress. Empty rows are left out.
 
-        `now_s`: the present time, by the monotonic clock. `views`: channel -> its state.
+        `now_s`: the present time, by the monotonic clock. `views`: channel -> its statistics.
         """
         loop = self._loop
         if loop is None:
@@ -174,9 +183,9 @@ class Display:
         return [(head, text) for head, text in rows if text]
 
     def _numbers(self) -> Iterator[str]:
-        """Yield head and last value of each column, except columns of times.
+        """Yield a text with head and last value for each column of the console that is not a time.
 
-        If the last value is from an earlier iteration, its text names the iteration.
+        If the value is from an earlier iteration than the last one, the text names that iteration.
         """
         for head, metric, form, _ in self._console.columns:
             if metric.startswith("time/") or metric not in self._seen:
@@ -188,7 +197,7 @@ class Display:
             yield text
 
     def _stages(self) -> Iterator[str]:
-        """Yield the name and the seconds of each stage in the last iteration."""
+        """Yield a text with the name and the seconds of each stage in the last iteration."""
         for head, metric, form, _ in self._console.columns:
             if not metric.startswith("time/") or not metric.endswith("_s"):
                 continue
@@ -197,9 +206,9 @@ class Display:
                 yield f"{head.removesuffix(' s')} {value:{form}}"
 
     def left(self, now_s: float) -> str:
-        """Return a text: the time until the last iteration ends, by the median of the latest iterations.
+        """Return a text with the remaining time of the run, estimated by the median time of the latest iterations.
 
-        The text is empty before the first iteration has ended. `now_s`: the present time, by the monotonic clock.
+        Return "" before the first iteration has ended. `now_s`: the present time, by the monotonic clock.
         """
         if not self._iteration_s:
             return ""
@@ -215,9 +224,9 @@ class Display:
         return text
 
     def block(self, now_s: float, views: Mapping[str, ChannelStats]) -> RenderableType:
-        """Return the whole block: the progress of the iterations, then the rows of `rows`.
+        """Return the whole block: a row with the progress of the iterations, then the rows of the method `rows`.
 
-        `now_s`: the present time, by the monotonic clock. `views`: channel -> its state.
+        `now_s`: the present time, by the monotonic clock. `views`: channel -> its statistics.
         """
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -252,9 +261,9 @@ class Display:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _draw(self) -> None:
-        """Draw the block until `close` is called. Runs in the display's thread.
+        """Draw the block repeatedly until `close` is called. This is run in the display's thread.
 
-        Drawing starts and stops in this thread too, since no signal can interrupt this thread.
+        Drawing also starts and stops in this thread, because signals interrupt only the main thread.
         """
         from rich.console import Console as Terminal
         from rich.live import Live
@@ -292,9 +301,10 @@ class Display:
 
     @contextlib.contextmanager
     def shown(self, signals: Signals) -> Iterator[Display]:
-        """Draw the block while the context is entered, if stdout is a terminal. Raises ConfigError without rich.
+        """Draw the block during the `with` statement, if stdout is a terminal. Raises ConfigError without rich.
 
-        The display's thread prints the lines of `signals`: their handler may interrupt the driver anywhere.
+        Meanwhile, lines of `signals` are printed by the display's thread, because a signal handler may interrupt the
+        driver at any place.
         """
         if not is_terminal(sys.stdout):
             yield self
@@ -315,7 +325,7 @@ class Display:
             self.close()
 
     def close(self) -> None:
-        """Erase the block and leave the terminal as it was. The display must not be used afterwards."""
+        """Remove the block from the terminal. The display must not be used afterwards."""
         self._over.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(_END_S)
@@ -323,14 +333,17 @@ class Display:
 
 
 def _noted_over(before: TextIO, now: TextIO) -> TextIO | Noted:
-    """Return `now`, wrapped so that its text is recorded, if the text of `before` was recorded; else `now` itself."""
+    """Return the stream `now`; if `before` recorded its text, wrap `now` so that its text is recorded as well.
+
+    `before`: the stream in whose place `now` was put.
+    """
     if isinstance(before, Noted) and now is not before:
         return before.over(now)
     return now
 
 
 def span(seconds: float) -> str:
-    """Return seconds as a text: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
+    """Return a time in seconds as text, such as `0.4 s`, `12 s`, `3 min 05 s` or `2 h 07 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

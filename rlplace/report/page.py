@@ -1,4 +1,4 @@
-"""A run as one HTML page that stands alone, or two of them side by side; from the files of their folders."""
+"""An HTML page about a run, or about two runs side by side, made from the files in the runs' folders."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ Numbers = Mapping[str, float]
 
 
 def render_report(run: RunRecord) -> str:
-    """Return the HTML page of one run."""
+    """Return an HTML page about one run."""
     summary = run.summary
     state = _state(run)
     heading = (
@@ -149,10 +149,10 @@ def render_report(run: RunRecord) -> str:
 
 
 def render_comparison(left: RunRecord, right: RunRecord) -> str:
-    """Return the HTML page that compares two runs.
+    """Return an HTML page that compares two runs.
 
-    The page has the numbers of both runs side by side, the config keys with different values, and the curves of both
-    runs in shared charts.
+    It shows the numbers of both runs side by side, the config keys with different values, and charts with the curves of
+    both runs.
     """
     names = _distinct_names(left, right)
     runs = dict(zip(names, (left, right), strict=True))
@@ -188,7 +188,8 @@ def render_comparison(left: RunRecord, right: RunRecord) -> str:
 def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
     """Return two different names for the runs `left` and `right`, in this order.
 
-    They are the names of the configs; if these are equal, the names of the folders; else the paths of the folders.
+    The names are those of the configs. If they are equal, the names of the folders are used; if these are equal as
+    well, the paths of the folders.
     """
     if left.name != right.name:
         return [left.name, right.name]
@@ -198,7 +199,7 @@ def _distinct_names(left: RunRecord, right: RunRecord) -> list[str]:
 
 
 def _folded(name: str, content: str) -> str:
-    """Return HTML that shows `name`, and `content` after a click on `name`."""
+    """Return HTML with the heading `name`; a click on it shows `content`."""
     inside = f"<summary>{name}</summary><pre>{escape(content)}</pre>"
     return f"<details>{inside}</details>"
 
@@ -206,10 +207,10 @@ def _folded(name: str, content: str) -> str:
 def _section(
     title: str, header: Sequence[str], rows: Rows, note: str = ""
 ) -> list[str]:
-    """Return a list with the HTML of one section: a heading, a note and a table; an empty list without rows.
+    """Return a list with the HTML of one section: a heading, a note and a table; an empty list if there are no rows.
 
-    `title`: the text of the heading. `header`: names of the columns. `note`: HTML between heading and table. The table
-    has at most `_MOST_ROWS` rows; a line below the table says how many rows were left out.
+    `title`: text of the heading. `header`: names of the columns. `note`: HTML between heading and table. The table has
+    at most `_MOST_ROWS` rows; a line below it says how many rows were left out.
     """
     found = list(rows)
     if not found:
@@ -224,7 +225,7 @@ def _section(
 
 
 def _seconds(value: float) -> str:
-    """Return a time in seconds as a text of about three digits; a time below a millisecond is in microseconds."""
+    """Return a time in seconds as text with about three digits; below a millisecond, in microseconds."""
     if 0 < value < 1e-3:
         return f"{1e6 * value:.3g} µs"
     if value >= 1000:
@@ -237,7 +238,7 @@ def _bytes(size: float) -> str:
 
 
 def _state(run: RunRecord) -> str:
-    """Return the state in which a run ended, as text: finished, goal reached, stopped, failed or ended early."""
+    """Return how a run ended, as text: finished, goal reached, stopped, failed or ended early."""
     summary = run.summary
     keys = run.keys
     # Older versions wrote no state, but named the policy of a finished run.
@@ -255,7 +256,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _machines(run: RunRecord) -> str:
-    """Return the placement and the machines of a run, from the first line of its plan."""
+    """Return a text about the placement and the machines of a run, the first line of its plan."""
     return run.plan_text.partition("\n")[0].removeprefix("plan: ")
 
 
@@ -267,7 +268,10 @@ def _score(summary: Mapping[str, Any]) -> str:
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield the large and the small text of each tile: score, held-out score, seconds, speed, use of accelerators."""
+    """Yield (large text, small text) of each tile at the top of the page.
+
+    Tiles show the score, the score of held-out prompts, times, speed, and the use of accelerators.
+    """
     summary = run.summary
     # Return or reward; None before the first episode has finished.
     first = summary.get("return_first")
@@ -323,7 +327,7 @@ def _lines(run: RunRecord) -> Iterator[str]:
 
 
 def _uses(run: RunRecord) -> Rows:
-    """Yield a table row for each stage, with the columns of `_USE`."""
+    """Yield a table row for each stage about its seconds and accelerators at work. The columns are those of `_USE`."""
     for stage, row in run.summary.get("utilisation", {}).get("stages", {}).items():
         at_work = ""
         if stage != SYNC:
@@ -336,9 +340,9 @@ def _uses(run: RunRecord) -> Rows:
 
 
 def _accelerators(run: RunRecord) -> list[str]:
-    """Return a list with the HTML of the section on accelerators: how busy they were in each stage.
+    """Return a list with the HTML of the section about accelerators: how busy they were in each stage.
 
-    Accelerators with the same components share their table rows, which show averages.
+    Accelerators with the same components are shown together, with averages.
     """
     by_number = run.summary.get("utilisation", {}).get("by_accelerator", {})
     users = defaultdict[int, list[str]](list)
@@ -367,9 +371,9 @@ def _accelerators(run: RunRecord) -> list[str]:
 def _use(
     accelerators: Sequence[Mapping[str, Numbers]], stage: str
 ) -> tuple[str, str, str]:
-    """Return three texts for a stage: mean seconds at work, mean idle seconds, and the range of the shares at work.
+    """Return three texts for a stage: mean busy seconds, mean idle seconds, and the range of busy shares.
 
-    `accelerators`: for each accelerator, stage -> its `busy_s` and `idle_s`.
+    `accelerators`: for each accelerator, stage -> `busy_s` and `idle_s`.
     """
     count = len(accelerators)
     busy_s = 0.0
@@ -390,9 +394,9 @@ def _use(
 
 
 def _parts(run: RunRecord) -> Rows:
-    """Return table rows: name of the part, its seconds in the whole run, its seconds in one iteration.
+    """Return a table row for each part of the run's time: name, seconds in the whole run, seconds in one iteration.
 
-    Parts of the iterations come first, and parts of the start last; within each, the longest part comes first.
+    Parts of iterations come first, then parts of the start; the longest parts come first in each of these groups.
     """
     iterated = []
     started = []
@@ -411,9 +415,10 @@ def _parts(run: RunRecord) -> Rows:
 
 
 def _timers(run: RunRecord) -> Rows:
-    """Yield table rows of the timers of a custom job's workers, with the columns of `_TIMER`.
+    """Yield table rows with the timers of a custom job's workers; no rows for other jobs.
 
-    Rows are in the order of components; of one component, the longest timer comes first. Other jobs have no rows.
+    The columns are those of `_TIMER`. Rows are in the order of components, and each component's longest timer comes
+    first.
     """
     if not is_custom(run.summary):
         return
@@ -429,9 +434,9 @@ def _timers(run: RunRecord) -> Rows:
 
 
 def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
-    """Return the names of a component's metrics among `names`, without metrics of bytes and of their rates.
+    """Return those of `names` that are metrics of `component`.
 
-    Another table shows bytes and rates.
+    Metrics of bytes and of their rates are left out, because another table shows them.
     """
     return [
         name
@@ -444,7 +449,7 @@ def _metrics_of(component: str, names: Iterable[str]) -> list[str]:
 def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return `<component> <residency>` -> its `predicted` and `measured` bytes.
 
-    Entries in which both are 0 or None are left out.
+    Entries are left out if both numbers are 0 or None.
     """
     found = {}
     for component, row in summary.get("memory", {}).items():
@@ -457,9 +462,9 @@ def _memory(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _against(
     rows: Mapping[str, Mapping[str, Any]], show: Callable[[float], str]
 ) -> Rows:
-    """Yield table rows: name, predicted value, measured value, measured / predicted.
+    """Yield table rows that compare predictions: name, predicted value, measured value, measured / predicted.
 
-    `rows`: name -> its `predicted` (None: not known) and `measured` value. `show`: makes a text of a value.
+    `rows`: name -> `predicted` value (None: not known) and `measured` value. `show`: converts a value to text.
     """
     for name, numbers in rows.items():
         predicted = numbers["predicted"]
@@ -474,9 +479,10 @@ def _against(
 
 
 def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
-    """Yield the HTML of charts below headings: a chart for each metric, with a line for each run.
+    """Yield HTML with headings and charts: a chart for each metric, with a line for each run.
 
-    `runs`: label -> run. A single run also gets charts that show all its stages, and all its shares, together.
+    `runs`: label -> run. If there is only one run, there are two more charts: all its stages, and all shares of the
+    accelerators' time.
     """
     metrics = list(dict.fromkeys(name for run in runs.values() for name in run.metrics))
     if all(is_custom(run.summary) for run in runs.values()):
@@ -496,9 +502,9 @@ def _curves(runs: Mapping[str, RunRecord]) -> Iterator[str]:
 
 
 def _curves_of_shipped(metrics: Sequence[str]) -> dict[str, list[str]]:
-    """Return heading -> names of its metrics, in the order of the endings in `_CURVES`.
+    """Return heading -> names of the metrics below it, for jobs that come with rlplace.
 
-    Custom jobs have headings of their own.
+    `metrics`: names of all metrics. A metric's heading follows from the end of its name, see `_CURVES`.
     """
     found = {}
     for title, ends in _CURVES.items():
@@ -513,9 +519,10 @@ def _curves_of_shipped(metrics: Sequence[str]) -> dict[str, list[str]]:
 def _curves_of_custom(
     runs: Mapping[str, RunRecord], metrics: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return heading -> names of its metrics, for custom jobs.
+    """Return heading -> names of the metrics below it, for custom jobs.
 
-    The score comes first, then the metrics of each component, then the seconds of an iteration.
+    First the score, then the metrics of each component, then the seconds of an iteration. `runs`: label -> run.
+    `metrics`: names of all metrics.
     """
     scores = [str(run.summary.get("score", "")) for run in runs.values()]
     found = {"Score": [name for name in dict.fromkeys(scores) if name in metrics]}
@@ -528,7 +535,7 @@ def _curves_of_custom(
 
 
 def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
-    """Return a chart of one metric, with a line for each run that has the metric. `runs`: label -> run."""
+    """Return a chart of one metric, with a line for each run that has this metric. `runs`: label -> run."""
     lines = []
     for at, (label, run) in enumerate(runs.items()):
         if metric in run.metrics:
@@ -537,7 +544,7 @@ def _curve(metric: str, runs: Mapping[str, RunRecord]) -> str:
 
 
 def _together(run: RunRecord) -> Iterator[str]:
-    """Yield a chart with the seconds of all stages, and a chart with all shares of the accelerators' time."""
+    """Yield two charts of one run: the seconds of all its stages, and all shares of the accelerators' time."""
     stages = {}
     for stage in parts_of_training(run.summary):
         stages[f"time/{stage.replace(' ', '_')}_s"] = stage
@@ -555,7 +562,7 @@ def _together(run: RunRecord) -> Iterator[str]:
 
 
 def _samples(run: RunRecord) -> Rows:
-    """Yield a table row for each sample, with the columns of `_SAMPLE`."""
+    """Yield a table row for each recorded sample, with the columns of `_SAMPLE`."""
     for sample in run.samples:
         row = [str(sample.get("iteration", ""))]
         for key in ("reward", "tokens"):
@@ -572,10 +579,10 @@ def _samples(run: RunRecord) -> Rows:
 
 
 def _weights(run: RunRecord) -> Rows:
-    """Yield a table row for the weights written and the weights read by each transport.
+    """Yield table rows about sent weights: for each transport, the bytes written, then the bytes read.
 
-    The columns are those of `_TRANSFER`. A rate is the rate of all transports together: only the first row of weights
-    written, and the first row of weights read, shows it.
+    The columns are those of `_TRANSFER`. The rate is known only for all transports together. It is shown in the first
+    row of written weights and in the first row of read weights.
     """
     for what, verb, sizes in (
         ("weights, written", "actor/push", "actor/pushed_"),
@@ -600,7 +607,7 @@ def _weights(run: RunRecord) -> Rows:
 def _channel_bytes(summary: Mapping[str, Any]) -> Rows:
     """Yield a table row for each channel between processes, with the columns of `_TRANSFER`.
 
-    A channel between threads has no row: its items pass by reference.
+    Channels between threads are left out, because they pass items by reference.
     """
     # Channels are new where a run is resumed, and count from zero.
     earlier = summary.get("before_resume", {})
@@ -621,7 +628,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _channels(summary: Mapping[str, Any]) -> Rows:
-    """Yield a table row for each channel, with the columns of `_CHANNEL`."""
+    """Yield a table row about the items and waiting times of each channel, with the columns of `_CHANNEL`."""
     for name, seen in summary.get("waits", {}).items():
         yield (
             name,
@@ -635,7 +642,7 @@ def _channels(summary: Mapping[str, Any]) -> Rows:
 
 
 def _ends(seen: Mapping[str, Any]) -> str:
-    """Return the producers and consumers of a channel as a text. `seen`: the channel's record in summary.json."""
+    """Return a text with the producers and consumers of a channel. `seen`: the channel's record in summary.json."""
     return f"{'+'.join(seen['producers'])} → {'+'.join(seen['consumers'])}"
 
 
@@ -657,7 +664,7 @@ def _made_with(summary: Mapping[str, Any]) -> Rows:
 
 
 def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
-    """Yield a table row for each number of two runs: name, left value, right value, right / left."""
+    """Yield a table row for each number of two runs: name, value in `left`, value in `right`, right / left."""
     ours = _numbers(left)
     theirs = _numbers(right)
     for name in dict.fromkeys([*ours, *theirs]):
@@ -670,7 +677,7 @@ def _side_by_side(left: RunRecord, right: RunRecord) -> Rows:
 
 
 def _numbers(run: RunRecord) -> dict[str, float]:
-    """Return name in words -> value, of all numbers of a run that can be compared with those of another run."""
+    """Return name in words -> value, for the numbers of a run that can be compared with another run."""
     summary = run.summary
     found: dict[str, float | None] = {
         f"{_score(summary)}, last": summary.get("return_last"),

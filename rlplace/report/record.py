@@ -1,4 +1,4 @@
-"""What a run left in its folder, read back."""
+"""Reads the files that a run has written into its folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OF_SUMMARY = {
 
 
 class Series(NamedTuple):
-    """The values of one metric, and the iterations that have them."""
+    """The values of one metric. `iterations`: for each value, the iteration from which it is."""
 
     iterations: array[float]
     values: array[float]
@@ -67,18 +67,23 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The content of a run's files. If the file of a text or picture is missing, the field is empty."""
+    """The content of the files in a run's folder. If a text or picture has no file, its field is empty.
+
+    `config`: the config as YAML. `keys`: dotted key of the config -> its value, on one line.
+    `plan`: content of plan.json. `plan_text`: the plan as text. `plan_picture`, `timeline`: SVG documents.
+    `summary`: content of summary.json. `metrics`: name of the metric -> its values.
+    `samples`: the recorded samples of the first and the last iteration, as in samples.jsonl.
+    """
 
     folder: Path
-    config: str  # YAML
-    keys: Mapping[str, str]  # the config: dotted key -> value on one line
+    config: str
+    keys: Mapping[str, str]
     plan: Mapping[str, Any]
     plan_text: str
     plan_picture: str
     timeline: str
     summary: Mapping[str, Any]
     metrics: Mapping[str, Series]
-    # Of the first and the last iteration, as samples.jsonl has them.
     samples: Sequence[Mapping[str, Any]]
 
     @property
@@ -89,8 +94,8 @@ class RunRecord:
 def read_run(folder: Path, key: str = "RUN") -> RunRecord:
     """Return the record of a run that has ended, read from its folder.
 
-    `key`: name of the argument or config key that gave the folder, for errors. Raises ConfigError if it is not the
-    folder of a run, or if the run has trained nothing.
+    `key`: name of the argument or config key that gave the folder, for errors. Raises ConfigError if `folder` is not
+    the folder of a run, or if the run has no finished iteration.
     """
     try:
         config = _text(folder / CONFIG)
@@ -132,7 +137,10 @@ def read_run(folder: Path, key: str = "RUN") -> RunRecord:
 
 
 def _newest_run_below(folder: Path) -> Path | None:
-    """Return the newest run that is one or two levels below `folder`, by the names of folders; None without any."""
+    """Return the folder of the newest run, by name, among the folders one or two levels below `folder`.
+
+    Return None if there are no runs.
+    """
     runs: list[Path] = []
     for depth in ("*", "*/*"):
         runs += (file.parent for file in folder.glob(f"{depth}/{SUMMARY}"))
@@ -140,9 +148,10 @@ def _newest_run_below(folder: Path) -> Path | None:
 
 
 def _summary(folder: Path, key: str) -> dict[str, Any]:
-    """Return the content of summary.json without null values.
+    """Return the content of summary.json in a run's folder, without null values.
 
-    `key`: as in `read_run`. Raises ConfigError where the file is missing or broken, or the run has no iteration.
+    `key`: name of the argument or config key that gave the folder, for errors. Raises ConfigError if the file is
+    missing or broken, or if the run has no finished iteration.
     """
     try:
         found = _mapping(folder / SUMMARY)
@@ -192,10 +201,10 @@ def _mapping(file: Path) -> dict[str, Any]:
 def _checked(
     found: object, name: str, kinds: Mapping[str, tuple[type, ...]]
 ) -> Mapping[str, Any]:
-    """Return `found` unchanged, once the types of its values are checked.
+    """Return `found` unchanged if it is a mapping and its values have the right types.
 
-    `name`: name of the file, for errors. `kinds`: dotted key -> allowed types of its value. Raises ValueError for a
-    value of another type.
+    `name`: name of the file, for errors. `kinds`: dotted key -> allowed types of its value. Raises ValueError if a type
+    is wrong.
     """
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} is no mapping")
@@ -210,9 +219,9 @@ def _checked(
 
 
 def _metrics(file: Path, key: str) -> dict[str, Series]:
-    """Return the metrics in `file` by name, without null values; an empty dict where there is no file.
+    """Return name -> values of each metric in `file`; {} if there is no file. Null values are left out.
 
-    `key`: as in `read_run`.
+    `key`: name of the argument or config key that gave the run's folder, for errors.
     """
     found: dict[str, Series] = {}
     for iteration, record in _lines(file, key):
@@ -225,7 +234,10 @@ def _metrics(file: Path, key: str) -> dict[str, Series]:
 
 
 def _samples(file: Path, key: str) -> list[Mapping[str, Any]]:
-    """Return the samples in `file` of its first and its last iteration. `key`: as in `read_run`."""
+    """Return the samples of the first and the last iteration in `file`.
+
+    `key`: name of the argument or config key that gave the run's folder, for errors.
+    """
     by_iteration: dict[float, list[Mapping[str, Any]]] = {}
     for iteration, record in _lines(file, key):
         by_iteration.setdefault(iteration, []).append(record)
@@ -236,9 +248,10 @@ def _samples(file: Path, key: str) -> list[Mapping[str, Any]]:
 
 
 def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield the iteration and the JSON object of each line of a file; nothing where there is no file.
+    """Yield (iteration, JSON object) for each line of `file`. If there is no file, yield nothing.
 
-    `key`: as in `read_run`. Raises ConfigError for a line that cannot be read.
+    `key`: name of the argument or config key that gave the run's folder, for errors. Raises ConfigError if a line
+    cannot be read.
     """
     if not file.is_file():
         return
@@ -261,9 +274,9 @@ def _lines(file: Path, key: str) -> Iterator[tuple[float, Mapping[str, Any]]]:
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the one-line text of each value inside `value`.
+    """Yield (dotted key, value as text on one line) for each value inside a nested mapping.
 
-    `key`: the dotted key of `value` itself; empty for the outermost mapping.
+    `key`: the dotted key of `value` itself; "" for the outermost mapping.
     """
     if not isinstance(value, Mapping) or not value:
         yield key, show(value)

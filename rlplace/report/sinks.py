@@ -1,4 +1,7 @@
-"""Write the metrics of an iteration, at once and whole: to the console, files, and what `report.trackers` knows."""
+"""Sinks for the metrics of a run: the console, files, and the trackers and user's sinks of `report.trackers`.
+
+Each sink takes an iteration as a whole, as soon as it has ended.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,32 @@ LINES_PER_HEADER = 40
 
 
 class Column(NamedTuple):
-    """A column of the console, which shows one metric."""
+    """A column of the console, which shows one metric.
+
+    `head`: its heading. `form`: format of the value, for `format`. `width`: characters; the longest expected value
+    fits.
+    """
 
     head: str
     metric: str
-    form: str  # of `format`; the longest expected value fits `width`
+    form: str
     width: int
 
 
 class Console(NamedTuple):
-    """The columns that the console shows for one kind of run."""
+    """The columns that the console shows for one kind of run.
 
-    # What env steps are called; "" for a job whose steps are its iterations.
+    `steps`: heading of the column of env steps; "" for a job in which a step is an iteration.
+    """
+
     steps: str
     columns: tuple[Column, ...]
 
     def fitting(self, width: int) -> tuple[Column, ...]:
-        """Return the columns that fit into `width` characters. Columns are dropped in the order of `_DROPPED`."""
+        """Return the columns that fit into `width` characters.
+
+        If there is not enough room, columns are left out in the order of `_DROPPED`.
+        """
         shown = self.columns
         for metric in _DROPPED:
             needed = _ITERATION + sum(column.width for column in shown)
@@ -106,16 +118,16 @@ SCORED_CONSOLE = Console("answers", (*_TEXT, *_SCORED, *_STAGES))
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether the stream is a terminal that can move its cursor."""
+    """Return whether a stream is a terminal on which the cursor can be moved."""
     kind = os.environ.get("TERM", "").lower()
     return stream.isatty() and kind not in ("dumb", "unknown")
 
 
 class ConsoleSink:
-    """Writes an aligned line for each iteration, with the columns that fit.
+    """Writes one line for each iteration to the console, with as many columns as fit.
 
-    Columns fit the width of the terminal; in a pipe, 80 characters or $COLUMNS. The heading is repeated after
-    LINES_PER_HEADER lines and whenever the columns change. On a terminal it is bold.
+    The width is that of the terminal; in a pipe, it is $COLUMNS or 80 characters. The heading is repeated after
+    LINES_PER_HEADER lines, and when the columns change. On a terminal, the heading is bold.
     """
 
     def __init__(self, stream: TextIO, console: Console = RUN_CONSOLE) -> None:
@@ -127,9 +139,10 @@ class ConsoleSink:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Write the line of an iteration, below a heading where one is due.
+        """Write the line of an iteration, and a heading above it if necessary.
 
-        `iteration`: counted from 1. `env_steps`: env steps or answers since the run began.
+        `iteration`: counted from 1. `env_steps`: number of env steps or answers since the run began. `metrics`: name ->
+        value.
         """
         columns = self._console.fitting(shutil.get_terminal_size().columns)
         if self._lines % LINES_PER_HEADER == 0 or columns != self._columns:
@@ -161,10 +174,10 @@ class ConsoleSink:
 
 
 class WholeAppends:
-    """A file to which pieces are appended, each completely or not at all. Owns the file descriptor."""
+    """A file to which pieces are appended, each completely or not at all. It owns the file descriptor."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file and its folder. Raises OutputError."""
+        """Open the file `path` for appending. Create it and its folder if they do not exist. Raises OutputError."""
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
@@ -174,10 +187,9 @@ class WholeAppends:
             raise OutputError.of(path, error) from error
 
     def append(self, piece: bytes) -> None:
-        """Write a piece at the end of the file.
+        """Append a piece to the file, completely or not at all.
 
-        Raises OutputError if the piece cannot be written whole, or if the file is no longer at its path. In the first
-        case, the file is left as it was before.
+        Raises OutputError if the piece cannot be written completely, or if the file was removed or moved.
         """
         try:
             if not self._is_there():
@@ -204,7 +216,7 @@ class WholeAppends:
             return False
 
     def cut(self, size: int) -> None:
-        """Drop all but the first `size` bytes of the file. Raises OutputError."""
+        """Shorten the file to its first `size` bytes. Raises OutputError."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
@@ -215,9 +227,9 @@ class WholeAppends:
 
 
 class JsonSink:
-    """Appends JSON objects: one for each iteration to metrics.jsonl, one for each sample to samples.jsonl.
+    """Appends a JSON object to metrics.jsonl for each iteration, and one to samples.jsonl for each sample.
 
-    The file of samples is made with the first sample.
+    samples.jsonl is created with the first sample.
     """
 
     def __init__(
@@ -228,8 +240,8 @@ class JsonSink:
     ) -> None:
         """Open the file of metrics.
 
-        `folder`: the run's folder. `append_to`: opens a file. `with_steps`: False where the job's steps are its
-        iterations, so that lines have no number of steps.
+        `folder`: the run's folder. `append_to`: opens a file for appending. `with_steps`: whether lines have the number
+        of env steps; False for a job in which a step is an iteration.
         """
         self._with_steps = with_steps
         self._metrics = append_to(folder / METRICS_FILE)
@@ -238,9 +250,9 @@ class JsonSink:
     def __call__(
         self, iteration: int, env_steps: int, metrics: Mapping[str, float]
     ) -> None:
-        """Append one line: the iteration, its steps, and its metrics by name.
+        """Append a line with the number of the iteration, the number of steps, and the metrics.
 
-        `env_steps`: env steps or answers since the run began. A number that is not finite becomes null.
+        `env_steps`: number of env steps or answers since the run began. A metric that is not finite becomes null.
         """
         record: dict[str, float | None] = {"iteration": iteration}
         if self._with_steps:
@@ -253,7 +265,7 @@ class JsonSink:
         self._metrics.append(line.encode() + b"\n")
 
     def samples(self, iteration: int, samples: Samples) -> None:
-        """Append the samples of an iteration, one on each line."""
+        """Append the samples of an iteration, each on a line of its own."""
         lines = ""
         for sample in samples:
             record = {"iteration": iteration, **sample}
@@ -264,19 +276,19 @@ class JsonSink:
 def _append_event(
     file: WholeAppends, iteration: int, env_steps: int, metrics: Mapping[str, float]
 ) -> None:
-    """Append the metrics of an iteration to TensorBoard's file, whose horizontal axis is env steps.
+    """Append the metrics of an iteration to TensorBoard's file.
 
-    `env_steps`: since the run began.
+    `env_steps`: number of env steps or answers since the run began, the horizontal axis in TensorBoard.
     """
     values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
     file.append(tensorboard_record(step=env_steps, summary={"value": values}))
 
 
 def tensorboard_record(**event: object) -> bytes:
-    """Return the bytes of one record of a TensorBoard event file. `event`: the fields of the event.
+    """Return one record of a TensorBoard event file, as bytes. `event`: the fields of the event.
 
-    TensorBoard's own library makes the record: other libraries import torch. Raises ConfigError where it is not
-    installed.
+    The library tensorboard makes the record, because other libraries for it import torch. Raises ConfigError if
+    tensorboard is not installed.
     """
     with needs(
         "tensorboard", got="tensorboard", extra="run", key="runner.sinks", of="the sink"
@@ -290,9 +302,9 @@ def tensorboard_record(**event: object) -> bytes:
 
 
 def metric_files(directory: Path) -> dict[str, int]:
-    """Return path in the run's folder -> size in bytes, for each file that grows with each iteration.
+    """Return path -> size in bytes, for the files of a run that grow with each iteration.
 
-    `directory`: the run's folder.
+    `directory`: the run's folder; paths are relative to it.
     """
     files = [directory / METRICS_FILE, directory / SAMPLES_FILE]
     files += sorted((directory / TENSORBOARD_FOLDER).glob("events.*"))
@@ -311,12 +323,12 @@ def open_sinks(
     sizes: Mapping[str, int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[list[Sink]]:
-    """Yield the sinks of `names`, with files in `directory`, and close them on leaving the context.
+    """Yield the sinks with these names, with files in `directory`; close them when the `with` statement ends.
 
-    `names`: as in `runner.sinks`. `console`: the columns of the console sink. `config`: the run's config, for trackers.
-    `sizes`: the result of `metric_files` at the checkpoint from which the run continues; None for a new run. Lines
-    after the checkpoint are dropped, because the run makes them again. Raises OutputError when a file cannot be made,
-    ConfigError where the library of a sink is not installed.
+    `names`: the values of `runner.sinks`. `console`: the columns of the console. `config`: the run's config, for
+    trackers. `sizes`: None for a new run; for a run that continues from a checkpoint, the result of `metric_files` at
+    the checkpoint. Files are then shortened to these sizes, because the run repeats the later iterations. Raises
+    OutputError if a file cannot be made, and ConfigError if the library of a sink is not installed.
     """
     note = ""
     if "jsonl" in names:
@@ -352,9 +364,10 @@ def _events_file(
     append_to: Callable[[Path], WholeAppends],
     known: Iterable[str],
 ) -> WholeAppends:
-    """Return TensorBoard's file: a new file, or the last file of a run that continues, so that the run has one curve.
+    """Return TensorBoard's file, open for appending: a new file, or for a run that continues, its last file.
 
-    `directory`: the run's folder. `append_to`: opens a file. `known`: the files that the run had at its checkpoint.
+    With its last file, a run stays one curve in TensorBoard. `directory`: the run's folder. `append_to`: opens a file
+    for appending. `known`: paths of the files at the checkpoint from which the run continues.
     """
     begun = [name for name in known if name.startswith(TENSORBOARD_FOLDER)]
     if begun:

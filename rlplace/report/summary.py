@@ -43,15 +43,19 @@ _HEAD = 11  # width of the first column
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """The names of the metrics from which a job's runs are summed up."""
+    """The names of the metrics from which a job's runs are summarised.
 
-    score: str  # metric of an iteration's mean return; "" where a job has none
-    score_name: str = "reward"  # the name of the score in texts
-    # Metric with the number of episodes behind the score; None: an iteration counts as one.
+    `score`: metric with an iteration's mean return; "" if a job has none. `score_name`: name of the score in texts.
+    `episodes`: metric with the number of episodes behind the score; None: an iteration counts as one episode.
+    `window`: number of latest episodes in the mean return, rounded up to whole iterations.
+    `steps`: name of a run's steps in summary.json. `counts`: key of summary.json -> metric to sum up for it.
+    """
+
+    score: str
+    score_name: str = "reward"
     episodes: str | None = None
-    window: int = 1  # episodes behind the mean return, rounded up to whole iterations
-    steps: str  # the name that summary.json has for the steps of a run
-    # Key of summary.json -> metric to be summed.
+    window: int = 1
+    steps: str
     counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -75,25 +79,30 @@ TEXT = Measures(
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """Sums of the metrics of a run. Owned by the run's driver."""
+    """Sums of the metrics of a run so far. It belongs to the run's driver.
+
+    `began`: `time.perf_counter()` when the command began to run. `start_s`: seconds until all workers were ready.
+    `steps`: env steps or answers. `first_return`: score of the first iteration that had one.
+    `counts`: key of summary.json -> sum of its metric. `seconds`: metric of seconds -> sum over iterations.
+    `episodes`: (mean return, episodes) of the latest iterations, as many as the window needs.
+    `evaluations`: policy version -> mean reward of held-out prompts.
+    `skipped`: metric -> how many rows, samples or steps were skipped because a number was not finite. `named`: the
+    first skipped ones, as in summary.json.
+    `earlier_s`: seconds of the earlier commands of a resumed run.
+    """
 
     measures: Measures
-    began: float  # time.perf_counter() when the command began to run
-    start_s: float = 0.0  # until all workers were ready
+    began: float
+    start_s: float = 0.0
     steps: int = 0
     iterations: int = 0
     first_return: float | None = None
     counts: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    # (mean return, episodes) of the last iterations, as many as the window needs.
     episodes: deque[tuple[float, float]] = dataclasses.field(default_factory=deque)
-    # Policy version -> mean reward of held-out prompts.
     evaluations: dict[int, float] = dataclasses.field(default_factory=dict)
-    # Metric -> number of things that were skipped.
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    # The first of the skipped things, as summary.json has them.
     named: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Wall time of the earlier commands of a run that was resumed.
     earlier_s: float = 0.0
 
     @property
@@ -101,7 +110,7 @@ class Progress:
         return self.earlier_s + time.perf_counter() - self.began
 
     def state(self) -> dict[str, Any]:
-        """Return the values that `resume` takes, ready for JSON."""
+        """Return the sums for a checkpoint, as plain values for JSON. `resume` takes them back."""
         kept = {name: copy.copy(getattr(self, name)) for name in _KEPT}
         return kept | {
             "episodes": [list(pair) for pair in self.episodes],
@@ -109,7 +118,7 @@ class Progress:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`, the values that the method `state` returned in an earlier command."""
+        """Continue from `state`, the sums that the method `state` returned in an earlier command."""
         for name in _KEPT:
             setattr(self, name, copy.copy(state.get(name, getattr(self, name))))
         # JSON has texts as keys, and lists for pairs.
@@ -119,7 +128,10 @@ class Progress:
         self.earlier_s = state["earlier_s"]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Return to `state`, the values that the method `state` returned in this run. The clock is not set back."""
+        """Return to `state`, the sums that the method `state` returned earlier in this command.
+
+        The clock is not set back.
+        """
         earlier_s = self.earlier_s
         self.resume(state)
         self.earlier_s = earlier_s
@@ -129,7 +141,7 @@ class Progress:
         return self.seconds.get("time/iteration_s", 0.0)
 
     def add(self, numbers: Mapping[str, float], steps: int) -> None:
-        """Count one iteration. `numbers`: its metrics. `steps`: its env steps or answers."""
+        """Add one iteration. `numbers`: metrics of the iteration. `steps`: env steps or answers in the iteration."""
         self.steps += steps
         self.add_evaluation(numbers, version=self.iterations)
         self.iterations += 1
@@ -149,7 +161,7 @@ class Progress:
             self.first_return = score
 
     def add_evaluation(self, numbers: Mapping[str, float], *, version: int) -> None:
-        """Add the seconds of an evaluation's stages, and keep its mean reward of held-out prompts, if there is one.
+        """Add the seconds of an evaluation, and record the mean reward of held-out prompts if the evaluation has one.
 
         `numbers`: the metrics of the evaluation. `version`: the policy version that was evaluated.
         """
@@ -166,9 +178,9 @@ class Progress:
         *,
         iteration: int,
     ) -> None:
-        """Count what an iteration left out because a number was not finite, and keep the first notes by metric.
+        """Count what was skipped in an iteration because a number was not finite, and keep the first notes about it.
 
-        `numbers`: the metrics of the iteration. `notes`: metric -> a text for each thing that was left out.
+        `numbers`: the metrics of the iteration. `notes`: metric -> a text for each skipped row, sample or step.
         `iteration`: counted from 1.
         """
         for name, count in numbers.items():
@@ -182,12 +194,12 @@ class Progress:
 
     @property
     def _finished(self) -> float:
-        """Return the number of episodes from which the mean return is computed."""
+        """Return the number of episodes in the window, over which the mean return is computed."""
         return sum(count for _, count in self.episodes)
 
     @property
     def mean_return(self) -> float | None:
-        """Return the mean return of the window's finished episodes; None before the first episode has finished."""
+        """Return the mean return of the latest episodes, see `Measures.window`; None before an episode has finished."""
         total = self._finished
         if total:
             return sum(score * count for score, count in self.episodes) / total
@@ -195,23 +207,29 @@ class Progress:
 
     @property
     def score(self) -> float | None:
-        """Return the number by which checkpoints are compared.
+        """Return the number by which checkpoints are compared; None if there is no number yet.
 
-        The number is the last reward of held-out prompts, if there is any, else the mean return.
+        It is the latest mean reward of held-out prompts if there were evaluations, else the mean return.
         """
         if self.evaluations:
             return self.evaluations[max(self.evaluations)]
         return self.mean_return
 
     def reached(self, goal: float | None) -> bool:
-        """Return whether a full window of episodes has a mean return of `goal` or more; False where `goal` is None."""
+        """Return whether the mean return is at least `goal`, with enough episodes for a full window.
+
+        Return False if `goal` is None.
+        """
         if goal is None or self._finished < self.measures.window:
             return False
         return self.mean_return is not None and self.mean_return >= goal
 
 
 def summary(progress: Progress, folder: Path) -> dict[str, Any]:
-    """Return the numbers of a run for summary.json. Seconds are sums over iterations. `folder`: the run's folder."""
+    """Return the content of summary.json about a run, without memory, channels and accelerators.
+
+    Seconds are sums over iterations. `folder`: the run's folder.
+    """
     steps = progress.measures.steps
     total = progress.train_s
     speed = 0.0
@@ -249,7 +267,7 @@ def summary(progress: Progress, folder: Path) -> dict[str, Any]:
 
 
 def _held_out(progress: Progress) -> dict[str, Any]:
-    """Return the mean rewards of held-out prompts: the first, the last, and all by policy version."""
+    """Return the mean rewards of held-out prompts: the first, the last, and policy version -> mean reward."""
     evaluations = {}
     for version, value in sorted(progress.evaluations.items()):
         evaluations[str(version)] = value
@@ -264,10 +282,10 @@ def _held_out(progress: Progress) -> dict[str, Any]:
 def compare_memory(
     ledger: MemoryLedger, measured: Measurements
 ) -> dict[str, dict[str, dict[str, int | None]]]:
-    """Return component -> residency -> its `predicted` and `measured` bytes per accelerator.
+    """Return component -> residency -> its `predicted` and `measured` bytes on each accelerator.
 
-    `ledger`: has the predicted bytes. `measured`: component -> residency -> bytes. Residencies without a measurement
-    are left out. `predicted` is None for a component whose memory was not known.
+    `ledger`: holds the predicted bytes. `measured`: component -> residency -> bytes. Residencies that were not measured
+    are left out. `predicted` is None if the plan does not know the component's memory.
     """
     compared: dict[str, dict[str, dict[str, int | None]]] = {}
     for component, found in measured.items():
@@ -286,9 +304,9 @@ def compare_memory(
 
 
 def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
-    """Return for each channel its producers and consumers, the summed seconds that their ranks waited, and its counts.
+    """Return channel -> its producers, consumers, seconds that they waited, and numbers of items and bytes.
 
-    `views`: channel -> its statistics.
+    `views`: channel -> its statistics. Seconds are summed over the ranks.
     """
     waits = {}
     for name, seen in views.items():
@@ -306,7 +324,10 @@ def waits_of(views: Mapping[str, ChannelStats]) -> dict[str, dict[str, Any]]:
 
 
 def _components(owners: Iterable[str]) -> list[str]:
-    """Return the components of the ranks `owners`, each once; an owner that is no rank is returned as it is."""
+    """Return the components to which the ranks `owners` belong, each once.
+
+    A name in `owners` that is not the name of a rank is returned unchanged.
+    """
     return list(dict.fromkeys(component_of(owner) or owner for owner in owners))
 
 
@@ -318,7 +339,7 @@ Rows = Iterable[tuple[str, str]]  # head, text
 
 
 def summary_text(report: Mapping[str, Any]) -> str:
-    """Return the summary of a run as text for the console. Lines that name a file are not broken.
+    """Return the summary of a run as text for the console. Lines with the name of a file are not wrapped.
 
     `report`: the result of `summary`, with the run's `memory`, `waits` and `utilisation`.
     """
@@ -349,9 +370,9 @@ def summary_text(report: Mapping[str, Any]) -> str:
 
 
 def steps_name(report: Mapping[str, Any]) -> str:
-    """Return the name of a run's steps in its summary. A summary of an older version does not state the name.
+    """Return the name of a run's steps, such as "env_steps" or "answers".
 
-    `report`: the run's summary.
+    `report`: the run's summary. If an older version wrote it, the name is found by its other keys.
     """
     named = report.get("steps_name")
     if named is not None:
@@ -362,14 +383,14 @@ def steps_name(report: Mapping[str, Any]) -> str:
 
 
 def is_custom(report: Mapping[str, Any]) -> bool:
-    """Return whether a run is of a custom job, whose metrics have names of its own. `report`: the run's summary."""
+    """Return whether a run is of a custom job, with names of metrics of its own. `report`: the run's summary."""
     return steps_name(report) not in (SIMULATED.steps, TEXT.steps)
 
 
 def parts_of_training(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return name -> seconds of each part of training: the stages of the job, then sync, moves and evaluation.
+    """Return name -> seconds of each part of training: first the stages of the job, then sync, moves and evaluation.
 
-    `report`: the run's summary. Parts that the run did not have are left out.
+    `report`: the run's summary. Parts that did not occur in the run are left out.
     """
     names: list[str] = []
     for stage in report.get("stages", _STAGES):
@@ -387,9 +408,9 @@ def parts_of_training(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def fitted(line: str, indent: int = 2) -> str:
-    """Return `line`, broken at spaces to the terminal's width, or to 80 columns in a pipe.
+    """Return `line`, wrapped at spaces to the width of the terminal; in a pipe, to 80 columns.
 
-    `indent`: the spaces before each line but the first.
+    `indent`: number of spaces before each further line.
     """
     parts = textwrap.TextWrapper(
         width=max(shutil.get_terminal_size().columns, 2 * indent),
@@ -401,7 +422,7 @@ def fitted(line: str, indent: int = 2) -> str:
 
 
 def _seconds_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the seconds of start and training by stage, and on the overhead.
+    """Yield (head, text) of the lines about the seconds of start and training, and about the overhead.
 
     `report`: the run's summary.
     """
@@ -426,7 +447,7 @@ def _checkpoint_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _simulated_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the returns and env steps of a run on simulators.
+    """Yield (head, text) of the lines about the returns and env steps of a run on simulators.
 
     `report`: the run's summary.
     """
@@ -444,7 +465,7 @@ def _simulated_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _own_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the score of a custom job, if it has one, and on its iterations.
+    """Yield (head, text) of the lines about a custom job's iterations and, if it has one, its score.
 
     `report`: the run's summary.
     """
@@ -457,7 +478,7 @@ def _own_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def _text_rows(report: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the rewards and tokens of a language-model run.
+    """Yield (head, text) of the lines about the rewards and tokens of a run on a language model.
 
     `report`: the run's summary.
     """
@@ -491,7 +512,7 @@ def _reward(value: float | None) -> str:
 
 
 def _rate(report: Mapping[str, Any], tokens: int, stage: str) -> str:
-    """Return a text: `tokens` per second of the stage. `report`: the run's summary."""
+    """Return a text with the number of tokens for each second of a stage. `report`: the run's summary."""
     seconds = report["seconds"].get(stage)
     if seconds:
         return f"{tokens / seconds:,.0f} per second"
@@ -511,7 +532,10 @@ def _predicted_rows(predicted: Mapping[str, Any]) -> Rows:
 
 
 def _fault_rows(faults: Mapping[str, Any]) -> Rows:
-    """Yield head and text of the lines on the number of faults, the replaced workers, and the time that was lost."""
+    """Yield (head, text) of the lines about faults: their number, the replaced workers, and the lost time.
+
+    `faults`: the block `faults` of the run's summary.
+    """
     events = faults.get("events")
     if not events:
         return
@@ -534,7 +558,7 @@ def _skipped_rows(skipped: Mapping[str, Any]) -> Rows:
 
 
 def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return head and text of a line for each channel in which ranks waited `_LEAST_WAIT_S` or more.
+    """Return (head, text) of a line for each channel at which ranks waited for `_LEAST_WAIT_S` or longer.
 
     `waits`: the result of `waits_of`.
     """
@@ -554,9 +578,9 @@ def _wait_rows(waits: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _memory_rows(
     memory: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> list[tuple[str, str]]:
-    """Return head and text of a line for each component: its bytes by residency.
+    """Return (head, text) of a line for each component: its bytes in each residency.
 
-    `memory`: the result of `compare_memory`. A component of which nothing was known and nothing measured has no line.
+    `memory`: the result of `compare_memory`. A component is left out if no bytes were predicted and none were measured.
     """
     texts = []
     for component, states in memory.items():
@@ -576,9 +600,9 @@ def _memory_rows(
 
 
 def _headed(head: str, texts: Sequence[str], note: str) -> list[tuple[str, str]]:
-    """Return head and text of each line: the first line has the head `head`, and the last ends with `note`.
+    """Return (head, text) of several lines: only the first line has the head `head`; the last ends with `note`.
 
-    `texts`: one for each line.
+    `texts`: the text of each line.
     """
     rows = [("", text) for text in texts]
     if rows:

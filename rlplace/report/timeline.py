@@ -1,13 +1,13 @@
-"""One iteration as a picture: accelerators down, seconds across, the laps of ranks in the colours of components.
+"""One iteration as a picture: a row for each accelerator, time from left to right, calls in the colours of components.
 
 ::
 
     0   moves │ sync │ env ▁▃█▅▁▃█▅   waits ░░░ │ moves │ actor ████████████
     1   moves │ sync │ rollout ▅▃▁▅▃▁ waits ░░░ │ moves │ actor ██████████░░
 
-A call is drawn light, and over it what of it was work: all but the laps in which the rank waits. Where laps are shorter
-than a pixel, a column is as high as the share of its time that was work. Components that are inside calls at once on an
-accelerator divide its row.
+A call is drawn as a light bar. Over it, the time in which the rank worked is drawn dark; in the other time the rank
+waited. If laps are shorter than a pixel, they are drawn as columns: a column is as high as the share of work in its
+time. If several components are in a call on the same accelerator, they divide the height of its row.
 """
 
 from __future__ import annotations
@@ -60,18 +60,22 @@ LOOK = (
 
 
 class _Bar(NamedTuple):
-    """The bar of one call on one accelerator, cut at the edges of the picture. All x are in pixels."""
+    """The bar of one call on one accelerator, cut at the edges of the picture. All x are in pixels.
+
+    `look`: its CSS class. `x`, `end`: x of its begin and end. `work`: x of begin and end of each stretch of work.
+    `hint`: text that is shown under the pointer.
+    """
 
     component: str
     look: str
     x: float
-    end: float  # x of the end
-    work: Sequence[tuple[float, float]]  # x of begin and end of each stretch of work
-    hint: str  # what the pointer shows
+    end: float
+    work: Sequence[tuple[float, float]]
+    hint: str
 
 
 class _Axis(NamedTuple):
-    """The horizontal axis: converts seconds since the epoch to pixels."""
+    """The horizontal axis: converts times to pixels. `began_s`, `ended_s`: its ends, in seconds since the epoch."""
 
     began_s: float
     ended_s: float
@@ -83,7 +87,7 @@ class _Axis(NamedTuple):
 
 
 def _y(row: int) -> int:
-    """Return the y, in pixels, of the top of a row. `row`: its number, from 0."""
+    """Return the y of the top of row number `row`, in pixels. Rows are counted from 0."""
     return _TOP + row * (_LANE + _GAP)
 
 
@@ -94,12 +98,12 @@ def render_timeline(
     name: str = "",
     scale: float = 1.0,
 ) -> str:
-    """Return a self-contained SVG document of one iteration.
+    """Return an SVG document of one iteration, the last one in which the policy was trained.
 
-    The iteration is the last that learned or, where generation runs ahead, the first that learned. `iterations`: the
-    last iterations of the run, at least one. `accelerators`: the run's accelerators; each has a row, up to
-    `_MOST_ROWS`. `components`: the run's components, in the order of the plan. `name`: the title; if empty, the title
-    names the iteration. `scale`: factor for the seconds that are written.
+    If generation runs ahead, it is the first such iteration instead, see `_choose`. `iterations`: the last iterations
+    of the run, at least one. `accelerators`: numbers of the run's accelerators; each has a row, but at most
+    `_MOST_ROWS` are drawn. `components`: the run's components, in the order of the plan. `name`: title; if empty, the
+    title names the iteration. `scale`: factor by which the printed seconds are multiplied.
     """
     # The iteration, its accelerators, and the pixels of a second.
     shown = _choose(iterations)
@@ -146,7 +150,7 @@ def render_timeline(
 
 
 def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
-    """Return the width of a column in pixels: 1, or more if columns of 1 pixel would make the document too large.
+    """Return the width of the columns inside bars, in pixels: 1, or more if the document would be too large.
 
     `bars`: accelerator -> its bars.
     """
@@ -161,10 +165,11 @@ def _column_width(bars: Mapping[int, Sequence[_Bar]]) -> float:
 def _rows(
     iterations: Sequence[IterationCalls], accelerators: Sequence[int]
 ) -> Sequence[int]:
-    """Return the accelerators that have a row: all of them, but at most `_MOST_ROWS`.
+    """Return the accelerators that get a row: all of them, but at most `_MOST_ROWS`.
 
-    `iterations`: the iterations whose calls say which components use an accelerator. Of neighbouring accelerators with
-    the same components, the first has a row, and as many others as there is room for, at even distances.
+    If there are more, neighbouring accelerators with the same components form a group. The first of each group gets a
+    row; further rows are given to the groups by their sizes, at even distances. `iterations`: their calls say which
+    components use an accelerator.
     """
     if len(accelerators) <= _MOST_ROWS:
         return accelerators
@@ -191,10 +196,10 @@ def _rows(
 
 
 def _choose(iterations: Sequence[IterationCalls]) -> IterationCalls:
-    """Return the iteration to draw: the last that learned, or the first that learned where generation runs ahead.
+    """Return the iteration to draw: the last one in which the policy was trained.
 
-    Where generation runs ahead, calls that began in one iteration are awaited in the next iteration. Then only the
-    first iteration has all calls that happened in it.
+    If generation runs ahead, the driver waits in one iteration for calls that began in the iteration before. Then only
+    the first iteration has all calls that took place in it, so the first one that trained is returned.
     """
     learned = [iteration for iteration in iterations if iteration.learned]
     if not learned:
@@ -214,10 +219,10 @@ def _bars(
     rows: frozenset[int],
     scale: float,
 ) -> Mapping[int, list[_Bar]]:
-    """Return accelerator -> its bars, for the accelerators `rows`.
+    """Return accelerator -> its bars, for the accelerators in `rows`.
 
-    `components`: the components in the order of the plan, which decides the colours. Of the calls in a sync, only moves
-    have bars: sync is drawn as a stage. `scale`: factor for the seconds that are written.
+    `components`: in the order of the plan, which decides the colours. Of the calls in sync, only moves have bars,
+    because sync is drawn as a stage. `scale`: factor by which the printed seconds are multiplied.
     """
     offsets = clock_offsets(iterations)
     bars = defaultdict[int, list[_Bar]](list)
@@ -250,8 +255,8 @@ def _bar(
 ) -> _Bar:
     """Return the bar of one call.
 
-    `components`: the components in the order of the plan, which decides the colours. `offset_s`: seconds to
-    add to the node's clock to get the driver's clock. `scale`: factor for the seconds that are written.
+    `offset_s`: seconds to add to the node's clock to get the driver's clock. `components`: in the order of the plan,
+    which decides the colours. `scale`: factor by which the printed seconds are multiplied.
     """
     record = call.record
     component = call.slot.component
@@ -275,7 +280,7 @@ def _bar(
 
 
 def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
-    """Yield the begin and the end, in seconds, of each stretch of a call without waiting, in order."""
+    """Yield (begin, end), in seconds, of each stretch of a call in which the rank does not wait, in order."""
     waits = []
     for spans in record.spans:
         for part, begin, end in laps(spans):
@@ -292,9 +297,9 @@ def _work(record: CallRecord) -> Iterator[tuple[float, float]]:
 def _lanes(
     bars: Iterable[_Bar], components: Sequence[str]
 ) -> Iterator[tuple[_Bar, int, int]]:
-    """Yield each bar of a row with the number of its lane, from 0, and the number of lanes.
+    """Yield (bar, number of its lane, number of lanes) for each bar of a row. Lanes are counted from 0.
 
-    Where bars overlap, the row is divided into a lane for each of their components.
+    If bars overlap in time, the height of the row is divided into lanes, one for each component of these bars.
     """
     overlapping: list[_Bar] = []
     # x of the end of the bars that overlap
@@ -318,7 +323,7 @@ def _divided(
 
 
 def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
-    """Yield the SVG elements of a bar: the call, and over it columns of its work where the rank also waited.
+    """Yield the SVG elements of a bar. If the rank also waited during the call, its work is drawn as columns.
 
     `y`, `height`: top and height of the bar. `column`: width of a column. All are in pixels.
     """
@@ -353,9 +358,9 @@ def _draw(bar: _Bar, y: float, height: float, column: float) -> Iterator[str]:
 
 
 def _columns(bar: _Bar, column: float) -> str:
-    """Return the SVG path around the columns of a bar, in units of columns and levels.
+    """Return the SVG path around the columns of a bar. Its units are columns and levels of height.
 
-    `column`: pixels of a column. A column is as high as the share of its time at work.
+    `column`: width of a column, in pixels. A column is as high as the share of work in its time.
     """
     width = (bar.end - bar.x) / column
     filled = [0.0] * max(1, math.ceil(width - 1e-3))
@@ -380,10 +385,10 @@ def _columns(bar: _Bar, column: float) -> str:
 def _stages(
     shown: IterationCalls, axis: _Axis, rows: int, scale: float
 ) -> Iterator[str]:
-    """Yield the SVG elements of each stage, as idle or sync, behind all accelerators.
+    """Yield the SVG elements of the stages, drawn behind the bars of all accelerators as idle time or sync.
 
-    `shown`: the iteration to draw. The longest stages have their names above, as far as there is room. `rows`: the
-    number of rows. `scale`: factor for the seconds that are written.
+    `shown`: the iteration to draw. Names of stages are written above them, those of long stages first, if there is
+    room. `rows`: number of rows. `scale`: factor by which the printed seconds are multiplied.
     """
     # x of the begin and the end of each name that is drawn
     taken: list[tuple[float, float]] = []
@@ -407,9 +412,9 @@ def _stages(
 
 
 def _ticks(total: float, bottom: float) -> Iterator[str]:
-    """Yield the SVG elements of the time axis, in steps of 1, 2 or 5 times a power of ten.
+    """Yield the SVG elements of the time axis, with steps of 1, 2 or 5 times a power of ten.
 
-    `total`: seconds of the axis. `bottom`: y of the end of the rows, in pixels.
+    `total`: length of the axis in seconds. `bottom`: y of the end of the rows, in pixels.
     """
     power = 10 ** math.floor(math.log10(total or 1.0))
     step = 1.0
@@ -427,7 +432,7 @@ def _ticks(total: float, bottom: float) -> Iterator[str]:
 def _legend(components: Sequence[str], y: int) -> tuple[list[str], int]:
     """Return the SVG elements of the legend, and the y of its last line, in pixels.
 
-    `y`: the y of its first line, in pixels. `components`: the components in the order of the plan.
+    `components`: in the order of the plan. `y`: y of the legend's first line, in pixels.
     """
     entries = [(f"f{colour(at)}", name) for at, name in enumerate(components)]
     parts = list[str]()

@@ -1,4 +1,4 @@
-"""The calls of iterations as a trace that Chrome and Perfetto show: https://ui.perfetto.dev opens `trace.json`.
+"""The calls of iterations as a trace for Chrome and Perfetto: https://ui.perfetto.dev opens `trace.json`.
 
 ::
 
@@ -6,8 +6,9 @@
     process "node 0"   thread "actor rank 0"   push_weights, move off, move full, learn ▸ wait, learn ▸ minibatch, ...
                        thread "env rank 0"     move full, run ▸ sim, put, wait, sim, ...
 
-Times are whole microseconds since the first iteration began, by the driver's clock: those of another node are moved by
-the least that brings its calls into the stages that awaited them (`clock_offsets`), which is not exact.
+Times are whole microseconds since the first iteration began, by the driver's clock. The times of another node are
+corrected so that its calls lie within the stages in which the driver waited for them (`clock_offsets`). This correction
+is not exact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _DRIVER = 0  # number of its process; that of node n is n + 1
 
 
 class _Event(NamedTuple):
-    """A named span of time, in seconds, with the spans inside it."""
+    """A named span of time, in seconds.
+
+    `inside`: the spans within it. `args`: further values to show about it.
+    """
 
     name: str
     began_s: float
@@ -36,13 +40,13 @@ class _Event(NamedTuple):
 
 
 def render_trace(iterations: Sequence[IterationCalls]) -> str:
-    """Return the trace as JSON text, with one event on each line. `iterations`: in order of time."""
+    """Return the trace as JSON text, one event on each line. `iterations`: the iterations to show, in order of time."""
     lines = (json.dumps(event, separators=(",", ":")) for event in _events(iterations))
     return '{"displayTimeUnit":"ms","traceEvents":[\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def _events(iterations: Sequence[IterationCalls]) -> Iterator[dict[str, Any]]:
-    """Yield the trace's events as JSON objects: names of processes and threads, stages, then the calls of each rank."""
+    """Yield the trace's events as JSON objects: names of processes and threads, then stages, then calls of ranks."""
     slots: dict[str, Slot] = {}
     for iteration in iterations:
         for call in iteration.calls:
@@ -75,7 +79,10 @@ def _events(iterations: Sequence[IterationCalls]) -> Iterator[dict[str, Any]]:
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the JSON object that names a process or a thread. `kind`: `process_name` or `thread_name`."""
+    """Return the JSON object that gives a process or a thread its name. `kind`: `process_name` or `thread_name`.
+
+    `process`, `thread`: their numbers in the trace.
+    """
     return {
         "ph": "M",
         "name": kind,
@@ -86,7 +93,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _call(call: RankCall, hidden_s: float) -> _Event:
-    """Return the event of a call; inside it are the laps that took more than `hidden_s` seconds."""
+    """Return the event of a call; inside it are the call's laps that are longer than `hidden_s` seconds."""
     record = call.record
     inside = []
     for spans in record.spans:
@@ -103,7 +110,7 @@ def _call(call: RankCall, hidden_s: float) -> _Event:
 
 
 def _iteration(iteration: IterationCalls) -> _Event:
-    """Return the event of an iteration; inside it are its stages, none of which begins before the previous one ends."""
+    """Return the event of an iteration, with the iteration's stages inside. The stages do not overlap."""
     at_s = iteration.began_s
     inside = []
     for stage in iteration.stages:
@@ -117,10 +124,11 @@ def _iteration(iteration: IterationCalls) -> _Event:
 def _nested(
     process: int, thread: int, events: Iterable[_Event], zero_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield `events`, in order of time, as JSON objects, each followed by the events inside it.
+    """Yield events as JSON objects, in order of time. Each is followed by the events inside it.
 
-    No event begins before the previous outer event ends. An inner event is cut to the event around it. `process`,
-    `thread`: the numbers under which the trace shows the events. `zero_s`: the time, in seconds, that is written as 0.
+    An event that would begin before the previous outer event ends is moved to its end. An inner event is cut to the
+    event around it. `process`, `thread`: numbers under which the trace shows the events. `zero_s`: the time that is
+    written as 0, in seconds.
     """
     # All times below are whole microseconds.
     # End of the last event
@@ -158,7 +166,10 @@ def _nested(
 
 
 def _longest_hidden_s(iterations: Sequence[IterationCalls]) -> float:
-    """Return the greatest seconds of a lap that is not shown; at most MOST_LAPS laps are shown. -1: all are shown."""
+    """Return the seconds of the longest lap that is left out, so that at most MOST_LAPS laps are shown.
+
+    Return -1 if all laps are shown.
+    """
     longest = heapq.nlargest(MOST_LAPS + 1, _lap_seconds(iterations))
     if len(longest) > MOST_LAPS:
         return longest[-1]

@@ -1,4 +1,4 @@
-"""Send the metrics of a run to experiment trackers, each by its own library, and to sinks of the user's own.
+"""Send the metrics of a run to experiment trackers, each by its own library, and to sinks that the user wrote.
 
 ::
 
@@ -59,39 +59,47 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class RunInfo(NamedTuple):
-    """The data about a run that a tracker gets when it is opened."""
+    """What a tracker needs to know about a run when it is opened.
+
+    `folder`: the run's folder. `config`: the config, as in config.yaml. `run_id`: the tracker's own id of the run; None
+    if the tracker does not know the run yet.
+    """
 
     folder: Path
-    config: Mapping[str, Any]  # as config.yaml has it
-    # The tracker's own id of the run, where it has a part of the run already.
+    config: Mapping[str, Any]
     run_id: str | None = None
 
     @property
     def name(self) -> str:
-        """Return the name of the run's folder, which is the time when the run began."""
+        """Return the name of the run's folder, which is the time at which the run began."""
         return self.folder.resolve().name
 
     @property
     def group(self) -> str:
-        """Return the name of the run's config, which is the folder above the run's folder."""
+        """Return the name of the run's config. It is the name of the folder that contains the run's folder."""
         return self.folder.resolve().parent.name
 
 
 class Tracker(NamedTuple):
-    """A run that is open in a tracker, and the functions that send its data there."""
+    """A run that is open in a tracker, with the functions that send data to the tracker.
+
+    `id`: the tracker's own id of the run. `page`: an address, or the command that shows or uploads the run.
+    `log`: sends metrics. `attach`: sends a file. `close`: ends the run with the state from `state_of`. `table`: sends
+    the samples of an iteration.
+    """
 
     id: str
-    page: str  # an address, or the command that shows or sends it
+    page: str
     log: Sink
     attach: Callable[[Path], object]
-    close: Callable[[str], object]  # takes the state of `state_of`
+    close: Callable[[str], object]
     table: Callable[[int, Samples], object]
 
 
 def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> value of the curves at one iteration: the env steps, and the metrics that are finite.
+    """Return name -> value for the curves at one iteration: the env steps, and all metrics that are finite.
 
-    `env_steps`: since the run began.
+    `env_steps`: number of env steps or answers since the run began.
     """
     points = {"env_steps": float(env_steps)}
     for name, value in metrics.items():
@@ -101,14 +109,14 @@ def _points(env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _table(samples: Samples) -> tuple[list[str], list[list[Any]]]:
-    """Return the names of the columns, and the rows, of a table of samples."""
+    """Return the names of the columns and the rows of a table with these samples."""
     columns = list(samples[0])
     rows = [list(sample.values()) for sample in samples]
     return columns, rows
 
 
 def _wandb(info: RunInfo) -> Tracker:
-    """Return an open run of Weights & Biases: a new run, or the run whose id is in `info`."""
+    """Return an open run of Weights & Biases: the run with the id in `info`, or a new run if there is no id."""
     import wandb
 
     # The id makes a resumed run go on in the same run of the tracker; nothing is printed.
@@ -145,9 +153,9 @@ def _wandb(info: RunInfo) -> Tracker:
 
 
 def _mlflow(info: RunInfo) -> Tracker:
-    """Return an open run of MLflow: a new run, or the run whose id is in `info`.
+    """Return an open run of MLflow: the run with the id in `info`, or a new run if there is no id.
 
-    Without MLFLOW_TRACKING_URI, the data goes to a file beside the runs.
+    Without the variable MLFLOW_TRACKING_URI, data is written to a file next to the runs.
     """
     # The library's seven tries take minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -197,10 +205,10 @@ def _mlflow(info: RunInfo) -> Tracker:
 
 
 def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
-    """Return the id of the project's experiment, which is made where it does not exist.
+    """Return the id of the MLflow experiment of this project. If there is none, create it.
 
-    `client`: the client of MLflow. `artifacts`: URI of the folder of a new experiment's files; None: the server chooses
-    one.
+    `client`: the client of MLflow. `artifacts`: URI of the folder for the files of a new experiment; None: MLflow's
+    server chooses the folder.
     """
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     found = client.get_experiment_by_name(name)
@@ -210,7 +218,7 @@ def _mlflow_experiment(client: Any, artifacts: str | None) -> str:
 
 
 def _swanlab(info: RunInfo) -> Tracker:
-    """Return an open run of SwanLab: a new run, or the run whose id is in `info`."""
+    """Return an open run of SwanLab: the run with the id in `info`, or a new run if there is no id."""
     import swanlab
 
     run = swanlab.init(
@@ -244,7 +252,7 @@ def _swanlab(info: RunInfo) -> Tracker:
 
 
 def _trackio(info: RunInfo) -> Tracker:
-    """Return an open run of Trackio: the run with the same name if there is one, else a new run."""
+    """Return an open run of Trackio: the run with the same name, or a new run if there is none."""
     import trackio
 
     # Trackio knows a run by its name, so the name has both config and time.
@@ -289,9 +297,10 @@ TRACKERS: Mapping[str, Callable[[RunInfo], Tracker]] = {
 
 
 def _of_the_users(name: str, run: RunInfo) -> Tracker:
-    """Return a tracker that calls the user's own sink. `name`: `package.module:Name` in `runner.sinks`.
+    """Return a tracker that passes all data to the sink that the user wrote.
 
-    The sink is made with the run's folder and config; it may have methods `close` and `samples`.
+    The sink is made with the run's folder and config. It may have methods `close` and `samples`. `name`:
+    `package.module:Name`, from `runner.sinks`.
     """
     sink = find_sink(name)(run.folder, run.config)
     close = getattr(sink, "close", lambda: None)
@@ -307,16 +316,16 @@ def _of_the_users(name: str, run: RunInfo) -> Tracker:
 
 
 def _opened(name: str, info: RunInfo) -> Tracker:
-    """Return the opened tracker, or the user's own sink, that `name` in runner.sinks names. `info`: the run to send."""
+    """Return an opened tracker, or the user's own sink. `name`: a value of `runner.sinks`. `info`: the run to send."""
     if name in TRACKERS:
         return TRACKERS[name](info)
     return _of_the_users(name, info)
 
 
 def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
-    """Return the object that `name`, `package.module:Name`, imports; it makes a sink.
+    """Return the user's object `package.module:Name`, a class or function that makes a sink.
 
-    Raises ConfigError where it cannot be found; exceptions of the module pass through.
+    Raises ConfigError if the object cannot be found. Other exceptions from the import are not caught.
     """
     found: Callable[[Path, Mapping[str, Any]], Sink] = named(
         name, {}, key=KEY, code="unknown-sink", noun="sink"
@@ -325,9 +334,9 @@ def find_sink(name: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
 
 
 def check_sinks(names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each sink whose library is not installed, and for each user's sink that cannot be found.
+    """Return a problem for each sink with a missing library, and for each user's sink that cannot be found.
 
-    `names`: as in `runner.sinks`.
+    `names`: the values of `runner.sinks`.
     """
     problems: list[Problem] = []
     for name in names:
@@ -341,9 +350,9 @@ def check_sinks(names: Iterable[str]) -> list[Problem]:
 
 
 def _check_library(name: str, extra: str) -> Sequence[Problem]:
-    """Return a problem where a library is not installed.
+    """Return a list with a problem if the library `name` is not installed; else an empty list.
 
-    `extra`: the extra of this package that installs the library.
+    `extra`: the extra of rlplace that installs the library.
     """
     if _installed(name):
         return ()
@@ -353,29 +362,30 @@ def _check_library(name: str, extra: str) -> Sequence[Problem]:
 
 
 def _installed(name: str) -> bool:
-    """Return whether a library is installed.
+    """Return whether the library `name` is installed.
 
-    A folder of the same name without code, such as the output of wandb, does not count.
+    A folder of this name without code does not count. The library wandb, for example, writes its output to a folder
+    `wandb`.
     """
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
 
 
 class TrackerSink:
-    """Sends metrics to one tracker or to a user's own sink; closed by leaving its context.
+    """Sends the metrics of a run to one tracker, or to a sink that the user wrote, during the `with` statement.
 
-    A failure is reported once and does not end the run. A tracker that has failed is tried again after PAUSE_S, a
-    user's own sink at the next iteration. When a run resumes or returns to a checkpoint, the same run of the tracker
-    continues. Iterations that the tracker already has are not sent to it again, but a user's own sink gets them again.
+    A failure is reported once and does not end the run. After a failure, a tracker is tried again when PAUSE_S has
+    passed; a user's sink, at the next iteration. If a run is resumed or returns to a checkpoint, it stays the same run
+    in the tracker. Iterations are then repeated: they are not sent to a tracker again, but to a user's sink.
     """
 
     def __init__(
         self, name: str, folder: Path, config: Mapping[str, Any], note: str = ""
     ) -> None:
-        """Open the tracker. Raises OutputError.
+        """Open the tracker, or make the user's sink.
 
-        `name`: as in `runner.sinks`. `folder`, `config`: the run's folder and config. `note`: text to add to the fix of
-        a failure.
+        `name`: a value of `runner.sinks`. `folder`, `config`: the run's folder and config. `note`: text to add to the
+        fix of a failure. Raises OutputError if the file with the tracker's state cannot be written.
         """
         self._name = name
         self._folder = folder
@@ -392,13 +402,13 @@ class TrackerSink:
             self._open()
 
     def samples(self, iteration: int, samples: Samples) -> None:
-        """Send the samples of an iteration. To be called before the metrics of the iteration are sent."""
+        """Send the samples of an iteration. This has to be called before the metrics of the iteration are sent."""
         if not self._passes(iteration):
             with self._outlasting():
                 self._open().table(iteration, samples)
 
     def _passes(self, iteration: int) -> bool:
-        """Return whether an iteration is not sent: the tracker has it already, or has failed less than PAUSE_S ago."""
+        """Return whether to skip an iteration: the tracker has it already, or failed less than PAUSE_S seconds ago."""
         if self._name not in TRACKERS:
             return False
         has_it = bool(iteration <= self._sent["iteration"])
@@ -422,7 +432,7 @@ class TrackerSink:
     ) -> None:
         """Attach the last files, and end the tracker's run as finished, stopped or failed.
 
-        `error`: the error that ended the run, as in `state_of`.
+        `error`: the exception that ended the run; None if there was none.
         """
         if self._tracker is not None:
             with self._outlasting(), self._quiet():
@@ -431,7 +441,7 @@ class TrackerSink:
                 self._tracker.close(state_of(error))
 
     def _open(self) -> Tracker:
-        """Return the tracker. If it is not open yet, first open it and attach the first files."""
+        """Return the tracker. Open it first if it is not open, and attach the first files."""
         if self._tracker is not None:
             return self._tracker
         info = RunInfo(self._folder, self._config, self._sent["id"])
@@ -453,7 +463,10 @@ class TrackerSink:
                 self._tracker.attach(file)
 
     def _note(self) -> None:
-        """Write the state of the tracker to its file. If that fails, the file is unchanged. Raises OutputError."""
+        """Write the state of the tracker to its file.
+
+        If that fails, the file keeps its old content, and OutputError is raised.
+        """
         try:
             self._file.parent.mkdir(exist_ok=True)
             part = self._file.with_suffix(".part")
@@ -464,7 +477,10 @@ class TrackerSink:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Discard the output of a tracker's library, and take stdin away, so that a prompt cannot block the run."""
+        """During the `with` statement, discard the output of the tracker's library, and make stdin empty.
+
+        With an empty stdin, a question of the library cannot block the run.
+        """
         if self._name not in TRACKERS:
             yield
             return
@@ -479,9 +495,9 @@ class TrackerSink:
 
     @contextlib.contextmanager
     def _outlasting(self) -> Iterator[None]:
-        """Suppress and report failures of a tracker while the context is entered; OutputError passes through.
+        """Catch exceptions of the tracker during the `with` statement. OutputError is not caught.
 
-        Only the first failure is printed. After each, the tracker is not tried for PAUSE_S.
+        Only the first exception is printed. After each one, the tracker is not used for PAUSE_S seconds.
         """
         try:
             yield
@@ -496,9 +512,9 @@ class TrackerSink:
 
 
 def state_of(error: BaseException | None) -> str:
-    """Return how a run has ended: FINISHED, STOPPED by a signal, or FAILED.
+    """Return how a run has ended: FINISHED, FAILED, or STOPPED by a signal.
 
-    `error`: the error that ended the run; None: no error did.
+    `error`: the exception that ended the run; None if there was none.
     """
     if error is None:
         return FINISHED
@@ -508,9 +524,9 @@ def state_of(error: BaseException | None) -> str:
 
 
 def _failure(name: str, error: Exception, note: str) -> ConfigError:
-    """Return the error that is printed where a sink fails.
+    """Return the error to print when a sink fails.
 
-    `name`: name of the sink. `error`: the exception of the sink. `note`: text to add to the fix.
+    `name`: name of the sink. `error`: the exception that the sink raised. `note`: text to add to the fix.
     """
     remedy = SET_UP.get(name)
     if remedy is None:
@@ -527,7 +543,10 @@ def _failure(name: str, error: Exception, note: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _hooks_kept() -> Iterator[None]:
-    """Restore, on leaving the context, the handlers of Ctrl-C and uncaught errors that libraries replace."""
+    """When the `with` statement ends, restore the handlers of Ctrl-C and of uncaught exceptions.
+
+    Libraries of trackers replace these handlers.
+    """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     hook = sys.excepthook
@@ -540,7 +559,7 @@ def _hooks_kept() -> Iterator[None]:
 
 
 def pages(folder: Path) -> list[str]:
-    """Return, for each place that has the curves of a run, its address or the command that opens it.
+    """Return how to see the curves of a run: an address or a command for TensorBoard and for each tracker.
 
     `folder`: the run's folder.
     """

@@ -1,4 +1,4 @@
-"""The record by which a run can be repeated: its command, the folder of the command, and the terminal's text."""
+"""Records with what a run can be repeated: its command, the folder of the command, and the output on the terminal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GIT_S = 5.0
 
 
 class Typed:
-    """Records a command and its terminal output while the context is entered.
+    """Records a command and its output on the terminal, during the `with` statement.
 
-    Command and output go into the folder of each run of the command.
+    If the command makes several runs, the record is written into the folder of each run.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,9 +53,9 @@ class Typed:
         self.job(())
 
     def job(self, words: Sequence[str]) -> None:
-        """Begin to record a new run of the command. Later output belongs to this run.
+        """Begin the record of a new run of this command. From now on, output belongs to this run.
 
-        `words`: the words of the command line that compose the run's config.
+        `words`: the words of the command line from which the run's config is composed.
         """
         with self._writing:
             if self._file is not None:
@@ -67,10 +67,10 @@ class Typed:
             self._shown = []
 
     def into(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Add this command to the record of commands in a run's folder, and copy its output to a file in that folder.
+        """Add this command to the record in a run's folder, and copy its output into a file in that folder.
 
-        The output so far is written at once, later output as it comes. `facts`: name -> value, for properties of this
-        machine, which are written beside the command. A second call for the same folder does nothing. Raises OSError.
+        The output so far is written at once, later output when it comes. `facts`: properties of this machine, name ->
+        value, written together with the command. A second call for the same folder has no effect. Raises OSError.
         """
         if folder == self._folder:
             return
@@ -115,7 +115,7 @@ class Typed:
 
 
 class Noted(Above):
-    """A standard stream that also records its text in a `Typed`."""
+    """A standard stream that also adds its text to the record of a `Typed`."""
 
     def __init__(self, below: TextIO, by: Typed) -> None:
         self._below = below
@@ -126,7 +126,7 @@ class Noted(Above):
         return self._below
 
     def over(self, stream: TextIO) -> Noted:
-        """Return `stream`, wrapped so that its text is recorded in the same `Typed` as the text of this stream."""
+        """Return `stream`, wrapped so that its text is added to the same record as the text of this stream."""
         return Noted(stream, self._by)
 
     def write(self, text: str, /) -> int:
@@ -135,7 +135,7 @@ class Noted(Above):
 
 
 def commands(folder: Path) -> list[dict[str, Any]]:
-    """Return the recorded commands of a run, the oldest first; an empty list where the file is missing or damaged."""
+    """Return the recorded commands of a run, oldest first; an empty list if the record is missing or damaged."""
     try:
         found = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -146,9 +146,9 @@ def commands(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit_of(folder: Path) -> dict[str, Any] | None:
-    """Return the git commit of a folder (`id`), and whether tracked files are changed (`changed`).
+    """Return the git commit of a folder (`id`), and whether tracked files differ from the commit (`changed`).
 
-    Returns None where git finds no commit.
+    Return None if git does not find a commit.
     """
 
     def git(*words: str) -> str:
@@ -173,5 +173,5 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
 
 
 def as_typed(program: str, words: Sequence[str]) -> str:
-    """Return a command line that a shell splits into `program` and `words`."""
+    """Return the command line for `program` with the arguments `words`, quoted for a shell."""
     return f"{program} {shlex.join(words)}".rstrip()

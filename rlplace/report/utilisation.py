@@ -1,13 +1,14 @@
-"""What accelerators did with the time of a run, in numbers: at work, idle, in moves, in sync.
+"""What accelerators did in the time of a run, in numbers: at work, idle, in moves, in sync.
 
 ::
 
     one accelerator:   moves | sync | moves | rollout ▓▓▓▓▓▓▓░░░ | moves | learn ▓▓▓▓▓▓▓▓░
                                               at work     idle
 
-At work is the time of ranks inside their methods less the waiting they report (`<component>/wait_s`, `/put_s`). Moves
-and sync hold up all components, so they count whole, on every accelerator. A rank that waits for its siblings in a
-collective is at work, as it is to the accelerator.
+Time at work is the time that ranks spend inside their methods, minus the waiting that they report
+(`<component>/wait_s`, `/put_s`). During moves and sync all components have to wait, so these times count fully, for
+every accelerator. A rank that waits for other ranks in a collective operation counts as at work, because its
+accelerator is busy meanwhile.
 """
 
 from __future__ import annotations
@@ -34,19 +35,26 @@ Work = Mapping[int, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageUse:
-    """The use of accelerators in one stage, in one iteration or summed over several iterations."""
+    """How accelerators were used in one stage, in one iteration or summed over several iterations.
+
+    `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves.
+    `work`: accelerator -> component -> seconds at work.
+    """
 
     stage: str
-    moves_s: float  # on entry
-    seconds: float  # of the stage itself
+    moves_s: float
+    seconds: float
     work: Work
 
     def busy_s(self, accelerator: int) -> float:
-        """Return an accelerator's seconds at work: the sum over its components, at most the seconds of the stage."""
+        """Return the seconds in which an accelerator was at work.
+
+        They are the sum over its components, but at most the seconds of the stage.
+        """
         return min(self.seconds, sum(self.work.get(accelerator, {}).values()))
 
     def plus(self, other: StageUse) -> StageUse:
-        """Return the sum of this use and another use of the same stage."""
+        """Return the sum of this use and `other`, which is a use of the same stage."""
         work = {accelerator: dict(row) for accelerator, row in self.work.items()}
         for accelerator, row in other.work.items():
             mine = work.setdefault(accelerator, {})
@@ -61,13 +69,13 @@ class StageUse:
 
 
 class Usage:
-    """Collects the seconds at work that ranks report, stage by stage. Owned by the loop; used by one thread."""
+    """Collects the seconds at work that ranks report, stage by stage. It belongs to the loop."""
 
     def __init__(self, occupancy: Occupancy, *, merged: bool = False) -> None:
         """`occupancy`: component -> accelerators of each of its ranks.
 
-        `merged`: whether all stages except sync count as one stage, as is needed where rollout runs ahead of learning
-        and reports its work only when it ends.
+        `merged`: whether all stages except sync count as one stage. This is needed if rollout runs ahead of learning,
+        because it then reports its work only when it ends.
         """
         used: set[int] = set()
         for ranks in occupancy.values():
@@ -88,9 +96,9 @@ class Usage:
     def worked(
         self, component: str, seconds: Sequence[float], ranks: Sequence[Metrics]
     ) -> None:
-        """Add the work of a component's ranks: their seconds inside a method, less the waiting that they report.
+        """Add the work of a component's ranks: their seconds inside a method minus the waiting that they report.
 
-        `seconds`: for each rank, its seconds inside the method. `ranks`: the metrics of each rank, among them its
+        `seconds`: for each rank, its seconds inside the method. `ranks`: for each rank, its metrics, which contain its
         waiting.
         """
         for held, inside, metrics in zip(
@@ -106,9 +114,9 @@ class Usage:
                 row[component] = row.get(component, 0.0) + busy
 
     def stage_ended(self, stage: str, *, moves_s: float, seconds: float) -> None:
-        """Close a stage: all work added since the previous stage ended belongs to it.
+        """End a stage. All work that was added since the previous stage ended belongs to this stage.
 
-        `moves_s`: seconds of the moves on entry. `seconds`: duration of the stage without these moves.
+        `moves_s`: seconds of the moves before the stage. `seconds`: duration of the stage without these moves.
         """
         name = stage
         if self._merged and stage != SYNC:
@@ -120,14 +128,14 @@ class Usage:
         self._stages.append(use)
 
     def begin_again(self) -> None:
-        """Drop all records of the iteration under way."""
+        """Drop all records of the present iteration, which is repeated."""
         self._work = {}
         self._stages = []
 
     def iteration_ended(self, seconds: float) -> dict[str, float]:
-        """Close an iteration that took `seconds`, and return its shares as metrics.
+        """End an iteration that took `seconds`. Return the shares of its time as metrics: busy, bubble, moves and sync.
 
-        Return no metrics if no accelerator is used.
+        Return {} if no accelerator is used.
         """
         self.last = tuple(self._stages)
         self._stages = []
@@ -142,9 +150,9 @@ class Usage:
         return {f"util/{name}_share": value for name, value in shares.items()}
 
     def record(self, planned: Mapping[str, int]) -> dict[str, Any]:
-        """Return the use of accelerators in the whole run, ready for JSON; empty where nothing was used.
+        """Return the use of accelerators in the whole run, as plain values for JSON; {} if no accelerator was used.
 
-        `planned`: stage -> accelerators at work, according to the plan.
+        `planned`: stage -> number of accelerators at work, according to the plan.
         """
         if not self.accelerators or not self.seconds:
             return {}
@@ -172,7 +180,7 @@ class Usage:
         }
 
     def _seconds_of(self, accelerator: int) -> dict[str, dict[str, float]]:
-        """Return stage -> seconds that one accelerator was at work (`busy_s`) and idle (`idle_s`); sync is left out."""
+        """Return stage -> seconds in which an accelerator was at work (`busy_s`) and idle (`idle_s`), without sync."""
         found = {}
         for stage, use in self._totals.items():
             if stage != SYNC:
@@ -184,10 +192,10 @@ class Usage:
 def shares_of(
     uses: Sequence[StageUse], accelerators: Sequence[int], seconds: float
 ) -> dict[str, float]:
-    """Return the shares of `seconds` that were busy, bubble (idle within a stage), moves and sync.
+    """Return name -> share of `seconds`: busy, bubble (idle within a stage), moves and sync.
 
-    The rest of the time is the driver's. `uses`: the use in each stage within `seconds`. `accelerators`: numbers of the
-    accelerators over which busy and bubble are averaged.
+    The shares do not add up to 1, because the driver also takes time. `uses`: the use in each stage within `seconds`.
+    `accelerators`: the accelerators over which busy and bubble are averaged.
     """
     # Seconds of all accelerators at work
     busy = 0.0
@@ -214,7 +222,7 @@ def shares_of(
 
 
 def usage_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return head and text of each line about accelerators in a run's summary.
+    """Return (head, text) of each line about accelerators in a run's summary.
 
     `record`: the result of `Usage.record`.
     """
@@ -256,7 +264,7 @@ MEETING = "exchange"
 def longest_works(
     numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]
 ) -> list[tuple[float, str, str]]:
-    """Return the seconds, component and stage of the longest work in each stage.
+    """Return (seconds, component, stage) for each stage: the component that works longest in it.
 
     `numbers`: the metrics of an iteration. `works`: stage -> components at work.
     """
@@ -277,13 +285,14 @@ def overhead(
     works: Mapping[str, Sequence[str]],
     on_cores: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return as metrics the seconds and share of an iteration without simulator, policy forward, scoring and learning.
+    """Return metrics with the overhead of an iteration, in seconds and as a share of the iteration.
+
+    Overhead is the time that is not spent on simulators, forward passes of the policy, scoring, learning or evaluation.
+    Ranks in the same stage work at the same time, so a stage's work is the work of its slowest rank; or, if that is
+    longer, the time that the work of all ranks takes on the cores that they share.
 
     `numbers`: the metrics of the iteration. `works`: stage -> components at work. `on_cores`: stage -> seconds that the
     work of all ranks takes on the cores that they share.
-
-    Ranks that work in the same stage overlap, so the work of a stage is that of its slowest rank. Where ranks wait for
-    shared cores, the work is that of all ranks on these cores, if this is longer. An evaluation counts whole.
     """
     work = 0.0
     for seconds, _, stage in longest_works(numbers, works):
@@ -298,11 +307,11 @@ def overhead(
 
 
 def bottleneck(numbers: Mapping[str, float], works: Mapping[str, Sequence[str]]) -> str:
-    """Return a text: the longest part of an iteration, its seconds, and the idle share of accelerators.
+    """Return a text about the longest part of an iteration: its name and seconds, and the idle share of accelerators.
 
     `numbers`: the metrics of the iteration. `works`: stage -> components at work. A part is one component in one stage,
-    or all components in moves, sync or evaluation. A stage in which no component's work is known, as in a custom job,
-    is a part as well.
+    or all moves, sync or evaluation. A stage also counts as a part if the work of its components is not known, as in a
+    custom job.
     """
     longest = []
     known = {SYNC}

@@ -1,11 +1,11 @@
 """Advantages: generalized advantage estimation (GAE) over steps and tokens, and rewards relative to other samples.
 
-GAE, Schulman et al. 2015 (arXiv:1506.02438): A_t = delta_t + gamma * lambda * A_{t+1}, where
-delta_t = r_t + gamma * V(s_{t+1}) - V(s_t); returns are A_t + V(s_t).
+GAE, Schulman et al. 2015 (arXiv:1506.02438): A_t = delta_t + gamma * lambda * A_{t+1}, where delta_t = r_t + gamma *
+V(s_{t+1}) - V(s_t); returns are A_t + V(s_t).
 
-Letters: T steps, B rows, K truncations; S samples of an iteration in G groups, N response tokens of all of them, sample
-after sample, without those that the environment wrote: the state after a response token is that before the next one,
-whatever came in between.
+Letters: T steps, B rows, K truncated steps; S samples of an iteration in G groups; N response tokens of all samples,
+sample after sample. Only tokens that the policy wrote are response tokens. If the environment wrote tokens between two
+response tokens, they are skipped: the state after a response token is the state before the next response token.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, both [T, B], of rows whose episodes end and restart inside the batch.
+    """Return advantages and returns by GAE, both [T, B], for T steps of B rows. Episodes may end within the steps.
 
-    `gamma`: the discount. `gae_lambda`: lambda of GAE. `rewards`, `values`, `terminated`, `truncated` are [T, B].
-    `last_values` [B] are of the observations after step T-1. `final_values` [K] are of the observations at which
-    episodes were cut, in the order of `argwhere(truncated)`.
+    `rewards`, `values`, `terminated`, `truncated`: [T, B]. `last_values`: [B], values of the observations after the
+    last step. `final_values`: [K], for each truncated step the value of the episode's last observation, in the order of
+    `argwhere(truncated)`. `gamma`: the discount. `gae_lambda`: lambda of GAE.
 
-    A terminated step has no successor, so V(s_{t+1}) is 0. At a truncated step V(s_{t+1}) is the value of the
-    observation at which the episode was cut (Pardo et al. 2018, arXiv:1712.00378). Either way the sum over later steps
-    stops.
+    A terminated step has no successor, so the value after it is 0. After a truncated step, the value is that of the
+    episode's last observation (Pardo et al. 2018, arXiv:1712.00378). In both cases the sum over later steps stops.
     """
     next_values = torch.cat([values[1:], last_values[None]])
     next_values[truncated] = final_values  # boolean indexing is in argwhere order
@@ -57,14 +56,15 @@ def gae(
 def token_gae(
     rewards: Tensor, values: Tensor, lengths: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, both [N]. `rewards`, `values`: [N]. `lengths`: [S] response tokens of each sample.
+    """Return advantages and returns by GAE, both [N], for N response tokens, sample after sample.
 
-    `gamma`: the discount. `gae_lambda`: lambda of GAE. The value after a sample's last token is 0, also where a length
-    limit cut the answer: the score is of the answer as it is.
+    `rewards`, `values`: [N]. `lengths`: [S], number of response tokens of each sample. `gamma`: the discount.
+    `gae_lambda`: lambda of GAE. The value after a sample's last token is 0, also if the answer was cut by a length
+    limit, because the score is for the answer as it is.
 
-    Samples differ in length, so the sum is found for all tokens at once, in log2 of the longest sample's steps. With
-    the sum over the next n terms at every token, the sum over 2n terms is this sum plus the sum at the token n further
-    on (Hillis and Steele 1986, "Data parallel algorithms").
+    The sums are computed for all tokens at once, in log2(longest sample) passes. If a pass has for each token the sum
+    over the next n terms, the next pass adds the sum at the token n places later, which gives the sum over 2n terms
+    (Hillis and Steele 1986, "Data parallel algorithms").
     """
     # [N] how many tokens of the sample come after each token.
     tokens = torch.arange(int(lengths.sum()), device=lengths.device)
@@ -92,11 +92,13 @@ def token_gae(
 def token_rewards(
     scores: Tensor, lengths: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0
 ) -> Tensor:
-    """Return [N] rewards: -kl_coef * kl at every token, plus the sample's score at its last token.
+    """Return [N] rewards: -kl_coef * kl at each response token, plus the sample's score at its last response token.
 
-    Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), with each token's KL at that token. `scores`:
-    [S]; the score of a sample without response tokens is lost. `lengths`: [S] response tokens of each sample. `kl`: [N]
-    an estimate for each token, by the unbiased estimators k1 or k3 of `algo.kl`; None: no KL.
+    Stiennon et al. 2020 (arXiv:2009.01325): R = r - beta * log(pi / rho), with each token's KL at that token.
+
+    `scores`: [S], one for each sample; a sample without response tokens gets no reward. `lengths`: [S], number of
+    response tokens of each sample. `kl`: [N], an estimate for each token by the unbiased estimators k1 or k3 of
+    `algo.kl`; None: no KL.
     """
     rewards = scores.new_zeros(int(lengths.sum()))
     if kl is not None:
@@ -107,10 +109,10 @@ def token_rewards(
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Return 1 - Var(returns - values) / Var(returns).
+    """Return 1 - Var(returns - values) / Var(returns): how well a critic's values predict the returns.
 
-    It is 1 for a perfect critic, 0 for a constant value, and negative for a worse critic. It is also 0 if all returns
-    are equal, or without returns.
+    The result is 1 for a perfect critic, 0 for a constant value, and negative for values that are worse than a
+    constant. If all returns are equal, or if there are no returns, the result is 0.
     """
     if not len(returns):
         return 0.0
@@ -125,17 +127,22 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 class Outcomes(NamedTuple):
-    """Rewards, groups and lengths of the samples of an iteration, of all ranks, in any order."""
+    """Rewards, groups and lengths of all S samples of an iteration, from all ranks, in any order.
 
-    rewards: Tensor  # [S] float64
-    groups: Tensor  # [S] int64 in 0 .. G - 1, equal for answers to the same prompt
-    lengths: Tensor  # [S] int64, response tokens of each
+    `rewards`: [S] float64. `groups`: [S] int64, number of the sample's group from 0 to G - 1; a group is the samples of
+    one prompt.
+    `lengths`: [S] int64, number of response tokens.
+    """
+
+    rewards: Tensor
+    groups: Tensor
+    lengths: Tensor
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Sample]]) -> Outcomes:
-        """Return the outcomes of whole groups, which are numbered from 0 in their order.
+        """Return the outcomes of all samples in `groups`, each of which is a complete group.
 
-        The groups' own numbers are not used, because they may repeat over iterations.
+        Groups are numbered anew from 0, in their order, because their own numbers may repeat over iterations.
         """
         rewards = []
         numbers = []
@@ -152,7 +159,7 @@ class Outcomes(NamedTuple):
         )
 
     def over_group(self, values: Tensor) -> Tensor:
-        """Return [S] float64: for each sample the sum of `values` [S] over its group."""
+        """Return [S] float64: for each sample the sum of `values` over the samples of its group. `values`: [S]."""
         sums = self._per_group().index_add(0, self.groups, values)
         return sums[self.groups]
 
@@ -161,17 +168,20 @@ class Outcomes(NamedTuple):
         return self.over_group(torch.ones_like(self.rewards))
 
     def mixed(self) -> Tensor:
-        """Return [S] bool: for each sample whether the rewards of its group differ."""
+        """Return [S] bool: for each sample whether its group has samples with different rewards."""
         return (self._end("amax") > self._end("amin"))[self.groups]
 
     def _end(self, end: str) -> Tensor:
-        """Return [G]: the highest (`amax`) or lowest (`amin`) reward of each group."""
+        """Return [G]: the highest or the lowest reward of each group.
+
+        `end`: `amax` for the highest, `amin` for the lowest.
+        """
         return self._per_group().scatter_reduce(
             0, self.groups, self.rewards, end, include_self=False
         )
 
     def _per_group(self) -> Tensor:
-        """Return [G] float64 zeros, one for each group."""
+        """Return a new tensor of zeros, [G] float64, with one element for each group."""
         groups = 0
         if len(self.groups):
             groups = int(self.groups.max()) + 1
@@ -179,20 +189,19 @@ class Outcomes(NamedTuple):
 
 
 def carries_signal(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards of one group differ; where they do not, all its advantages are zero.
+    """Return whether the rewards of one group differ. If they do not differ, all advantages of the group are zero.
 
-    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, sample other groups in place of groups without a difference.
+    Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.2, replace groups with equal rewards by other groups.
     """
     return bool(rewards) and min(rewards) < max(rewards)
 
 
 def grpo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: (r - mean) / std, where r is the sample's reward, and mean and std are over its group.
+    """Return the advantages [S]: (r - mean) / std, with the sample's reward r, and mean and std of its group.
 
-    The method is that of Shao et al. 2024 (arXiv:2402.03300, section 4.1.2).
-
-    The paper does not say which deviation std is. Here it is the sample deviation (division by n - 1), as in common
-    implementations. The advantage is zero where all rewards of a group are equal, as in a group of one.
+    The method is that of Shao et al. 2024 (arXiv:2402.03300, section 4.1.2). The paper does not say which deviation std
+    is. Here it is the sample deviation (division by n - 1), as in common implementations. If all rewards of a group are
+    equal, for example in a group of one sample, the advantages are zero.
     """
     centred = dr_grpo(outcomes)
     others = (outcomes.group_sizes() - 1).clamp(min=1)
@@ -201,10 +210,11 @@ def grpo(outcomes: Outcomes) -> Tensor:
 
 
 def dr_grpo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: r - mean, where r is the sample's reward, and mean is over its group.
+    """Return the advantages [S]: r - mean, with the sample's reward r, and the mean reward of its group.
 
-    A division by the deviation would give the most weight to easy and hard prompts. The method is that of Liu et al.
-    2025 (arXiv:2503.20783), section 3.2; the other half of the method is the mean `constant` of `losses.token_weights`.
+    This is Dr. GRPO, Liu et al. 2025 (arXiv:2503.20783), section 3.2. Unlike GRPO, it does not divide by the deviation,
+    which would give the most weight to very easy and very hard prompts. The other part of the method is the loss that
+    `losses.token_weights` calls `constant`.
     """
     mean = outcomes.over_group(outcomes.rewards) / outcomes.group_sizes()
     # Exactly 0 for equal rewards: their mean may be rounded.
@@ -212,36 +222,38 @@ def dr_grpo(outcomes: Outcomes) -> Tensor:
 
 
 def rloo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: the reward r less the mean reward of the group's other samples; 0 in a group of one.
+    """Return the advantages [S]: the sample's reward minus the mean reward of all other samples of its group.
 
-    Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator: r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1).
+    In a group of one sample, the advantage is 0. Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator: r - (sum
+    - r) / (n - 1) = (r - mean) * n / (n - 1).
     """
     size = outcomes.group_sizes()
     return dr_grpo(outcomes) * size / (size - 1).clamp(min=1)
 
 
 def reinforce_pp(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: rewards normalised over all response tokens of the iteration; groups do not matter.
+    """Return the advantages [S]: rewards normalised by mean and deviation over all response tokens of the iteration.
 
-    Hu et al. 2025 (arXiv:2501.03262), global advantage normalisation: each token counts once, so long answers weigh
-    more in mean and deviation. Where the KL from a reference is part of the reward, each token gets the KL of the whole
-    answer. The paper leaves out the KL of earlier tokens, which does not change the mean of gradients.
+    Hu et al. 2025 (arXiv:2501.03262), global advantage normalisation: each token counts once, so long answers have more
+    weight in mean and deviation. Groups are not used. If the KL from a reference is part of the reward, each token gets
+    the KL of the whole answer. The paper leaves out the KL of earlier tokens; this does not change the mean of the
+    gradients.
     """
     return _over_tokens(outcomes.rewards, outcomes.lengths)
 
 
 def reinforce_pp_baseline(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: rewards less the mean of the sample's group, then normalised as in `reinforce_pp`.
+    """Return the advantages [S]: rewards minus the mean reward of the group, normalised over all response tokens.
 
-    This is a variant in the paper of `reinforce_pp`.
+    This is a variant of `reinforce_pp`, from the same paper (Hu et al. 2025, arXiv:2501.03262).
     """
     return _over_tokens(dr_grpo(outcomes), outcomes.lengths)
 
 
 def _over_tokens(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return [S]: `values` [S] with mean 0 and deviation 1, each value counted as often as its sample has tokens.
+    """Return [S]: `values` normalised to mean 0 and deviation 1, where each value is weighted by its sample's tokens.
 
-    `lengths`: [S] response tokens of each sample; a sample without tokens gets 0.
+    `values`: [S]. `lengths`: [S], number of response tokens of each sample; a sample without tokens gets 0.
     """
     share = lengths.double() / lengths.sum().clamp(min=1)
     mean = (share * values).sum()

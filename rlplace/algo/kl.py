@@ -28,9 +28,9 @@ KlEstimator = Callable[[Tensor], Tensor]  # [N] of log q - log p
 
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
-    """Return [N]: the estimate k3 of KL(p || q) at each token.
+    """Return [N]: the estimate k3 of KL(p || q) at each of N tokens that were drawn from p.
 
-    `log_ratio`: [N] of log q - log p.
+    `log_ratio`: [N], log q - log p of each token.
     """
     return log_ratio.expm1() - log_ratio
 
@@ -45,14 +45,14 @@ KL_ESTIMATORS: Mapping[str, KlEstimator] = {
 def next_kl_coef(
     kl_coef: float, kl: float, samples: int, target: float, horizon: int
 ) -> float:
-    """Return the weight of the KL for the next iteration.
+    """Return the weight of the KL (beta) for the next iteration, which moves the KL towards `target`.
 
-    `kl_coef`: the weight in the last iteration. `kl`: the KL of a whole answer in that iteration, the sum over response
-    tokens, averaged over its `samples`. `target`: the KL to reach. `horizon`: the samples over which the weight adapts.
+    `kl_coef`: the weight in the last iteration. `kl`: the KL of a whole answer, averaged over the last iteration's
+    `samples` samples. `target`: the KL to reach. `horizon`: the number of samples over which the weight adapts.
 
     Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and beta = beta *
-    (1 + K * e), a log-space proportional controller. K is samples / horizon here, as in the code that the paper was
-    published with, so that neither batch size nor number of iterations changes how fast beta adapts.
+    (1 + K * e), a log-space proportional controller. Here K is samples / horizon, as in the code published with the
+    paper, so that the batch size does not change how fast beta adapts.
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
     return kl_coef * (1.0 + error * samples / horizon)
@@ -63,26 +63,31 @@ def next_kl_coef(
 
 
 class Correction(NamedTuple):
-    """Bounds of importance weights.
+    """Bounds of the importance weights that correct the difference between engine and trainer.
 
     A weight is p_trainer / p_engine of one token or, with the level `sequence`, the product of these ratios over a
     sequence. TRL's `sequence_mask` leaves out sequences above the cap; IcePop (Ling team 2025, "Every Step Evolves",
-    arXiv:2510.18855) leaves out tokens that are above the cap or below the floor.
+    arXiv:2510.18855) leaves out tokens above the cap or below the floor.
+
+    `cap`: upper bound. `level`: "token" or "sequence". `above`: what weights above the cap become: with "cap", the cap;
+    with "drop", 0.
+    `floor`: weights below it become 0; None: no lower bound.
     """
 
     cap: float
-    level: str = "token"  # token | sequence
-    # Weights above the cap: cap, they become the cap | drop, they become 0.
+    level: str = "token"
     above: str = "cap"
-    # Weights below become 0; None: no bound.
     floor: float | None = None
 
 
 class Corrected(NamedTuple):
-    """Importance weights of tokens, and the tokens whose weight a bound has changed."""
+    """The importance weights of N tokens, within bounds.
 
-    weights: Tensor  # [N]
-    cut: Tensor  # [N] bool, above the cap or below the floor
+    `weights`: [N]. `cut`: [N] bool, tokens with a weight that was above the cap or below the floor.
+    """
+
+    weights: Tensor
+    cut: Tensor
 
 
 @torch.no_grad()
@@ -94,12 +99,12 @@ def importance_weights(
 ) -> Corrected:
     """Return the importance weight p_trainer / p_engine of each token, within the bounds of `correction`.
 
-    With a cap alone this is truncated importance sampling (TIS): min(p_trainer / p_engine, cap). The weights have no
-    gradient. `trainer_logprobs`, `engine_logprobs`: [N] of the policy version that sampled, before the first step on
-    these tokens. `lengths`: [s] tokens of each sequence.
+    With only an upper bound, this is truncated importance sampling (TIS): min(p_trainer / p_engine, cap). The weights
+    carry no gradient. The loss multiplies the clipped surrogate by the weight; the ratio inside the surrogate is then
+    new / old probability, both by the trainer. Tokens with weight 0 still count in means.
 
-    The loss multiplies the clipped surrogate by the weight. The ratio in the surrogate is then new / old probability of
-    the trainer alone. Tokens of weight 0 still count in means.
+    `trainer_logprobs`, `engine_logprobs`: [N], both by the policy version that sampled the tokens, before the first
+    optimizer step on these tokens. `lengths`: [s], number of tokens of each of s sequences.
     """
     log_ratio = trainer_logprobs - engine_logprobs
     if correction.level == "sequence":
@@ -125,11 +130,10 @@ def mismatch_metrics(
 ) -> Metrics:
     """Return metrics of the difference between `trainer_logprobs` and `engine_logprobs`.
 
-    Both are [N], of this rank's response tokens in an iteration, possibly none. `on_policy`: [N] bool, tokens that were
-    sampled under the version that the trainer has. Only these tokens show the difference of engine and trainer under
-    the same weights. An iteration without these tokens has no weight in the metrics of the difference. `cut`: [N] bool,
-    tokens whose weight the correction has changed. The KL is KL(engine || trainer) by the estimator k3, because the
-    engine drew the tokens.
+    Both are [N], for the response tokens of this rank in an iteration; N may be 0. `on_policy`: [N] bool, tokens that
+    were sampled with the weights that the trainer has now. Only these tokens enter the metrics of the difference;
+    without such tokens, the metrics have weight 0. `cut`: [N] bool, tokens with an importance weight that was changed
+    by a bound. The KL is KL(engine || trainer) by the estimator k3, because the engine drew the tokens.
     """
     log_ratio = (trainer_logprobs - engine_logprobs).double()
     share = float(cut.sum()) / max(1, len(cut))

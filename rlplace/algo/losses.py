@@ -20,20 +20,24 @@ from rlplace.algo.kl import kl_k3
 
 
 class Clip(NamedTuple):
-    """Bounds of the ratio r = new / old probability; beyond them, a sample has no gradient."""
+    """Bounds of the ratio r = new / old probability. A token with a ratio beyond its bound gets no gradient.
 
-    low: float  # below 1
-    # Above 1; more than `low` leaves unlikely tokens room to grow (DAPO's clip-higher).
+    `low`: how far r may be below 1. `high`: how far r may be above 1; with `high` above `low`, unlikely tokens can
+    become likely faster (DAPO's clip-higher).
+    `dual`: for advantages A < 0, a loss above `dual` * -A gets no gradient either; None: no such bound.
+    """
+
+    low: float
     high: float
-    # A loss above this times -A has no gradient either; None: no such bound.
     dual: float | None = None
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """Return [N] losses: max(-r * A, -clip(r, 1 - low, 1 + high) * A); where A < 0, -dual * A at most.
+    """Return [N] policy losses: max(-r * A, -clip(r, 1 - low, 1 + high) * A), and at most -dual * A where A < 0.
 
-    `log_ratio`: [N] log r. `advantages`: [N] A. Schulman et al. 2017 (arXiv:1707.06347); two bounds: Yu et al. 2025
-    (DAPO, arXiv:2503.14476), section 3.1; the dual clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
+    `log_ratio`: [N], log r, for r = new / old probability. `advantages`: [N], A. `clip`: has low, high and dual.
+    Schulman et al. 2017 (arXiv:1707.06347); different bounds low and high: Yu et al. 2025 (DAPO, arXiv:2503.14476),
+    section 3.1; the dual clip: Ye et al. 2020 (arXiv:1912.09729), equation 5.
     """
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
@@ -48,19 +52,20 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: Clip) -> Tens
 def cispo(
     log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, clip: Clip
 ) -> Tensor:
-    """Return [N] losses: -clip(r, 1 - low, 1 + high) * A * log p, where the clipped ratio has no gradient.
+    """Return [N] policy losses: -clip(r, 1 - low, 1 + high) * A * log p, where no gradient flows through the clipped r.
 
-    `log_ratio`: [N] log r. `logprobs`: [N] log p. `advantages`: [N] A. Every token has a gradient, with a weight that
-    is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL, arXiv:2510.13786). `clip.dual` is not used.
+    `log_ratio`: [N], log r, for r = new / old probability. `logprobs`: [N], log p. `advantages`: [N], A. Each token
+    keeps a gradient; only its weight is clipped (MiniMax-M1, arXiv:2506.13585, equations 4 and 5; ScaleRL,
+    arXiv:2510.13786). `clip.dual` is not used.
     """
     weights = log_ratio.detach().exp().clamp(1.0 - clip.low, 1.0 + clip.high)
     return -weights * advantages * logprobs
 
 
 def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return two [N] bool: tokens whose ratio is below the clip, and tokens whose ratio is above it.
+    """Return two [N] bool: whether a token's ratio is below the lower bound, and whether it is above the upper bound.
 
-    `log_ratio`: [N] log of the ratio.
+    `log_ratio`: [N], log of the ratio. `clip`: the bounds.
     """
     ratio = log_ratio.exp()
     return ratio < 1.0 - clip.low, ratio > 1.0 + clip.high
@@ -69,10 +74,11 @@ def _outside(log_ratio: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
 def _without_slope(
     log_ratio: Tensor, advantages: Tensor, clip: Clip
 ) -> tuple[Tensor, Tensor]:
-    """Return two [N] bool of tokens to which the clip leaves no gradient.
+    """Return two [N] bool, which together are the tokens without a gradient in `clipped_surrogate`.
 
-    `log_ratio`: [N] log of the ratio. `advantages`: [N] A. The first are tokens with A < 0 and a ratio below the clip.
-    The second are tokens with A > 0 and a ratio above it, and tokens with A < 0 and a ratio above the dual clip.
+    First: tokens with A < 0 and a ratio below the lower bound. Second: tokens with A > 0 and a ratio above the upper
+    bound, and tokens with A < 0 and a ratio above the dual bound. `log_ratio`: [N], log of the ratio. `advantages`:
+    [N], A.
     """
     ratio = log_ratio.exp()
     bad = advantages < 0
@@ -86,13 +92,13 @@ def _without_slope(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N] losses: half the squared error of the value.
+    """Return [N] value losses: half the squared error of the value.
 
-    With `value_clip`: half the larger of this squared error and the squared error of the clipped value.
+    With `value_clip`: half the larger one of this squared error and the squared error of the clipped value.
 
-    `values`, `old_values`, `returns`: [N]; the old values are those of the policy that sampled. A clipped value is at
-    most `value_clip` from the old value; None: no clip. The clip is that of the PPO authors' code (Engstrom et al.
-    2020, arXiv:2005.12729, section 3, "value function clipping").
+    `values`, `old_values`, `returns`: [N]; the old values are from the policy that sampled. `value_clip`: the clipped
+    value differs from the old value by at most this much; None: no clip. The clip is that of the PPO authors' code
+    (Engstrom et al. 2020, arXiv:2005.12729, section 3, "value function clipping").
     """
     error = (values - returns).square()
     if value_clip is not None:
@@ -104,9 +110,10 @@ def value_loss(
 def is_value_clipped(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None
 ) -> Tensor:
-    """Return [N]: 1.0 where `value_loss` returns the loss of the clipped value, which has no gradient, else 0.0.
+    """Return [N]: 1.0 where `value_loss` uses the error of the clipped value, so that there is no gradient; else 0.0.
 
-    The arguments are those of `value_loss`.
+    `values`, `old_values`, `returns`: [N], as given to `value_loss`. `value_clip`: greatest difference of the clipped
+    value from the old value; None: no clip.
     """
     if value_clip is None:
         return torch.zeros_like(values)
@@ -117,16 +124,20 @@ def is_value_clipped(
 def _clipped_error(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float
 ) -> Tensor:
-    """Return [N]: the squared error of values that are clipped to at most `value_clip` from the old values."""
+    """Return [N]: the squared error of the values, after they are clipped to within `value_clip` of the old values.
+
+    `values`, `old_values`, `returns`: [N].
+    """
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     return (near - returns).square()
 
 
 @torch.no_grad()
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
-    """Return name -> [] float64 of each term: its sum over the tokens of a micro-batch, divided by `count`.
+    """Return field name of `terms` -> [] float64: its sum over a micro-batch's tokens, divided by `count`.
 
-    `terms`: [N] each. The sums of these results over ranks and micro-batches are means over `count` samples or tokens.
+    `count`: number of samples or tokens over all ranks and micro-batches. Added up over ranks and micro-batches, the
+    results are means over these samples or tokens.
     """
     means = torch.stack(terms).sum(dim=1, dtype=torch.float64) / count
     return dict(zip(terms._fields, means, strict=True))
@@ -136,25 +147,33 @@ def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
 
 
 class StepSamples(NamedTuple):
-    """Simulator samples of one rank, step by step, as they were drawn."""
+    """N samples of simulators on one rank, with the values from the time when they were drawn.
 
-    observations: Tensor  # [N, *O]
-    actions: Tensor  # [N, *A]
-    logprobs: Tensor  # [N]
-    values: Tensor  # [N]
-    advantages: Tensor  # [N]
-    returns: Tensor  # [N]
+    `observations`: [N, *O], for observations of shape O. `actions`: [N, *A], for actions of shape A. All other fields:
+    [N].
+    """
+
+    observations: Tensor
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
 
     def pick(self, indices: Tensor) -> StepSamples:
         return StepSamples(*(tensor.index_select(0, indices) for tensor in self))
 
 
 class PPOSlopes(NamedTuple):
-    """Gradients of a minibatch's loss with respect to this rank's outputs, and this rank's part of the means."""
+    """Gradients of a minibatch's loss with respect to the outputs of this rank's N samples, and parts of metrics.
 
-    logprobs: Tensor  # [N], gradient by log-probabilities
-    values: Tensor  # [N], gradient by values
-    shares: Tensor  # [5], this rank's part of each mean, as PPO_MEANS names them
+    `logprobs`, `values`: [N], gradients with respect to log-probabilities and values.
+    `shares`: [5], this rank's part of each mean in PPO_MEANS; the sum over ranks is the mean.
+    """
+
+    logprobs: Tensor
+    values: Tensor
+    shares: Tensor
 
 
 PPO_MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -171,12 +190,13 @@ def ppo_slopes(
     value_coef: float,
     count: int,
 ) -> PPOSlopes:
-    """Return the gradients of the mean of policy loss + value_coef * value loss, and partial sums of PPO_MEANS.
+    """Return the gradients of PPO's loss, and this rank's parts of the means in PPO_MEANS.
 
-    `logprobs`, `values`, `entropies`: of the present policy. `value_clip`: as in `value_loss`. The mean is over `count`
-    samples of all ranks, of which this rank has N, possibly none. All tensors are [N]; `old` has the samples as they
-    were drawn. The losses are `clipped_surrogate` (Schulman et al. 2017, with the sign turned) and `value_loss`.
-    Autograd is not used: its calls cost more than the numbers.
+    The loss is the mean of policy loss + `value_coef` * value loss over `count` samples of all ranks; this rank has N
+    of them, possibly none. `logprobs`, `values`, `entropies`: [N], of the present policy. `old`: the N samples as they
+    were drawn. `clip`: bounds of the policy ratio. `value_clip`: greatest difference of the clipped value from the old
+    value; None: no clip. The losses are `clipped_surrogate` (Schulman et al. 2017) and `value_loss`. The gradients are
+    computed by explicit formulas, because autograd would cost more time than the arithmetic.
     """
     # The clipped surrogate, with the sign turned.
     log_ratio = logprobs - old.logprobs
@@ -216,20 +236,24 @@ def ppo_slopes(
 
 
 class Totals(NamedTuple):
-    """Sizes of one optimizer step over all ranks and micro-batches."""
+    """Sizes of one optimizer step over all ranks and micro-batches.
+
+    `samples`: number of samples. `tokens`: number of response tokens.
+    `longest`: the most response tokens that a sample can have, a constant of the job.
+    """
 
     samples: int
-    tokens: int  # response tokens
-    # Most response tokens that a sample can have: a constant of the job, not of the step.
+    tokens: int
     longest: int
 
 
 def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
-    """Return [N]: at each token the mean of `log_ratio` [N] over its sequence.
+    """Return [N]: for each token, the mean of `log_ratio` over the token's sequence.
 
-    `lengths`: [s] response tokens of each sequence. The mean is the logarithm of the length-normalised sequence ratio
-    of Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) / p_old(y)) ** (1 / |y|). With the weights
-    that `token_weights` returns for the mean `sequence`, the loss and its gradient are those of one term per sequence.
+    `log_ratio`: [N]. `lengths`: [s], number of response tokens of each of s sequences. The mean is the logarithm of the
+    length-normalised sequence ratio of Zheng et al. 2025 (GSPO, arXiv:2507.18071), section 4.1: s = (p_new(y) /
+    p_old(y)) ** (1 / |y|). With `token_weights` for the mean `sequence`, loss and gradient are the same as with one
+    term for each sequence.
     """
     sequence = torch.repeat_interleave(lengths, output_size=len(log_ratio))
     sums = log_ratio.new_zeros(len(lengths)).index_add(0, sequence, log_ratio)
@@ -237,14 +261,15 @@ def sequence_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
 
 
 def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
-    """Return [N]: the weight of each token in the loss of its step.
+    """Return [N]: the weight of each response token in the loss of an optimizer step.
 
-    `lengths` [s] int64: the response tokens of each sequence, possibly 0. `totals`: of the step. `mean`: one of
+    `lengths`: [s] int64, number of response tokens of each of s sequences, possibly 0. `totals`: sizes of the step.
+    `mean`: how tokens are averaged:
 
-    token       all tokens weigh alike (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3)
-    sequence    all samples weigh alike, whatever their length (Shao et al. 2024, GRPO, arXiv:2402.03300)
-    constant    a sum over tokens, which favours no length (Liu et al. 2025, Dr. GRPO, arXiv:2503.20783, section 3.2 and
-                the implementation given there)
+    token       all tokens have equal weight (Yu et al. 2025, DAPO, arXiv:2503.14476, section 3.3)
+    sequence    all samples have equal weight, whatever their length (Shao et al. 2024, GRPO, arXiv:2402.03300)
+    constant    a sum over tokens, divided by a constant, which favours no length (Liu et al. 2025, Dr. GRPO,
+                arXiv:2503.20783, section 3.2 and the implementation given there)
     """
     if mean == "sequence":
         weights = 1.0 / (lengths.clamp(min=1) * totals.samples).float()
@@ -257,23 +282,26 @@ def token_weights(mean: str, lengths: Tensor, totals: Totals) -> Tensor:
 
 
 class LmTerms(NamedTuple):
-    """The loss and metrics of a language model at each token, [N] each."""
+    """The loss and metrics of a language model at each of N tokens. Each field is [N].
+
+    Only `policy_loss` and `entropy` carry a gradient. `approx_kl`: KL of the old policy from the new policy.
+    `clipped_low`: 1.0 for a token with a negative advantage that is so unlikely that the clip removes its gradient;
+    with the surrogate cispo, for a token with a weight raised to the lower bound.
+    `clipped_high`: 1.0 for a token with a positive advantage that is so likely that the clip removes its gradient, or
+    with a negative advantage above the dual clip; with cispo, for a token with a weight cut to the upper bound.
+    """
 
     policy_loss: Tensor
     entropy: Tensor
-    # All below have no gradient.
-    approx_kl: Tensor  # of the old policy from the new
-    # 1.0 where a bad token is so unlikely that the clip takes its gradient; with cispo where
-    # its weight was raised.
+    approx_kl: Tensor
     clipped_low: Tensor
-    # 1.0 where a good token is so likely that the clip takes its gradient, or a bad one is
-    # above the dual clip; with cispo where its weight was cut.
     clipped_high: Tensor
 
     def loss(self, weights: Tensor, entropy_coef: float = 0.0) -> Tensor:
-        """Return []: this micro-batch's part of the step's loss, with a gradient even without tokens.
+        """Return []: this micro-batch's part of the loss of an optimizer step. It has a gradient even without tokens.
 
-        `weights`: [N], the result of `token_weights`. `entropy_coef`: weight of the entropy, which lowers the loss.
+        `weights`: [N], the result of `token_weights`. `entropy_coef`: weight of the entropy; more entropy means less
+        loss.
         """
         each = self.policy_loss
         if entropy_coef != 0.0:  # a zero gradient is not worth its cost
@@ -293,13 +321,13 @@ def lm_terms(
     surrogate: str = "clip",
     importance: Tensor | None = None,
 ) -> LmTerms:
-    """Return the loss and metrics at each token. All tensors are [N], but `lengths` [s].
+    """Return the loss and metrics at each token. All tensors are [N], except `lengths` [s].
 
-    `advantages`: of each token. Only `logprobs` and `entropies` carry a gradient. `old_logprobs`: of the policy before
-    the first step on these tokens. `lengths`: response tokens of each sequence. `ratio`: `token` for the ratio of each
-    token, as in PPO, GRPO and DAPO, or `sequence` for the ratio of its sequence. `surrogate`: `clip` for
-    `clipped_surrogate`, or `cispo` for `cispo`. `importance`: a factor of each token's loss (`kl.importance_weights`);
-    None: 1.
+    `logprobs`, `entropies`: of the present policy; only these carry a gradient. `old_logprobs`: of the policy before
+    the first step on these tokens. `advantages`: of each token. `lengths`: number of response tokens of each of s
+    sequences. `ratio`: "token" for the ratio of each token, as in PPO, GRPO and DAPO; "sequence" for the ratio of its
+    sequence. `surrogate`: "clip" for the loss `clipped_surrogate`, "cispo" for the loss `cispo`. `importance`: a factor
+    for each token's loss, see `kl.importance_weights`; None: 1.
     """
     log_ratio = logprobs - old_logprobs
     # The ratio that the clip limits: of the token, or of its sequence.

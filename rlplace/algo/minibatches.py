@@ -12,18 +12,22 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The block of the job's rows that one rank has; a sample is a (step, row) pair."""
+    """The rows of the job that one rank has. A row is an environment; a sample is one step of one row.
+
+    `steps`: steps of each row. `total`: number of rows of the job. `first`: number of this rank's first row. `count`:
+    number of this rank's rows, possibly 0.
+    """
 
     steps: int
-    total: int  # rows of the job
+    total: int
     first: int
-    count: int  # rows of this rank, possibly 0
+    count: int
 
 
 def iteration_generator(seed: int, iteration: int) -> torch.Generator:
-    """Return a random generator for one iteration, which draws the same numbers on every rank.
+    """Return a random generator for one iteration. It draws the same numbers on every rank.
 
-    Generators of different seeds or iterations are unrelated.
+    With another seed or iteration, its numbers are unrelated. `seed`: seed of the run.
     """
     # torch's CPU generator uses 32 bits of its seed: seed + iteration would make neighbouring seeds share streams.
     mixed = random.Random(f"{seed}/{iteration}").getrandbits(32)

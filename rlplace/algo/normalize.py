@@ -20,17 +20,20 @@ LEAST_DEVIATION = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Count, mean and population variance of values [N, *S], all float64."""
+    """Number, mean and population variance of values of shape S; all are float64.
 
-    count: Tensor  # []
-    mean: Tensor  # [*S]
-    var: Tensor  # [*S]
+    `count`: []. `mean`, `var`: [*S].
+    """
+
+    count: Tensor
+    mean: Tensor
+    var: Tensor
 
 
 def no_moments(
     shape: tuple[int, ...] = (), device: torch.device | str = "cpu"
 ) -> Moments:
-    """Return the moments of an empty batch: count 0, mean 0, variance 1. `shape`: *S, the shape of one value."""
+    """Return the moments of an empty batch: count 0, mean 0, variance 1. `shape`: shape of one value."""
     return Moments(
         count=torch.zeros((), dtype=torch.float64, device=device),
         mean=torch.zeros(shape, dtype=torch.float64, device=device),
@@ -39,11 +42,11 @@ def no_moments(
 
 
 def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
-    """Return [1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`; additive over any split.
+    """Return [1 + 2 * size] float64: count, sum and sum of squares of `samples - shift`. Sums of parts can be added up.
 
-    `samples` is [N, *S], `shift` [*S]; size is the number of elements of S. A good shift is near the mean, such as the
-    running mean, which is equal on all ranks: it keeps the sum of squares from cancelling (Chan, Golub, LeVeque 1983,
-    "Algorithms for computing the sample variance").
+    `samples`: [N, *S]. `shift`: [*S], equal on all ranks. `size` is the number of elements of one sample. The shift
+    should be near the mean, like the running mean; otherwise the sum of squares loses precision by cancellation (Chan,
+    Golub, LeVeque 1983, "Algorithms for computing the sample variance").
     """
     centred = (samples.double() - shift).reshape(len(samples), shift.numel())
     number = float(len(samples))
@@ -52,10 +55,10 @@ def shifted_sums(samples: Tensor, shift: Tensor) -> Tensor:
 
 
 def merge(running: Moments, sums: Tensor) -> Moments:
-    """Return the moments of the values of `running` and of a batch together.
+    """Return the moments of all values together: those of `running` and those of a batch.
 
-    `sums`: the `shifted_sums` of the batch, shifted by `running.mean`. An empty batch changes nothing. Chan, Golub,
-    LeVeque 1983: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b).
+    `sums`: the `shifted_sums` of the batch, with `running.mean` as the shift. If the batch is empty, return `running`.
+    Chan, Golub, LeVeque 1983: M2 = M2_a + M2_b + delta^2 * n_a n_b / (n_a + n_b).
     """
     count = sums[0]
     if float(count) == 0.0:
@@ -74,9 +77,9 @@ def merge(running: Moments, sums: Tensor) -> Moments:
 
 
 def moments_of(values: Tensor) -> Moments:
-    """Return the moments of all elements of one tensor [N].
+    """Return the moments of all elements of the tensor `values` [N].
 
-    For values of several ranks, sum their `shifted_sums` over the ranks, and `merge` the result.
+    To get the moments of values on several ranks, sum their `shifted_sums` over the ranks and `merge` the result.
     """
     nothing = no_moments((), values.device)
     return merge(nothing, shifted_sums(values, nothing.mean))
@@ -85,16 +88,16 @@ def moments_of(values: Tensor) -> Moments:
 def normalized(
     values: Tensor, moments: Moments, least_deviation: float = LEAST_DEVIATION
 ) -> Tensor:
-    """Return [N]: `values` [N] less the mean, divided by the deviation.
+    """Return [N]: `values` minus the mean, divided by the deviation.
 
-    `moments` []: of all values over all ranks. `least_deviation`: added to the deviation.
+    `values`: [N]. `moments`: scalar moments of the values on all ranks. `least_deviation`: added to the deviation.
     """
     deviation = moments.var.sqrt() + least_deviation
     return ((values - moments.mean) / deviation).to(values.dtype)
 
 
 class ReturnScale:
-    """Scales rewards by the running deviation of the discounted return. Keeps the discounted return of each row so far.
+    """Divides rewards by the running deviation of the discounted return. It keeps each row's present return.
 
     Engstrom et al. 2020 (arXiv:2005.12729), section 3, "reward scaling": rewards are scaled, never shifted.
     """
@@ -111,11 +114,11 @@ class ReturnScale:
     def __call__(
         self, rewards: Tensor, done: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return [T, B] scaled rewards. The deviation that scales them already includes this batch.
+        """Return [T, B] scaled rewards, clipped to +-CLIP. The deviation by which they are divided includes this batch.
 
-        `rewards`: [T, B] of T steps and the B rows of this rank. `done`: [T, B] bool, True at the last step of an
-        episode, whether it ended or was cut. `sum_over_ranks`: returns the sum of a tensor over all ranks. All ranks
-        must call this method, also ranks without rows.
+        `rewards`: [T, B], of T steps and the B rows of this rank. `done`: [T, B] bool, True at the last step of an
+        episode, terminated or truncated. `sum_over_ranks`: returns the sum of a tensor over all ranks. All ranks must
+        call this method, including ranks without rows.
         """
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t, (reward, last) in enumerate(zip(rewards.double(), done, strict=True)):

@@ -31,24 +31,27 @@ _NEAR = 1.02
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleSizes:
-    """The number of tokens of each sample, and of the prompts that samples of a group share."""
+    """The number of tokens of each sample, and of the prompts that the samples of a group share.
 
-    tokens: tuple[int, ...]  # of each sample, its prompt included
-    # Of each sample, the tokens with which all samples of its group begin; empty: not shared.
+    `tokens`: of each sample, with its prompt.
+    `prompts`: for each sample, the number of tokens with which all samples of its group begin; empty: prompts are not
+    shared.
+    `groups`: for each sample, the number of its group, with a group's samples next to each other; empty: each sample is
+    a group.
+    `again`: cost of a token of a shared prompt for each sample that reads it, relative to the cost of computing a
+    token.
+    """
+
+    tokens: tuple[int, ...]
     prompts: tuple[int, ...] = ()
-    # Of each sample, the number of its group; those of a group stand together; empty: each
-    # sample is by itself.
     groups: tuple[int, ...] = ()
-    # Cost of one token of a shared prompt for each sample that reads it, relative to a token
-    # that is computed.
     again: float = 1.0
 
     def size(self, picks: Iterable[int]) -> int:
-        """Return the size of a micro-batch in tokens. `picks`: the numbers of its samples, ascending.
+        """Return the size of a micro-batch in tokens. `picks`: the numbers of its samples, in ascending order.
 
-        A prompt that several samples of the micro-batch share counts once. It also counts `again` times for each of
-        these samples, because attention keeps the keys and values of the prompt for every answer; without a kernel for
-        all segments, the queries and the attended values too.
+        If several samples share a prompt, the prompt is computed once and counts once. It also counts `again` times for
+        each of these samples, because attention reads the keys and values of the prompt for every answer.
         """
         if not self.prompts:
             return sum(self.tokens[i] for i in picks)
@@ -64,19 +67,19 @@ class SampleSizes:
         return total
 
     def alike(self, picks: Iterable[int]) -> list[tuple[int, int]]:
-        """Return for each sample in `picks` the number of its group, and the tokens of the group's shared prompt.
+        """Return for each sample in `picks` its group's number, and the tokens of the group's shared prompt.
 
-        The list is empty where no prompts are shared.
+        If prompts are not shared, return an empty list.
         """
         if self.prompts:
             return [(self.groups[i], self.prompts[i]) for i in picks]
         return []
 
     def units(self, picks: Sequence[int], most: int, budget: int) -> list[MicroBatch]:
-        """Return parts of groups: sample numbers that a micro-batch keeps together.
+        """Divide samples into units: samples of one group that stay together in a micro-batch. Return the units.
 
-        `picks`: the numbers of the samples to divide, ascending. A part has at most `most` samples, and at most
-        `budget` tokens unless it is one sample.
+        `picks`: numbers of the samples, in ascending order. `most`: the most samples of a unit. `budget`: the most
+        tokens of a unit; a single sample may have more.
         """
         found: list[MicroBatch] = []
         group_of = self.groups.__getitem__ if self.prompts else None
@@ -96,11 +99,14 @@ class SampleSizes:
 
 
 class Packing(NamedTuple):
-    """The micro-batches of one optimizer step on all ranks. Every sample is in exactly one micro-batch."""
+    """The micro-batches of one optimizer step on all ranks. Every sample is in exactly one micro-batch.
 
-    ranks: tuple[tuple[MicroBatch, ...], ...]  # equally many micro-batches on each rank
-    # Time lost to waiting: 0.1 is a tenth longer than with equal tokens on all ranks in each
-    # micro-batch.
+    `ranks`: the micro-batches of each rank; all ranks have equally many.
+    `imbalance`: time lost because ranks wait for each other: 0.1 means that the step takes a tenth longer than if all
+    ranks had equally many tokens in each micro-batch.
+    """
+
+    ranks: tuple[tuple[MicroBatch, ...], ...]
     imbalance: float
 
     @property
@@ -113,12 +119,12 @@ class Packing(NamedTuple):
 def optimizer_steps(
     sizes: SampleSizes, train_batch: int | None, seed: str
 ) -> list[list[int]]:
-    """Return the sample numbers of each optimizer step in one epoch.
+    """Return for each optimizer step of one epoch the numbers of its samples, in ascending order.
 
-    `sizes`: of the samples. `train_batch`: the approximate number of samples in a step; None: all are in one step.
-    Groups come in random order. A group stays whole where there are at least as many groups as steps; the steps differ
-    by at most one group. Otherwise samples are divided one by one. The order follows from `seed` alone: put the run's
-    seed, iteration and epoch into it.
+    `sizes`: of all samples. `train_batch`: about how many samples a step has; None: one step has all samples. `seed`:
+    decides the random order of groups; it should contain the run's seed, the iteration and the epoch. All samples of a
+    group are in the same step, and the steps have equally many groups, up to one. If there are fewer groups than steps,
+    samples are divided singly.
     """
     samples = range(len(sizes.tokens))
     if train_batch is None or train_batch >= len(samples):
@@ -149,10 +155,11 @@ def pack_steps(
     ranks: int,
     token_budget: int,
 ) -> tuple[Packing, ...]:
-    """Return the packing of each optimizer step of an iteration, in order; each epoch has equally many steps.
+    """Return the packing of each optimizer step of an iteration, in order. Each epoch has equally many steps.
 
-    `ranks`: the number of ranks. `token_budget`: the most tokens of a micro-batch. The other arguments are those of
-    `optimizer_steps`, which divides the samples of an epoch into steps; `pack` then packs each step.
+    `sizes`: of all samples. `epochs`: how often each sample is used. `train_batch`: about how many samples a step has;
+    None: one step for each epoch. `seed`: decides the random order of groups. `ranks`: number of ranks. `token_budget`:
+    the most tokens of a micro-batch.
     """
     packings: list[Packing] = []
     for epoch in range(epochs):
@@ -167,11 +174,11 @@ def pack(
     token_budget: int,
     picks: Sequence[int] | None = None,
 ) -> Packing:
-    """Return a packing: samples spread over ranks and micro-batches.
+    """Return a packing of one optimizer step: its samples, divided over ranks and into micro-batches.
 
-    `sizes`: of all samples. `ranks`: the number of ranks. `picks`: the numbers of the samples to spread, ascending;
-    None: all. The tokens of a micro-batch are at most `token_budget`, unless it is one sample that has more. Groups
-    stay whole, or are halved, once or repeatedly, where the slowest ranks then compute fewer tokens.
+    `sizes`: of all samples. `ranks`: number of ranks. `token_budget`: the most tokens of a micro-batch; a single sample
+    may have more. `picks`: numbers of the step's samples, in ascending order; None: all samples. The samples of a group
+    stay together, unless smaller parts of groups make the step faster.
     """
     items: Sequence[int] = range(len(sizes.tokens))
     if picks is not None:
@@ -196,10 +203,10 @@ def pack(
 def _packed(
     sizes: SampleSizes, units: Sequence[MicroBatch], ranks: int, budget: int
 ) -> tuple[int, Packing]:
-    """Return the tokens that the slowest ranks compute, one after the other, and the packing of `units`.
+    """Return the duration of the step in tokens, and the packing of `units`.
 
-    `sizes`: of all samples. `ranks`: the number of ranks. A unit is a part of a group whose samples stay together.
-    `budget`: the most tokens of a micro-batch.
+    The duration is the sum over micro-batches of the tokens of the slowest rank. `sizes`: of all samples. `units`: sets
+    of samples that stay together. `ranks`: number of ranks. `budget`: the most tokens of a micro-batch.
     """
     loads = [sizes.size(unit) for unit in units]
     shares = spread(loads, ranks)
@@ -229,11 +236,11 @@ def _packed(
 def spread(
     lengths: Sequence[int], parts: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Return the item numbers of each of `parts` parts, of about equal total length; a part may be empty.
+    """Divide items into `parts` parts of about equal total length. Return the numbers of the items in each part.
 
-    `lengths`: of each item. `items`: the numbers to spread; None: all. Longest processing time first (Graham 1969,
-    "Bounds on multiprocessing timing anomalies"): the longest item goes to the part with the least load. No part
-    exceeds 4/3 - 1 / (3 * parts) of the best possible.
+    A part may be empty. `lengths`: of each item. `items`: the numbers of the items to divide; None: all. Longest
+    processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the longest item goes to the part
+    with the least load. The longest part is at most 4/3 - 1 / (3 * parts) times as long as in the best division.
     """
     # A heap of (load, part): equal loads go to the lower part.
     loads = [(0, part) for part in range(parts)]
@@ -248,11 +255,11 @@ def spread(
 def fit(
     lengths: Sequence[int], capacity: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Return the item numbers of each of few bins, whose total length is at most `capacity`.
+    """Put items into few bins, each with a total length of at most `capacity`. Return the item numbers of each bin.
 
-    A longer item has a bin of its own. `lengths`: of each item. `items`: the numbers to fit; None: all. Best fit,
-    longest first: at most 11/9 of the fewest possible bins, plus one (Johnson et al. 1974, "Worst-case performance
-    bounds for simple one-dimensional packing algorithms").
+    An item that is longer than `capacity` gets a bin of its own. `lengths`: of each item. `items`: the numbers of the
+    items to put; None: all. Best fit, longest first: at most 11/9 of the fewest possible bins, plus one (Johnson et al.
+    1974, "Worst-case performance bounds for simple one-dimensional packing algorithms").
     """
     bins: list[list[int]] = []
     # Sorted: room left in a bin, the turn of its last item with a minus, the bin.
@@ -273,7 +280,10 @@ def fit(
 
 
 def _longest_first(lengths: Sequence[int], items: Iterable[int] | None) -> list[int]:
-    """Return item numbers, the longest item first; items of equal length keep their order. `items`: None: all."""
+    """Return the numbers of the items, the longest item first. Items of equal length keep their order.
+
+    `lengths`: of each item. `items`: the numbers of the items; None: all.
+    """
     if items is None:
         items = range(len(lengths))
     return sorted(items, key=lengths.__getitem__, reverse=True)
@@ -286,11 +296,12 @@ def _widen(
     number: int,
     budget: int,
 ) -> tuple[MicroBatch, ...]:
-    """Return exactly `number` micro-batches of one rank, the fullest first, because ranks wait for each other there.
+    """Return exactly `number` micro-batches of one rank, the largest first.
 
-    `lengths`: of each item. `micro_batches`: at most `number` that are within `budget`. `share`: the items of the rank.
-    The items are divided evenly where each micro-batch then stays within the budget or is one item; otherwise
-    `micro_batches` stay, and empty ones are added.
+    All ranks have them in this order, so that ranks wait little for each other. `micro_batches`: at most `number`
+    micro-batches within `budget`. `share`: the items of the rank. `lengths`: of each item. The items are divided anew
+    into equal parts if each part is within the budget or has one item. Otherwise, empty micro-batches are added to
+    `micro_batches`.
     """
 
     def size(members: Sequence[int]) -> int:

@@ -35,59 +35,71 @@ _KEY = "algorithm.variant"
 
 
 class Steps(NamedTuple):
-    """The simulator steps of an iteration. `final_values` are in the order of `argwhere(truncated)`."""
+    """The simulator steps of an iteration: T steps of B rows, of which K steps are truncated.
 
-    rewards: Tensor  # [T, B]
-    values: Tensor  # [T, B], of the observations before the actions
-    last_values: Tensor  # [B], of the observations after step T - 1
-    final_values: Tensor  # [K], of the observations at the cuts
-    terminated: Tensor  # [T, B] bool
-    truncated: Tensor  # [T, B] bool
+    `rewards`, `terminated`, `truncated`: [T, B]. `values`: [T, B], of the observations before the actions.
+    `last_values`: [B], of the observations after the last step.
+    `final_values`: [K], of the last observations of truncated episodes, in the order of `argwhere(truncated)`.
+    """
+
+    rewards: Tensor
+    values: Tensor
+    last_values: Tensor
+    final_values: Tensor
+    terminated: Tensor
+    truncated: Tensor
 
 
 class TokenSteps(NamedTuple):
-    """The response tokens of an iteration, sample after sample."""
+    """The M response tokens of an iteration's S samples, sample after sample.
 
-    rewards: Tensor  # [M]
-    values: Tensor  # [M]
-    lengths: Tensor  # [S] int64, response tokens of each sample
+    `rewards`, `values`: [M]. `lengths`: [S] int64, number of response tokens of each sample.
+    """
+
+    rewards: Tensor
+    values: Tensor
+    lengths: Tensor
 
 
 class TokenSamples(NamedTuple):
-    """The response tokens of a micro-batch to learn from, sequence after sequence."""
+    """The N response tokens of a micro-batch to learn from, sequence after sequence.
 
-    logprobs: Tensor  # [N], of the policy before the first step on them
-    advantages: Tensor  # [N]
-    lengths: Tensor  # [s] int64, response tokens of each sequence
+    `logprobs`: [N], of the policy before the first optimizer step on these tokens. `advantages`: [N].
+    `lengths`: [s] int64, number of response tokens of each of s sequences.
+    """
+
+    logprobs: Tensor
+    advantages: Tensor
+    lengths: Tensor
 
 
 class Variant:
-    """Calls the methods of an object that the user wrote, and checks what they return.
+    """Calls the methods of a variant, an object of the user with own formulas, and checks the results.
 
-    Raises ConfigError where a method returns another shape than it must, or a loss without gradient. Exceptions of the
-    methods pass through.
+    Raises ConfigError if a result has a wrong shape, or if a loss has no gradient. Exceptions from the methods are not
+    caught.
     """
 
     def __init__(self, name: str, own: object) -> None:
-        """`name`: of the variant, as the config has it. `own`: the object of the user."""
+        """`name`: name of the variant in the config. `own`: the user's object."""
         self.name = name
         self._own = own
         # Names of the metrics, once they are known.
         self._measured: tuple[str, ...] | None = None
 
     def has(self, method: str) -> bool:
-        """Return whether the user's object has this method."""
+        """Return whether the user's object has the method `method`."""
         return hasattr(self._own, method)
 
     @property
     def differentiates(self) -> bool:
-        """Return whether the user's object has a loss or metrics, so that autograd is needed."""
+        """Return whether autograd is needed: the user's object has a loss or metrics."""
         return any(map(self.has, ("policy_loss", "value_loss", "metrics")))
 
     def advantages_and_returns(
         self, steps: Steps | TokenSteps
     ) -> tuple[Tensor, Tensor]:
-        """Return the user's advantages and returns, both in the shape of `steps.rewards`."""
+        """Return the user's advantages and returns, both with the shape of `steps.rewards`."""
         found = self._call("advantages", steps)
         shape = tuple(steps.rewards.shape)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
@@ -112,24 +124,27 @@ class Variant:
     def policy_loss(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Tensor:
-        """Return [N]: the user's policy loss of each sample, differentiable by `logprobs` [N].
+        """Return [N]: the user's policy loss of each sample, with a gradient with respect to `logprobs`.
 
-        `samples`: the N samples as they were drawn.
+        `logprobs`: [N], of the present policy. `samples`: the N samples or tokens as they were drawn.
         """
         return self._loss("policy_loss", logprobs, samples)
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> Tensor:
-        """Return [N]: the user's value loss of each sample, differentiable by `values`. All arguments are [N]."""
+        """Return [N]: the user's value loss of each sample, with a gradient with respect to `values`.
+
+        `values`, `old_values`, `returns`: [N]; the old values are from the policy that sampled.
+        """
         return self._loss("value_loss", values, old_values, returns)
 
     @torch.no_grad()
     def metrics(
         self, logprobs: Tensor, samples: StepSamples | TokenSamples
     ) -> Mapping[str, Tensor]:
-        """Return `own/<name>` -> [N] of each of the user's metrics, in alphabetical order; empty without any.
+        """Return `own/<name>` -> [N] for each of the user's metrics, in alphabetical order; {} without such metrics.
 
-        `samples`: the N samples as they were drawn. `logprobs`: [N]. The names must be the same at each call, because
-        ranks add up their metrics by position.
+        `logprobs`: [N], of the present policy. `samples`: the N samples or tokens as they were drawn. The names must be
+        the same in each call, because ranks add up their metrics by position.
         """
         if not self.has("metrics"):
             return {}
@@ -158,10 +173,10 @@ class Variant:
         return metrics
 
     def _loss(self, method: str, trained: Tensor, *given: Any) -> Tensor:
-        """Return the result of a loss method. Raises ConfigError where it has no gradient.
+        """Return the result of the user's loss method `method`. Raises ConfigError if it has no gradient.
 
-        `trained`: [N], the tensor with respect to which the loss must have a gradient. `given`: the other arguments of
-        the method.
+        `trained`: [N], first argument of the method; the loss must have a gradient with respect to it. `given`: further
+        arguments of the method.
         """
         returned = self._call(method, trained, *given)
         loss = self._shaped(method, returned, tuple(trained.shape))
@@ -180,7 +195,7 @@ class Variant:
         return getattr(self._own, method)(*given)
 
     def _shaped(self, method: str, found: object, shape: tuple[int, ...]) -> Tensor:
-        """Return `found`, the result of `method`. Raises ConfigError unless it is a tensor of this shape."""
+        """Return `found`, the result of the user's method. Raises ConfigError if it is not a tensor of this shape."""
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             raise config_error(
                 "bad-variant",
@@ -195,7 +210,7 @@ class Variant:
 
 
 def _shown(found: object) -> str:
-    """Return a text that describes what a method of a variant returned: the shape of a tensor, or else the type."""
+    """Return a text about the result of a user's method, for errors: the shape of a tensor, else the type."""
     if isinstance(found, Tensor):
         return f"a tensor of shape {list(found.shape)}"
     return type(found).__name__
@@ -213,10 +228,12 @@ def ppo_slopes_by_variant(
     value_coef: float,
     count: int,
 ) -> PPOSlopes:
-    """Return the gradients and partial sums of `losses.ppo_slopes`, found by autograd with the losses of a variant.
+    """Return the gradients of PPO's loss and partial sums of its metrics, with the losses of a variant, by autograd.
 
-    If the variant lacks a loss, the shipped loss is used. The partial sums are those of PPO_MEANS, then those of the
-    variant's metrics by name. The arguments are those of `losses.ppo_slopes`.
+    If the variant lacks a loss, the shipped loss is used. The partial sums are first those of PPO_MEANS, then those of
+    the variant's metrics. The arguments after `variant` have the same meaning as in `losses.ppo_slopes`: `logprobs`,
+    `values`, `entropies`: [N], of the present policy. `old`: the N samples as they were drawn. `count`: number of
+    samples over all ranks. `value_clip`: None for no clip.
     """
     # The loss and its gradients, also where the caller is in inference mode.
     with torch.inference_mode(mode=False), torch.enable_grad():

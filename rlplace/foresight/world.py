@@ -213,7 +213,7 @@ class Cores:
         self._free += 1
 
     def _begin(self) -> None:
-        """Give free processors to waiting threads. If threads still wait, end the turns of running threads in time."""
+        """Give free processors to waiting threads. If threads still wait, limit the turns of the running threads."""
         while self._free and (
             chosen := next(
                 (t for t in self._waiting if t.process not in self._running), None

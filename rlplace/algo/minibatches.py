@@ -41,18 +41,18 @@ def minibatches(
     sound: Tensor | None = None,
     length: int = 1,
 ) -> Iterator[tuple[Tensor, int]]:
-    """Yield for each minibatch the indices [n] int64 of this rank's samples, and the number of samples of all ranks.
+    """Yield for each minibatch: indices [n] int64 of this rank's samples, and its number of samples on all ranks.
 
-    Together the minibatches are one pass over all samples of the job in random order. An index is into this rank's
-    samples, flattened [steps, rows]; a rank may have no samples in a minibatch. Samples that do not count are left out
-    of the number. All ranks draw the same order, so the samples of a minibatch do not depend on how rows are spread
-    over ranks.
+    Together the minibatches contain each sample of the job once, in random order. All ranks draw the same order, so the
+    samples of a minibatch do not depend on how rows are spread over ranks. A rank may have no samples in a minibatch.
+    An index counts this rank's samples, flattened from [steps, rows].
 
-    `rows`: of this rank. `number`: of minibatches; their sizes differ by at most one. Where there are fewer samples,
-    each sample is a minibatch. `generator`: draws the order; it must be the same on all ranks (`iteration_generator`).
-    `sound`: [steps * total] bool, the samples that count; None: all count. `length`: draw sequences of this many steps
-    in place of samples. Then an index is into this rank's sequences, flattened [steps / length, rows], and sequences
-    without a sample that counts are left out.
+    `rows`: the rows of this rank. `number`: number of minibatches; their sizes differ by at most one. If there are
+    fewer samples than that, each sample is a minibatch. `generator`: draws the order; it must draw the same numbers on
+    all ranks, see `iteration_generator`. `sound`: [steps * total] bool, the samples that count; None: all count. The
+    yielded number of samples includes only samples that count. `length`: draw sequences of this many steps instead of
+    samples. Then an index counts this rank's sequences, flattened from [steps / length, rows], and a sequence is left
+    out if none of its samples counts.
     """
     # The order of all samples, or sequences, of the job; those without a sound sample are left out.
     order = torch.randperm(rows.steps // length * rows.total, generator=generator)

@@ -85,7 +85,7 @@ class Alike:
         """Return a key for each stage of a plan. Stages with equal keys take equally long.
 
         If generation runs ahead of learning, stages overlap; then return one key for the whole iteration. `layout`,
-        `schedule`: of the plan.
+        `schedule`: layout and schedule of the plan.
         """
         if schedule.needs.ahead:
             return (self._whole(layout, schedule),)

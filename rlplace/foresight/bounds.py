@@ -173,8 +173,8 @@ class Bounds:
     ) -> list[float]:
         """Return a lower bound of the seconds of each stage of one plan. Moves are included.
 
-        `schedule`, `mode`: of the plan. `sizes`: component -> its size. `spread`: component -> node -> number of the
-        component's ranks on the node.
+        `schedule`, `mode`: schedule and mode of the plan. `sizes`: component -> its size. `spread`: component -> node
+        -> number of the component's ranks on the node.
         """
         found = list[float]()
         # Calls that are sent before the loop waits go in one message.

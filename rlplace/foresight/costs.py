@@ -65,7 +65,10 @@ NOTHING = Cost(0.0)
 
 
 class Costs:
-    """Gives the cost of a lap of any size under one profile, and records which costs were asked for or are missing."""
+    """Gives costs of a profile: the seconds of one lap (one run of a measured part of a call) with any size of work.
+
+    It also records which costs were asked for, and which of them the profile lacks.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile

@@ -66,10 +66,10 @@ class MeasuredModel(PerformanceModel):
         iteration: IterationCalls,
         waits: Mapping[str, float],
     ) -> list[tuple[str, Lap]]:
-        """Return a (cost name, lap) pair for each method of a component in a stage: the seconds of its slowest rank.
+        """Return a (cost name, lap) pair for each method of a component in a stage. A lap is the seconds of one call.
 
-        Waiting for processors and at channels is not included. `waits`: component -> mean seconds that a rank has
-        waited at channels.
+        The seconds are those of the component's slowest rank. Waiting for processors and at channels is not included.
+        `waits`: component -> mean seconds that a rank has waited at channels.
         """
         found: list[tuple[str, Lap]] = []
         inline = config.cluster.launcher == "inline"
@@ -211,7 +211,7 @@ class MeasuredModel(PerformanceModel):
 class MeasuredSite(Site):
     """The state that all simulated ranks of a prediction share.
 
-    `turns_s` has the seconds that a component waits for its turn in a stage.
+    `turns_s`: (component, its first method in a stage) -> seconds that the component waits for its turn.
     """
 
     def __init__(self, config: Any, plan: Plan, costs: Costs, cores: int) -> None:
@@ -438,7 +438,7 @@ def _talking(config: Any, needs: Needs) -> dict[str, list[str]]:
 def _works(method: str) -> bool:
     """Return whether a call of `method` is work that the job declares.
 
-    It is not if it moves a component, sends or receives weights, or takes metrics for the loop.
+    Moves, transfers of weights, and the loop's call for metrics are not such work.
     """
     return method not in (*_WEIGHTS, TAKE) and not method.startswith("move ")
 

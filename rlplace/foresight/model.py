@@ -121,7 +121,7 @@ class PerformanceModel(abc.ABC):
         return None
 
     def part_name(self, plan: Plan, call: RankCall, part: Part) -> str:
-        """Return the name for the cost of a part of a call in the profile."""
+        """Return the name of a part of a call, as it stands at the end of the name of its cost in a profile."""
         return part.name
 
     def rest_size(self, plan: Plan, call: RankCall) -> float:
@@ -131,7 +131,7 @@ class PerformanceModel(abc.ABC):
     # ── how ranks spend seconds ──────────────────────────────────────────────────────────────────────────────────────
 
     def can_predict(self, config: Any) -> bool:
-        """Return whether this job can be predicted: whether there is a model of its ranks' behaviour."""
+        """Return whether this job can be predicted. It can if there is a model of its ranks' behaviour."""
         return True
 
     def costs(

@@ -35,7 +35,7 @@ class Prediction:
     `iterations`: the calls of the simulated iterations, for a picture; empty in a search.
     `queues`: channel -> the largest number of items in it. `processors`: node -> share of time in which its processors
     were busy.
-    `costs`: the costs that were asked for.
+    `costs`: gave the costs, and has recorded which of them were missing or assumed.
     `least_s`, `most_s`: least and most seconds of an iteration under all assumptions about scaling with the number of
     ranks; None if nothing is assumed. `most_s` is infinite if the seconds have no upper bound.
     """
@@ -55,7 +55,7 @@ class Prediction:
 
 
 def can_predict(config: Any) -> bool:
-    """Return whether the config's job can be predicted: whether there is a model of its ranks' behaviour."""
+    """Return whether the config's job can be predicted. It can if there is a model of its ranks' behaviour."""
     return model_of(config).can_predict(config)
 
 
@@ -90,8 +90,8 @@ def predict(
 ) -> Prediction:
     """Return the predicted seconds of a plan: run iterations on a logical clock, with the costs of `profile`.
 
-    `case`: the plan's memory case, see `placement.memory`. `ranged`: whether to predict the least and the most seconds
-    as well. They differ if the profile lacks costs for a number of ranks, so that costs have to be assumed.
+    `case`: inputs of the plan's memory calculation. `ranged`: whether to predict the least and the most seconds as
+    well. They differ if the profile lacks costs for a number of ranks, so that costs have to be assumed.
     """
     model = model_of(config)
     found = _predict(config, plan, case, model.costs(config, profile))

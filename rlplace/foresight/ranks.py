@@ -222,7 +222,7 @@ class Rank:
     def lap(self, method: str, part: str, size: float = 0.0) -> Body:
         """Let the rank work for one lap: one run of the part `part` of `method`, with `size` units of work.
 
-        The lap has the cold cost if other threads have used the processor since the rank's last lap.
+        The lap has the cold cost if other threads may have used the processor since the rank's last lap.
         """
         cold = self._off or self.world.now > self._ended
         name = self.costs.known(f"{self.component}.{method}", part, cold=cold)

@@ -45,8 +45,8 @@ _SAME = 1e-9  # relative tolerance of sums in another order
 class Found:
     """A valid plan that a search has found, with its prediction.
 
-    `space`: the search space of the plan. `case`: the plan's memory case. `used`: number of accelerators that the plan
-    uses.
+    `space`: the search space of the plan. `layout`: sizes and places of its components. `case`: inputs of its memory
+    calculation. `used`: number of accelerators that the plan uses.
     `value`: value of the objective, in seconds or accelerator seconds.
     `margin_bytes`: free memory of the fullest accelerator; None: not known.
     """
@@ -68,7 +68,7 @@ class Found:
     def changes(self) -> dict[str, Any]:
         """Config key -> new value, for all keys in which the plan differs from the config that the user wrote.
 
-        None: the key is removed.
+        A value of None means that the key is removed.
         """
         return self.space.changes(self.layout)
 
@@ -232,7 +232,7 @@ class Search:
         """Return a lower bound of the seconds of each stage of a plan.
 
         If generation runs ahead, so that stages overlap, return one bound, for the whole iteration. `layout`,
-        `schedule`: of the plan. `keys`: the stage keys of the plan, from `Search.keys`.
+        `schedule`: layout and schedule of the plan. `keys`: the plan's stage keys, from `Search.keys`.
         """
         if not all(key in self._least for key in keys):
             found = self.bounds.of_stages(
@@ -257,9 +257,9 @@ class Search:
         return tuple(stages)
 
     def keys(self, layout: Layout, schedule: Schedule) -> tuple[object, ...]:
-        """Return the stage keys of a plan. Plans with equal keys take equally long.
+        """Return the stage keys of a plan: for each stage, everything on which the seconds of the stage depend.
 
-        `layout`, `schedule`: of the plan.
+        Plans with equal keys take equally long. `layout`, `schedule`: layout and schedule of the plan.
         """
         return self._alike.keys(layout, schedule)
 
@@ -327,7 +327,10 @@ class Search:
     def predict(
         self, config: Any, plan: Plan, case: MemoryCase, layout: Layout
     ) -> Prediction:
-        """Return the prediction of a plan. It is cached by stage keys: plans with equal keys take equally long."""
+        """Return the prediction of a plan. Predictions are cached: plans with equal stage keys are predicted once.
+
+        A stage key holds everything on which the seconds of a stage depend.
+        """
         keys = self.keys(layout, plan.schedule)
         if keys not in self.predicted:
             found = predict(config, plan, case, self.profile)
@@ -337,7 +340,10 @@ class Search:
 
 
 class _Run:
-    """The state of one search: its open branches, and the best plans so far."""
+    """The state of one search: its open branches, and the best plans so far.
+
+    A branch is a set of plans with a common lower bound. To open a branch is to divide it into smaller branches.
+    """
 
     def __init__(
         self,
@@ -487,9 +493,9 @@ class _Run:
         )
 
     def _limit(self, number: int) -> float:
-        """Return the value of the plan at place `number`, counted from 1, in the order of values.
+        """Return the value of the best plan but `number` - 1: the `number`-th lowest value so far.
 
-        If there are fewer plans, return infinity.
+        If fewer plans were found, return infinity.
         """
         own = {id(found.prediction): found.value for found in self.found.values()}
         values = sorted((self.rivals | own).values())

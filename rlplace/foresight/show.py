@@ -160,7 +160,7 @@ def notes(prediction: Prediction) -> list[str]:
 
 
 def scaling_notes(prediction: Prediction) -> list[str]:
-    """Return a line of text with the calls for which the scaling with the number of ranks is assumed, as a list.
+    """Return a list with one line of text: the calls for which the scaling with the number of ranks is assumed.
 
     The list is empty if nothing is assumed.
     """

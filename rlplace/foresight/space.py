@@ -37,7 +37,8 @@ Cells = tuple[tuple[int, ...], ...]
 class Layout:
     """One plan of a search space: the sizes and places of all components.
 
-    `sizes`: component -> its size. `starts`: component whose place the search chooses -> its first accelerator.
+    `mode`: settings that hold for all components. `sizes`: component -> its size. `starts`: component whose place the
+    search chooses -> its first accelerator.
     `stays`: components that are not offloaded, although other components need the same accelerators.
     """
 
@@ -151,7 +152,10 @@ class Space:
 
     @cached_property
     def empty(self) -> Cells:
-        """For each accelerator of each node, the components on it if only the fixed components are placed."""
+        """The cells in which only the fixed components are placed.
+
+        Cells: for each accelerator of each node, the components on it.
+        """
         fixed = {
             number: sum(
                 bit
@@ -199,7 +203,10 @@ class Space:
             yield start, tuple(after)
 
     def again(self, cells: Cells, component: str, other: str) -> Cells:
-        """Return a copy of `cells` with `component` added on each accelerator on which `other` is placed."""
+        """Return a copy of `cells` with `component` added on each accelerator on which `other` is placed.
+
+        `cells`: for each accelerator of each node, the components on it.
+        """
         bit = self._bits[component]
         there = self._bits[other]
         return tuple(
@@ -324,7 +331,7 @@ class Space:
     def changes(self, layout: Layout) -> dict[str, Any]:
         """Return config key -> new value, for all keys in which a layout differs from the config that the user wrote.
 
-        None: the key is removed.
+        A value of None means that the key is removed.
         """
         lines = self._lines(layout)
         written = self._written.cluster.component_placement

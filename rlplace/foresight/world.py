@@ -270,7 +270,7 @@ class Barrier:
         self._all = Event(world)
 
     def meet(self) -> Generator[Event, None, None]:
-        """Yield an event to wait for, until all parties have come to the barrier."""
+        """Wait until all parties have come to the barrier. This is a generator: it yields the event to wait for."""
         self._here += 1
         if self._here == self._parties:
             every = self._all

@@ -105,7 +105,10 @@ class Spaces:
         return 0
 
     def numbers_in(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """Return the float32 values [B, ...] of the observations [B, *O]; if there are only images, no values."""
+        """Return the float32 values [B, n] of the observations [B, *O], for B rows; n is 0 if there are only images.
+
+        Observations that are single float32 arrays are returned unchanged.
+        """
         if self.observation_dtype == "float32":
             return observations
         import numpy as np
@@ -225,7 +228,7 @@ def channels_last(shape: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The result of one step of B rows, in new arrays.
+    """The result of one step of B rows (environments), in new arrays. O is the shape of an observation.
 
     `observations`: [B, *O]; for a row in which an episode ended, the first observation of its next episode.
     `rewards`, `terminated`, `truncated`: [B]; a row that is terminated is not truncated.
@@ -244,7 +247,10 @@ class StepResult:
 
 
 class Simulator(Protocol):
-    """B environments (rows) that step together. All methods are called by one thread."""
+    """B environments (rows) that step together. All methods are called by one thread.
+
+    In the shapes of arrays, O is the shape of an observation and A the shape of an action.
+    """
 
     def reset(self, seeds: Sequence[int]) -> NDArray[Any]:
         """Begin an episode in every row, and return the first observations [B, *O].
@@ -254,9 +260,9 @@ class Simulator(Protocol):
         ...
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin a new episode in each of `rows`, and return the first observations [len(rows), *O].
+        """Begin a new episode in the environments `rows`, and return the first observations [len(rows), *O].
 
-        This is called for rows in which a number is not finite. Their unfinished episodes do not count.
+        This is called for environments in which a number is not finite. Their unfinished episodes do not count.
         """
         ...
 

@@ -47,7 +47,7 @@ class EnvPoolVector:
         return self._begun(np.arange(len(seeds)))
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin a new episode in each of `rows`, and return the first observations [len(rows), *O]."""
+        """Begin a new episode in the environments `rows`, and return the first observations [len(rows), *O]."""
         return self._begun(np.array(rows))
 
     def step(self, actions: NDArray[Any]) -> StepResult:

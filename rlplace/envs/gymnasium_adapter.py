@@ -222,7 +222,7 @@ def _make(config: SimulatorEnvConfig) -> gymnasium.Env[Any, Any]:
 def _limit(config: SimulatorEnvConfig) -> int | None:
     """Return the greatest number of steps of an episode; None if there is no limit.
 
-    The number is that of the config, or else that with which the id is registered.
+    The number is taken from the config, else from the registration of the simulator's id.
     """
     import gymnasium
 

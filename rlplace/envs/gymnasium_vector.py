@@ -60,7 +60,7 @@ class GymnasiumVector:
         return observations
 
     def restart(self, rows: Sequence[int]) -> NDArray[Any]:
-        """Begin a new episode in each environment of `rows`, and return the first observations [len(rows), *O]."""
+        """Begin a new episode in the environments `rows`, and return the first observations [len(rows), *O]."""
         for row in rows:
             self._returns[row] = 0.0
             self._lengths[row] = 0

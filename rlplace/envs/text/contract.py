@@ -113,7 +113,10 @@ class TextTask(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OneTurn:
-    """An episode that ends after the first answer. `known`: the facts for reward functions, name -> value."""
+    """An episode that ends after the first answer.
+
+    `known`: what `facts` returns: name -> value, for reward functions.
+    """
 
     prompt: Prompt
     known: Mapping[str, Any] = dataclasses.field(default_factory=dict)

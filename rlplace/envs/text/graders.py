@@ -81,7 +81,7 @@ class InlineGrader:
         return values
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return (case, rewards) for each episode that was graded since the last call.
+        """Return (case, rewards) for each episode that was graded since the last call. `rewards`: name -> value.
 
         `wait` has no effect, since `submit` grades at once.
         """
@@ -160,12 +160,12 @@ class ProcessGrader:
         self._processes: list[_GraderProcess] = []
 
     def submit(self, case: Case) -> None:
-        """Put a case into the queue. If a process is free, it begins to grade at once."""
+        """Put an episode that is to be graded into the queue. If a process is free, it begins to grade at once."""
         self._waiting.append((case, 0))
         self._assign()
 
     def done(self, *, wait: bool) -> list[Graded]:
-        """Return (case, rewards) for each episode that was graded since the last call.
+        """Return (case, rewards) for each episode that was graded since the last call. `rewards`: name -> value.
 
         `wait`: whether to wait until at least one episode is graded, if any is being graded. Raises RewardError if a
         failure has to stop the run.
@@ -373,7 +373,7 @@ def grade(
     """Run each function on a transcript, and send its result through `pipe`.
 
     A result is (None, value), or (error text, None) if the function raised. After an error, the later functions are not
-    run.
+    run. If a function takes much longer than `timeout_s`, a signal ends this process.
     """
     for _, function in functions:
         # Without a handler this signal ends the process, even in C code

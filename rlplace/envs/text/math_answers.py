@@ -24,11 +24,11 @@ _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 
 
 def math_answer(transcript: Transcript) -> float:
-    r"""Return 1 if the policy's last answer is right, else 0. The right result is the task's fact `answer`.
+    r"""Return 1 if the policy's last answer has the right result, else 0.
 
-    The policy's result is the content of its last \boxed{}, else its last number. Results are compared as numbers if
-    both are numbers, else as text. If the fact is a whole solution, its result is the content of its last \boxed{},
-    else the text after its last `####`, as in GSM8K.
+    The right result is `transcript.facts["answer"]`. If this is a whole solution, its result is the content of its last
+    \boxed{}, else the text after its last `####`, as in GSM8K. The policy's result is the content of its last \boxed{},
+    else its last number. Results are compared as numbers if both are numbers, else as text.
     """
     right = _right(transcript)
     return float(_same(_given(transcript.answer), last_boxed(right) or right))
@@ -37,7 +37,7 @@ def math_answer(transcript: Transcript) -> float:
 def math_verify(transcript: Transcript) -> float:
     r"""Return 1 if the library math-verify finds the policy's last answer right, else 0.
 
-    The right result is the fact `answer` of the task. The policy's result is the content of its last \boxed{}, else its
+    The right result is `transcript.facts["answer"]`. The policy's result is the content of its last \boxed{}, else its
     last expression. Roots, intervals, sets, matrices and equations can be compared, too. An answer that `math_answer`
     accepts is right without asking the library.
     """
@@ -54,7 +54,10 @@ def math_verify(transcript: Transcript) -> float:
 
 
 def _right(transcript: Transcript) -> str:
-    r"""Return the right result, from the fact `answer`; a solution without \boxed{} counts from its last `####` on."""
+    r"""Return the right result, from `transcript.facts["answer"]`.
+
+    If that is a solution without \boxed{}, only the text after its last `####` is returned.
+    """
     right = fact(transcript, "answer")
     if last_boxed(right) is not None:
         return right

@@ -116,7 +116,8 @@ def named_reward(
     """Return the reward that a block of the config describes.
 
     `written`: name of the function. `kwargs`: arguments of the function. `key`: config key of the block. `leaf`: the
-    key in the block that holds the name. Raises ConfigError for an unknown name or wrong arguments.
+    key in the block that holds the name. `weight`: weight of the reward. Raises ConfigError for an unknown name or
+    wrong arguments.
     """
     function = find_reward(written, f"{key}.{leaf}")
     if written == "math_verify":
@@ -291,9 +292,9 @@ def answer_text(transcript: Transcript) -> str:
 
 
 def fact(transcript: Transcript, name: str) -> str:
-    """Return a fact of an episode as text: a value that the task gives to reward functions.
+    """Return `transcript.facts[name]` as text: a value that the task gives to reward functions.
 
-    Raises ValueError if the task does not give a fact with this name.
+    Raises ValueError if the task does not give a value with this name.
     """
     if name not in transcript.facts:
         known = ", ".join(transcript.facts) or "none"
@@ -302,9 +303,9 @@ def fact(transcript: Transcript, name: str) -> str:
 
 
 def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
-    """Return 1 if the last answer equals the fact `answer`, else 0. Spaces before and after each text are ignored.
+    """Return 1 if the last answer equals the right answer, `transcript.facts["answer"]`, else 0.
 
-    `ignore_case`: whether upper and lower case are equal.
+    Spaces at the begin and end of both texts are ignored. `ignore_case`: whether upper and lower case are equal.
     """
     given = transcript.answer.strip()
     right = fact(transcript, "answer").strip()
@@ -315,7 +316,7 @@ def exact_match(transcript: Transcript, *, ignore_case: bool = False) -> float:
 
 
 def contains(transcript: Transcript) -> float:
-    """Return 1 if the last answer contains the text of the fact `answer`, else 0."""
+    """Return 1 if the last answer contains the right answer, `transcript.facts["answer"]`, else 0."""
     return float(fact(transcript, "answer").strip() in transcript.answer)
 
 
@@ -330,7 +331,7 @@ def matches(
 
 
 def score(transcript: Transcript) -> float:
-    """Return the score that the task gives to the episode, the fact `score`."""
+    """Return the score that the task gives to the episode, `transcript.facts["score"]`."""
     return float(fact(transcript, "score"))
 
 
@@ -367,8 +368,8 @@ def unit_tests(
 ) -> float:
     """Return the share of unit tests, from 0 to 1, that the code in the last answer passes.
 
-    The fact `tests` is a list of tests as Python source texts. The code and then the tests run in a separate process,
-    limited to `timeout_s` and `memory_bytes`.
+    `transcript.facts["tests"]` is a list of tests as Python source texts. The code and then the tests run in a separate
+    process, limited to `timeout_s` and `memory_bytes`.
     """
     from rlplace.envs.text.code_runner import run_tests
 

@@ -171,7 +171,7 @@ class Guessing:
         return "Lower."
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the secret number, as `answer`, and the `score`."""
+        """Return name -> value for reward functions: the secret number, as `answer`, and the `score`."""
         score = 0.0
         if self._found:
             score = 1 - (self._used - 1) / (2 * self._guesses)
@@ -424,7 +424,7 @@ class TextArenaGame:
         return None
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the score of the game."""
+        """Return {"score": score of the game} for reward functions."""
         return {"score": self._score}
 
     def _news(self) -> str:
@@ -499,9 +499,9 @@ class PromptSet:
     folder of the data set, a mapping with the `bytes` of a PNG or JPEG, or a list of paths and mappings. Images take
     the places of message parts {"type": "image"}; if there are no such parts, images come before the text of the user.
 
-    A dot names a column within another column: `reward_model.ground_truth`. All other columns are facts under their own
-    names. `rows` selects a range of rows, (first, last + 1), such as the part to hold out. Relative paths start at the
-    folder in which the run was started.
+    A dot names a column within another column: `reward_model.ground_truth`. All other columns are given to reward
+    functions, as facts under their own names. `rows` selects a range of rows, (first, last + 1), such as the part to
+    hold out. Relative paths start at the folder in which the run was started.
 
     Several data sets are a list of paths, or a mapping from path to weight. A weight is the number of times that each
     row comes in an epoch: {a.jsonl: 1, b.jsonl: 0.5}. With several data sets, each row has the fact `data_set`: the

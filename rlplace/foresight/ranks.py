@@ -229,7 +229,7 @@ class Rank:
         yield from self.lasting(self.costs.of(name, size))
 
     def lasting(self, cost: Cost) -> Body:
-        """Let the rank work for a cost, and record whether other threads used the processor before or meanwhile."""
+        """Work for the seconds of a cost. Record whether others may have used the processor before or meanwhile."""
         waited = self.world.now > self._ended
         began = self.world.now
         yield from self.spend(cost)

@@ -49,8 +49,8 @@ class IterationCalls:
     """The calls and stages of one iteration. It is complete once `seconds` is set.
 
     `index`: number of the iteration, from 0. `began_s`: seconds since the epoch, by the driver's clock.
-    `driver_cpu_s`: processor seconds of the driver's process: at the begin of the iteration, and once complete, during
-    it.
+    `driver_cpu_s`: once complete, processor seconds of the driver's process in this iteration; before that, its
+    processor seconds until the iteration began.
     `seconds`: duration. `uses`: use of the accelerators in each stage.
     """
 
@@ -188,7 +188,10 @@ def clock_offsets(iterations: Iterable[IterationCalls]) -> dict[int, float]:
 
 
 def laps(spans: Spans) -> Iterator[tuple[str, float, float]]:
-    """Yield (name of the part, begin, end) of each lap, in order. Times are in seconds, by the clock of `spans`."""
+    """Yield (name of the part, begin, end) of each lap, in order. A lap is one measured stretch of a call.
+
+    Times are in seconds, by the clock of `spans`.
+    """
     begin_s = spans.began_s
     for which, end_s in zip(spans.which, spans.ends, strict=True):
         yield spans.names[which], begin_s, end_s

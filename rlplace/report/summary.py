@@ -383,7 +383,7 @@ def steps_name(report: Mapping[str, Any]) -> str:
 
 
 def is_custom(report: Mapping[str, Any]) -> bool:
-    """Return whether a run is of a custom job, with names of metrics of its own. `report`: the run's summary."""
+    """Return whether a run is of a custom job, which has its own names of metrics. `report`: the run's summary."""
     return steps_name(report) not in (SIMULATED.steps, TEXT.steps)
 
 

@@ -93,7 +93,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _call(call: RankCall, hidden_s: float) -> _Event:
-    """Return the event of a call; inside it are the call's laps that are longer than `hidden_s` seconds."""
+    """Return the event of a call; inside it are its laps (measured stretches) longer than `hidden_s` seconds."""
     record = call.record
     inside = []
     for spans in record.spans:
@@ -166,9 +166,9 @@ def _nested(
 
 
 def _longest_hidden_s(iterations: Sequence[IterationCalls]) -> float:
-    """Return the seconds of the longest lap that is left out, so that at most MOST_LAPS laps are shown.
+    """Return the seconds of the longest lap (measured stretch of a call) that is left out of the trace.
 
-    Return -1 if all laps are shown.
+    At most MOST_LAPS laps are shown, the longest ones. Return -1 if all laps are shown.
     """
     longest = heapq.nlargest(MOST_LAPS + 1, _lap_seconds(iterations))
     if len(longest) > MOST_LAPS:

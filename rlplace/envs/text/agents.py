@@ -330,7 +330,7 @@ class _Line:
             self._asking.release()
 
     def close(self) -> None:
-        """Make a waiting request, and all later requests, get no answer."""
+        """Give no more answers: to a request that waits now, and to all later requests."""
         self.closed = True
         self.answers.put(None)
 

@@ -278,7 +278,7 @@ class ToyTextGame:
         return self._described(observation)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the score of the game, and make its environment free for another episode."""
+        """Return {"score": score of the game} for reward functions; make its environment free for another episode."""
         if self._env is not None:
             self._idle.append(self._env)
             self._env = None

@@ -197,7 +197,7 @@ def carries_signal(rewards: Sequence[float]) -> bool:
 
 
 def grpo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: (r - mean) / std, with the sample's reward r, and mean and std of its group.
+    """Return the advantages [S]: (r - mean) / std, for a sample with reward r, and mean and std of its group's rewards.
 
     The method is that of Shao et al. 2024 (arXiv:2402.03300, section 4.1.2). The paper does not say which deviation std
     is. Here it is the sample deviation (division by n - 1), as in common implementations. If all rewards of a group are
@@ -210,7 +210,7 @@ def grpo(outcomes: Outcomes) -> Tensor:
 
 
 def dr_grpo(outcomes: Outcomes) -> Tensor:
-    """Return the advantages [S]: r - mean, with the sample's reward r, and the mean reward of its group.
+    """Return the advantages [S]: r - mean, for a sample with reward r, and the mean of its group's rewards.
 
     This is Dr. GRPO, Liu et al. 2025 (arXiv:2503.20783), section 3.2. Unlike GRPO, it does not divide by the deviation,
     which would give the most weight to very easy and very hard prompts. The other part of the method is the loss that

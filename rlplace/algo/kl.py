@@ -47,12 +47,13 @@ def next_kl_coef(
 ) -> float:
     """Return the weight of the KL (beta) for the next iteration, which moves the KL towards `target`.
 
-    `kl_coef`: the weight in the last iteration. `kl`: the KL of a whole answer, averaged over the last iteration's
-    `samples` samples. `target`: the KL to reach. `horizon`: the number of samples over which the weight adapts.
+    `kl_coef`: the weight in the last iteration. `kl`: the KL of a whole answer (its sum over response tokens), averaged
+    over the last iteration's `samples` samples. `target`: the KL to reach. `horizon`: the number of samples over which
+    the weight adapts.
 
     Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and beta = beta *
     (1 + K * e), a log-space proportional controller. Here K is samples / horizon, as in the code published with the
-    paper, so that the batch size does not change how fast beta adapts.
+    paper, so that neither the batch size nor the number of iterations changes how fast beta adapts.
     """
     error = min(max(kl / target - 1.0, -_LARGEST_ERROR), _LARGEST_ERROR)
     return kl_coef * (1.0 + error * samples / horizon)

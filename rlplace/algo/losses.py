@@ -134,7 +134,7 @@ def _clipped_error(
 
 @torch.no_grad()
 def shares_of(terms: LmTerms, count: int) -> dict[str, Tensor]:
-    """Return field name of `terms` -> [] float64: its sum over a micro-batch's tokens, divided by `count`.
+    """Return name -> [] float64, for each field of `terms`: its sum over a micro-batch's tokens, over `count`.
 
     `count`: number of samples or tokens over all ranks and micro-batches. Added up over ranks and micro-batches, the
     results are means over these samples or tokens.

@@ -51,8 +51,8 @@ class SampleSizes:
         """Return the size of a micro-batch in tokens. `picks`: the numbers of its samples, in ascending order.
 
         If several samples share a prompt, the prompt is computed once and counts once. It also counts `again` times for
-        each of these samples, because attention reads the keys and values of the prompt for every answer. Without an
-        attention kernel for shared prompts, queries and attended values are copied for every answer as well.
+        each of these samples, because attention keeps the keys and values of the prompt for every answer. Without an
+        attention kernel for all segments, attention keeps the queries and the attended values for every answer as well.
         """
         if not self.prompts:
             return sum(self.tokens[i] for i in picks)

@@ -14,7 +14,7 @@ from rlplace.workers.launch.group import Call, Pending, wait_all, wait_until
 
 
 class Clock:
-    """The clock of this machine. Waits take real time."""
+    """The machine's clock. Its waits take real time."""
 
     def now(self) -> float:
         """Return the seconds since an arbitrary start; only differences of two results are meaningful."""
@@ -25,14 +25,14 @@ class Clock:
         return time.time()
 
     def wait_all(self, pending: Sequence[Pending], timeout_s: float) -> list[list[Any]]:
-        """Wait for the calls `pending`, at most `timeout_s` seconds, as `group.wait_all` does.
+        """Wait for all calls in `pending`, at most `timeout_s` seconds; `group.wait_all` says which errors this raises.
 
         Return one list of results for each call, in rank order.
         """
         return wait_all(pending, timeout_s)
 
     def wait_first(self, calls: Sequence[Call], timeout_s: float) -> bool:
-        """Wait until any of `calls` has ended; return False if no call ended within `timeout_s` seconds, else True."""
+        """Wait until one of `calls` has ended. Return False if none has ended within `timeout_s` seconds, else True."""
         wait_until(calls, timeout_s, concurrent.futures.FIRST_COMPLETED)
         return any(call.done() for call in calls)
 

@@ -80,7 +80,7 @@ _MEET_S = 30.0  # deadline for the workers of all groups to learn of new groups
 class Cluster:
     """The nodes of a job and their accelerators, on which worker groups are launched.
 
-    The cluster starts with `start` or at the first use. Until `close`, it owns all launched groups and channels.
+    The cluster starts with `start` or at its first use. It owns all launched groups and channels until `close`.
     """
 
     def __init__(
@@ -102,21 +102,22 @@ class Cluster:
         num_gpus_per_node: int | None = None,
         distributed_log_dir: Path | str | None = None,
     ) -> None:
-        """Describe the cluster without starting it. By default: one node with all of its accelerators, on Ray.
+        """Describe the cluster without starting it. By default, it is one node with all of its accelerators, and runs
+        on Ray.
 
-        `num_nodes`: number of nodes. `accelerators_per_node`: a number, or "auto": all that a node has. `cluster_cfg`:
-        the `cluster` block of a config, as a ClusterConfig, a mapping or a DictConfig; other arguments override its
-        keys. `accelerator`: kind and memory of the accelerators. `launcher`: "ray", or "inline" for workers that are
-        threads of this process. `ray`, `comm`: settings of Ray and of channels. `topology`: nodes that differ from each
-        other, in place of the numbers. `shared_bytes`: bytes of free shared memory that the start requires, by node
-        rank.
+        `num_nodes`: number of nodes. `accelerators_per_node`: a number, or "auto" for all accelerators of a node.
+        `cluster_cfg`: the `cluster` block of a config, as a ClusterConfig, a mapping or a DictConfig; other arguments
+        override its keys. `accelerator`: kind and memory of the accelerators. `launcher`: "ray", or "inline" to run
+        workers as threads of this process. `ray`, `comm`: settings of Ray and of channels. `topology`: description of
+        each node, instead of the numbers of nodes and accelerators. `shared_bytes`: bytes of free shared memory that
+        the start requires, by node rank.
 
-        `tell`: called with one line for each step of the start, also from other threads. `workers`: classes that will
-        be launched, whose modules are imported in advance, to save time at the launch. `output`: folder for what
-        workers print and log, one file per rank on each node, `<output>/<component>-<rank>.txt`; None: Ray's own files,
-        or the output of this process. `variables`: environment variables for all worker processes. `num_gpus_per_node`
-        and `distributed_log_dir` are the names that RLinf gives to `accelerators_per_node` and `output`. Raise
-        ConfigError if `cluster_cfg` is wrong.
+        `tell`: called with one line of text for each step of the start, also from other threads. `workers`: classes
+        that will be launched; their modules are imported in advance, to save time at the launch. `output`: folder for
+        what workers print and log, with one file per rank on its node, `<output>/<component>-<rank>.txt`; None: Ray's
+        own files, or the output of this process. `variables`: environment variables for all worker processes.
+        `num_gpus_per_node` and `distributed_log_dir`: the names that RLinf uses for `accelerators_per_node` and
+        `output`. Raise ConfigError if `cluster_cfg` is wrong.
         """
         # The environment of this process also becomes the workers' environment.
         keep_local()
@@ -239,9 +240,10 @@ class Cluster:
         )
 
     def start(self) -> None:
-        """Connect to the machines. Idempotent. Raise ClusterError if a machine is missing or the cluster is closed.
+        """Start or join Ray and find the machines. Later calls change nothing.
 
-        Without a call of `start`, the first channel or launch connects.
+        If `start` was not called, the first launch or channel calls it. Raise ClusterError if a machine is missing or
+        the cluster is closed.
         """
         if self._closed:
             raise ClusterError(problem("cluster-closed", "cluster"))
@@ -251,7 +253,7 @@ class Cluster:
             self._started = True
 
     def reserve(self, slots: Sequence[Slot] | None = None) -> None:
-        """Reserve the accelerators that `slots` use (None: all accelerators of the cluster).
+        """Reserve the accelerators of `slots` for this job; None: all accelerators of the cluster.
 
         Only the first call reserves; later calls change nothing. Raise ClusterError, which names the missing
         accelerators, if the reservation fails.
@@ -266,10 +268,11 @@ class Cluster:
     def channel(
         self, spec: ChannelSpec, locations: Sequence[ChannelLocation] = ()
     ) -> Channel:
-        """Create a channel and return the driver's end of the channel.
+        """Create a channel, and return the end by which the driver can use it.
 
-        `spec`: name, capacity and keys of the channel; each name can be used once. `locations`: the planned nodes or
-        processes in which the channel's keys live; empty: the driver's node.
+        `spec`: name, capacity and keys of the channel. No other channel of the cluster may have the name. `locations`:
+        planned nodes or processes in which the channel's keys live; empty: the driver's node. Raise ClusterError if the
+        name is used.
         """
         self.start()
         if spec.name in self._channels:
@@ -285,7 +288,7 @@ class Cluster:
     def channels(self) -> Mapping[str, Channel]:
         """Channels that the method `channel` has made so far, by name.
 
-        Mailboxes and channels of weight syncs are left out.
+        Channels of messages and of weight syncs, which the cluster makes itself, are left out.
         """
         return {
             name: channel
@@ -294,9 +297,10 @@ class Cluster:
         }
 
     def launch_all(self, launches: Mapping[str, Launch]) -> dict[str, WorkerGroup]:
-        """Start, verify and set up all groups; return them by name. If one group fails, end all of them.
+        """Start, verify and set up all groups of `launches`, and return them by name. If one group fails, end all of
+        them.
 
-        `launches`: group name -> what to launch, where, and with which channels. Raise ClusterError if a worker cannot
+        `launches`: group name -> (what to launch, its slots, its channels). Raise ClusterError if a worker cannot
         start, WorkerError if a `setup` fails, WorkerTimeout if the groups are not ready after `ray.start_timeout_s`.
         """
         began = time.monotonic()
@@ -338,9 +342,10 @@ class Cluster:
         handles: Sequence[WorkerHandle],
         kind: type[WorkerGroup],
     ) -> WorkerGroup:
-        """Return the group of launched workers. `handles`: the workers by rank. `kind`: class of the group.
+        """Return the group of the workers that were started for `spec`.
 
-        The mailboxes of the group break when the group ends.
+        When the group ends, the channels of its mailbox break. `handles`: the workers by rank. `kind`: class of the
+        group.
         """
         group = kind(spec, handles)
         if spec.name in self._mailboxes:
@@ -352,7 +357,9 @@ class Cluster:
     # ── messages between workers ─────────────────────────────────────────────────────────────────────────────────────
 
     def _mailbox(self, spec: GroupSpec) -> Mailbox:
-        """Create and return the mailbox of a group: a channel for messages on each node of the group."""
+        """Create and return the mailbox of a group: on each node of the group, one channel that takes messages to its
+        ranks there.
+        """
         nodes = sorted({slot.node for slot in spec.slots})
         self._mailboxes_made += 1
         ends = []
@@ -372,12 +379,13 @@ class Cluster:
         return Mailbox(group=spec.name, channels=tuple(ends), of_rank=of_rank)
 
     def _forget_mailboxes(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Remove the mailboxes of a failed launch, so that later groups are not told about these mailboxes."""
+        """Remove the mailboxes of groups whose launch has failed. Later groups are not told about them."""
         for mailbox in mailboxes:
             self._mailboxes.pop(mailbox.group, None)
 
     def _introduce(self, mailboxes: Sequence[Mailbox]) -> None:
-        """Tell the workers of all running groups about `mailboxes`, which belong to launched groups.
+        """Tell the workers of all running groups about `mailboxes`, so that they can send messages to the groups of the
+        mailboxes.
 
         Wait until all workers have been told, at most `_MEET_S` seconds.
         """
@@ -389,7 +397,8 @@ class Cluster:
         concurrent.futures.wait(told, _MEET_S)
 
     def _part(self, name: str, why: str) -> None:
-        """Tell the workers of all other running groups that group `name` has ended, without waiting for the workers.
+        """Tell the workers of all other running groups that group `name` has ended. Do not wait until they have been
+        told.
 
         `why`: the reason, for errors.
         """
@@ -416,11 +425,12 @@ class Cluster:
         *,
         tell: bool = False,
     ) -> None:
-        """Call `setup` on all groups and wait for its end; groups that share accelerators are set up in turns.
+        """Call `setup` on all groups and wait until all have ended. Groups that share accelerators are set up one after
+        the other.
 
-        `groups`: whole groups or some of their ranks, by name. `setups`: a list to which the started calls are added.
-        `timeout_s`: the most seconds for all groups. `tell`: whether to report the order of set-up and each group that
-        is ready. Raise the first WorkerError, or WorkerTimeout at the deadline.
+        `groups`: whole groups, or some ranks of a group, by group name. `setups`: a list to which the started calls are
+        added. `timeout_s`: the most seconds for all groups together. `tell`: whether to report the order and each group
+        that is ready. Raise the first WorkerError, or WorkerTimeout at the deadline.
         """
         end_s = time.monotonic() + timeout_s
         before = setup_order(
@@ -472,17 +482,17 @@ class Cluster:
         return self._launcher.restarts_workers
 
     def lost_nodes(self) -> dict[int, str]:
-        """Return the used nodes that are gone, as node rank -> address.
+        """Return the nodes of the job that have failed, as node rank -> address.
 
-        May take a minute if a node does not answer.
+        The call may take a minute if a node does not answer.
         """
         return self._launcher.lost_nodes()
 
     def with_peers(self, lost: Lost) -> dict[str, set[int]]:
-        """Return the lost ranks and all ranks that must end together with lost ranks, by component.
+        """Return `lost` together with all ranks that must be restarted because of them, by component.
 
-        `lost`: the lost ranks. Ranks end together if they share a process, or if they are of one group whose class has
-        `needs_own_process`.
+        `lost`: ranks that have failed, by component. A lost rank takes with it the ranks of its process, and all ranks
+        of its group if the class has `needs_own_process`.
         """
         found = {name: set(ranks) for name, ranks in lost.items() if ranks}
         while True:
@@ -515,11 +525,12 @@ class Cluster:
     ) -> None:
         """Restart the lost ranks on their slots, empty all channels, and let all groups take calls again.
 
-        Only for groups that outlast failures, and that are idle or have ended their calls after a failure. `lost`: the
-        result of `with_peers`. `make_room`: called with `lost` before the new workers are set up, to move other workers
-        off the accelerators. Raise ClusterError or WorkerError if a worker cannot be restarted. If workers are not
-        ready after `ray.start_timeout_s`, raise WorkerError if all of them have the same accelerators, else
-        WorkerTimeout.
+        The groups must be of a class that outlasts failures, and no rank may be working. `lost`: the result of
+        `with_peers`. `make_room`: called with `lost` before the set-up of the new workers, to move other workers off
+        the accelerators.
+
+        Raise ClusterError or WorkerError if a worker cannot be restarted. If workers are not ready after
+        `ray.start_timeout_s`, raise WorkerTimeout, or WorkerError if all late workers have the same accelerators.
         """
         known = tuple(self._mailboxes.values())
         specs = [
@@ -558,10 +569,11 @@ class Cluster:
         self._launcher.empty(self._channels.values())
 
     def move(self, component: str, rank: int) -> list[Slot]:
-        """Plan rank `rank` of `component`, and all ranks on its accelerators, onto unused accelerators of their node.
+        """Replace the accelerators of a rank by unused ones of the same node, also for all other ranks on these
+        accelerators.
 
-        Return the new slots, whose ranks must be restarted; empty if too few accelerators are free. The new
-        accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still holds.
+        Return the new slots, whose ranks must be restarted; return an empty list if too few accelerators are free. The
+        new accelerators have the same kind and memory, and get the same ranks, so the plan's memory proof still holds.
         """
         bad = self._specs[component].slots[rank]
         node = self.topology.nodes[bad.node]
@@ -618,10 +630,10 @@ class Cluster:
         )
 
     def _with_weights(self, spec: GroupSpec) -> GroupSpec:
-        """Return the spec with the channels of the weight syncs in which the group sends or receives.
+        """Return `spec` with the channels of all weight syncs that the group takes part in.
 
-        Channels that the caller has passed stay. The first group of a sync creates the sync's channel. Raise
-        ClusterError if the number of ranks of the group differs from the number in the job's JobFacts.
+        Channels that the caller has passed are kept. The first launched group of a sync creates its channel. Raise
+        ClusterError if the group's number of ranks differs from the number in the job's JobFacts.
         """
         facts = spec.facts
         if facts is None:
@@ -661,9 +673,9 @@ class Cluster:
         self._tell_line(f"  {what}, {time.perf_counter() - self._began:.1f} s")
 
     def _tell_ready(self, setup: Pending) -> None:
-        """Arrange a report for the time when `setup` has succeeded on all ranks of a group.
+        """Report that a group is ready when its `setup` has succeeded on all ranks. Do not wait for it.
 
-        `setup`: the started calls.
+        `setup`: the started calls of `setup`.
         """
         left = list(setup.calls)
 
@@ -687,7 +699,9 @@ class Cluster:
             )
 
     def describe(self) -> str:
-        """Return one line on the accelerators (real or emulated), the workers, and the seconds of start-up phases."""
+        """Return one line of text: the accelerators, real or emulated, the workers, and the seconds of each phase of
+        the start.
+        """
         on_cpu = all(node.kind == "emulated" for node in self.topology.nodes)
         emulated = " emulated (computing on the CPU)" if on_cpu else ""
         workers = ", ".join(
@@ -702,7 +716,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """End all groups, their processes and the channels. Idempotent; takes a bounded time."""
+        """End all groups, their processes and the channels, within a limited time. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -719,7 +733,9 @@ class Cluster:
 
 
 def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
-    """Return a copy of `config` in which each argument of `given` that is not None replaces the key of that name."""
+    """Return a copy of `config` with the keys of `given` replaced. A key whose value in `given` is None stays as
+    it is.
+    """
     changed = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(config, **changed)
 
@@ -727,8 +743,8 @@ def _with(config: ClusterConfig, **given: Any) -> ClusterConfig:
 def _turns(before: Mapping[str, Sequence[str]]) -> str:
     """Return the order of set-up as a text, such as "rollout, then actor".
 
-    `before`: component -> components that must be set up before it. Components of one turn may become ready at
-    different times.
+    `before`: component -> components that must be ready before its set-up. Components that are set up at the same time
+    are joined by "and".
     """
     turn = dict[str, int]()
     for name, others in before.items():
@@ -740,10 +756,10 @@ def _turns(before: Mapping[str, Sequence[str]]) -> str:
 
 
 def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
-    """Return the slot with other accelerators of the same node.
+    """Return `slot` with some of its accelerators replaced by other accelerators of the same node.
 
-    `instead`: new number of each replaced accelerator, within the node. `first`: global number of the node's first
-    accelerator.
+    `instead`: replaced accelerator -> new accelerator, by their numbers within the node. `first`: global number of the
+    node's first accelerator.
     """
     own, seen = (
         tuple(sorted(instead.get(n, n) for n in numbers))
@@ -764,8 +780,8 @@ def _moved(slot: Slot, instead: Mapping[int, int], first: int) -> Slot:
 class InlineLauncher:
     """Runs each worker as a thread of this process.
 
-    A thread cannot be stopped: after a cancellation, a worker that neither checks `context.cancelled` nor waits on a
-    channel runs until its method returns. The driver does not wait for this worker.
+    A thread cannot be stopped from outside. After a cancellation, a worker ends when it waits on a channel or checks
+    `context.cancelled`, else when its method returns. The driver does not wait for this.
     """
 
     restarts_workers = False
@@ -783,12 +799,14 @@ class InlineLauncher:
         self._master: socket.socket | None = None
 
     def start(self) -> None:
-        """Set OMP_NUM_THREADS, if it is not set, to limit the threads of torch in workers that import torch."""
+        """Set the variable OMP_NUM_THREADS if it is not set, to limit the threads of torch in workers that import
+        torch.
+        """
         if VARIABLE not in os.environ:
             self._set({VARIABLE: str(threads())})
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
-        """Do nothing: threads are always free."""
+        """Do nothing: threads need no reservation."""
 
     def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
         crowded = [s for s in specs if s.worker.needs_own_process and len(s.slots) > 1]
@@ -847,7 +865,10 @@ class InlineLauncher:
         )
 
     def _set_variables(self, spec: GroupSpec, slot: Slot, device: Device) -> None:
-        """Set the variables of torch.distributed for a group of one rank, unless RANK or WORLD_SIZE is set already."""
+        """Set the environment variables of torch.distributed for a group with one rank.
+
+        Do nothing if RANK or WORLD_SIZE is set already.
+        """
         if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
             return
         self._master = reserve_port("127.0.0.1")
@@ -857,7 +878,7 @@ class InlineLauncher:
         self._set(torch_variables(spec.slots, slot, device, meet))
 
     def _set(self, variables: Mapping[str, str]) -> None:
-        """Set environment variables until the cluster is closed."""
+        """Set environment variables. `close` removes them."""
         self._variables |= variables
         os.environ.update(variables)
 
@@ -889,7 +910,9 @@ class InlineLauncher:
 
 
 class InlineWorker(WorkerHandle):
-    """The driver's handle of a worker that runs in a thread of this process and takes its calls from a queue."""
+    """The driver's handle of a worker that runs in a thread of this process. The thread takes its calls from a
+    queue.
+    """
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _POSITIONAL = (
 
 
 def check_constructor(worker: type[Worker]) -> None:
-    """Raise WorkerMisuse if the constructor of a worker class needs arguments that the launcher cannot give."""
+    """Raise WorkerMisuse if the constructor of `worker` needs other arguments than `config` and `context`."""
     if unknown_arguments(worker):
         raise WorkerMisuse(
             problem(
@@ -38,10 +38,10 @@ def check_constructor(worker: type[Worker]) -> None:
 
 
 def unknown_arguments(worker: type[Worker], keys: Collection[str] = ()) -> list[str]:
-    """Return the names of the arguments that a constructor needs and the launcher cannot give.
+    """Return the names of the constructor's required arguments that the launcher does not pass.
 
-    `keys`: keys of the worker's config. An argument with the name of a key is in the result too, because the launcher
-    does not pass the values of keys as arguments.
+    The launcher passes at most `config` and `context`, as the first two arguments. `keys`: keys of the worker's config.
+    A required argument with the name of a key is returned too, because the launcher does not pass single keys.
     """
     wanted = _parameters(worker)
     required = [p for p in wanted if p.kind in _POSITIONAL and p.default is p.empty]
@@ -56,7 +56,7 @@ def unknown_arguments(worker: type[Worker], keys: Collection[str] = ()) -> list[
 
 
 def constructor_text(worker: type[Worker]) -> str:
-    """Return the first line of a constructor's definition, without types: `def __init__(self, config)`."""
+    """Return the first line of the constructor's definition without types, such as `def __init__(self, config)`."""
     written = inspect.signature(worker.__init__)
     plain = [
         parameter.replace(annotation=inspect.Parameter.empty)
@@ -69,7 +69,7 @@ def constructor_text(worker: type[Worker]) -> str:
 
 
 def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Worker:
-    """Create and return a worker, whose attributes `config` and `context` are set before its constructor runs."""
+    """Create and return a worker. Its attributes `config` and `context` are set before its constructor runs."""
     made = worker.__new__(worker)
     made.config = config
     made.context = context
@@ -80,7 +80,9 @@ def construct(worker: type[Worker], config: Any, context: WorkerContext) -> Work
 def _arguments(
     worker: type[Worker], config: Any, context: WorkerContext
 ) -> tuple[Any, ...]:
-    """Return the positional arguments for the constructor: none, one or both of `config` and `context`."""
+    """Return the positional arguments for the worker's constructor: a tuple of none, one or both of `config` and
+    `context`.
+    """
     wanted = _parameters(worker)
     if any(p.kind is p.VAR_POSITIONAL for p in wanted):
         return config, context
@@ -100,5 +102,5 @@ def _arguments(
 
 
 def _parameters(worker: type[Worker]) -> list[inspect.Parameter]:
-    """Return the parameters of the constructor without `self`."""
+    """Return the parameters of the worker's constructor without `self`."""
     return list(inspect.signature(worker.__init__).parameters.values())[1:]

@@ -31,54 +31,60 @@ Held = dict[int, dict[tuple[str, str], int]]  # accelerator -> (owner, label) ->
 
 
 class Device:
-    """The accelerators of one slot, as the slot's worker sees them, and the account of their memory.
+    """The accelerators of one worker, and an account of the memory that the worker uses on them.
 
-    This base class has no accelerators. Host memory is not accounted for.
+    This base class is for a worker without accelerators: its methods account for nothing.
     """
 
     torch_name = "cpu"  # argument for `torch.device`
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory of each emulated accelerator in bytes; 0 for GPUs, which torch measures, and without accelerators."""
+        """Memory of each emulated accelerator, in bytes; 0 for GPUs, whose memory torch measures, and without
+        accelerators.
+        """
         return 0
 
     def verify(self) -> None:
-        """Raise ClusterError if the worker's accelerators are not the planned accelerators."""
+        """Raise ClusterError if the accelerators that the worker sees are not those of the plan."""
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Account for `size_bytes` under the label `what` on each accelerator, in place of the label's earlier bytes.
+        """Record that the worker uses `size_bytes` bytes under the label `what` on each of its accelerators.
 
-        Raise AcceleratorOutOfMemory, without a change of the account, if the bytes do not fit.
+        The new number replaces an earlier number of the same label. Raise AcceleratorOutOfMemory, and record nothing,
+        if the bytes do not fit.
         """
 
     def release(self, what: str) -> None:
-        """Release the bytes that were acquired under the label `what`, if any."""
+        """Remove the bytes of the label `what` from the account, if there are any."""
 
     def held_bytes(self) -> int:
-        """Return the accounted bytes of this worker on each of its accelerators."""
+        """Return the bytes of this worker on each of its accelerators, as recorded in the account; on a GPU, as
+        measured.
+        """
         return 0
 
     def measured_bytes(self, counted: int) -> int:
-        """Return the measured bytes of this worker on each of its accelerators.
+        """Return the bytes of this worker on each of its accelerators.
 
-        `counted`: bytes of the worker's tensors on each accelerator. Devices that cannot measure return `counted`.
+        `counted`: bytes of the worker's tensors on each accelerator. It is returned unchanged by a device that cannot
+        measure.
         """
         return counted
 
     def share_process(self, claims: ProcessClaims) -> None:
-        """Register that other workers live in the same process. Call this before the first `acquire`.
+        """Tell the device that several workers live in this process. Call this before the first `acquire`.
 
-        `claims`: the claims that all workers of the process share.
+        `claims`: the record of GPU memory that all workers of the process share.
         """
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Return a context manager.
+        """Return a context manager that gives the worker exclusive access to its accelerators.
 
-        Its block runs while no other worker on the same accelerators is in a block of `alone`.
+        Its block starts when no other worker on these accelerators is inside a block of `alone`.
 
-        `folder`: the job folder, which holds the lock files; None: no lock is taken.
+        `folder`: the job folder, which has the lock files; None: no lock is taken.
         """
         yield
 
@@ -87,21 +93,23 @@ class Device:
 
 
 class MemoryAccount:
-    """Account of bytes by owner and label on each emulated accelerator. Thread-safe; owned by the job's launcher."""
+    """Account of the used bytes on each emulated accelerator, by worker and label. Thread-safe; the launcher owns
+    it.
+    """
 
     def __init__(self, capacity_bytes: Sequence[int]) -> None:
-        """Make an empty account. `capacity_bytes`: bytes of each accelerator, by its global number."""
+        """Create an empty account. `capacity_bytes`: bytes of each accelerator, by its global number."""
         self.capacity_bytes = tuple(capacity_bytes)
         self._held: Held = {}
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def _opened(self, accelerators: Sequence[int] | None = None) -> Iterator[Held]:
-        """Yield the accounted bytes of some accelerators under a lock.
+        """Lock the account, and yield the recorded bytes: accelerator -> (worker, label) -> bytes.
 
-        The caller may read and change the yielded bytes.
+        The caller may change the yielded mapping; this changes the account.
 
-        `accelerators`: global numbers; None: all accelerators.
+        `accelerators`: global numbers of the accelerators that are needed; None: all accelerators.
         """
         with self._lock:
             yield self._held
@@ -109,10 +117,12 @@ class MemoryAccount:
     def acquire(
         self, owner: str, accelerators: Sequence[int], size_bytes: int, what: str
     ) -> None:
-        """Account for memory of a worker on each of its accelerators, in place of the label's earlier bytes.
+        """Record that a worker uses `size_bytes` bytes under a label on each of `accelerators`.
 
-        `owner`: name of the worker. `accelerators`: global numbers. `what`: label of the bytes. Raise
-        AcceleratorOutOfMemory, without a change of the account, if the bytes do not fit.
+        The new number replaces an earlier number of the same worker and label.
+
+        `owner`: name of the worker. `accelerators`: global numbers. `what`: the label. Raise AcceleratorOutOfMemory,
+        and record nothing, if the bytes do not fit.
         """
         assert size_bytes >= 0, f"{owner}: {what} cannot take {size_bytes} bytes"
         resident = (owner, what)
@@ -157,18 +167,20 @@ class MemoryAccount:
 
 
 class SharedAccount(MemoryAccount):
-    """A MemoryAccount for the processes of one machine, in a folder with one file for each accelerator. Picklable.
+    """A MemoryAccount that several processes of one machine share through files, one file for each accelerator.
+    Picklable.
 
     ::
 
         number and length of the valid half │ half 0 │ half 1
 
-    A process writes the half that is not valid, so a killed process leaves the valid half unchanged. Raise ClusterError
-    if another process holds the lock of a file for too long.
+    A process writes the half that is not valid, and then makes it the valid half. So a process that is killed while it
+    writes leaves a valid account. Raise ClusterError if another process holds the lock of a file for more than a
+    minute.
     """
 
     def __init__(self, capacity_bytes: Sequence[int], folder: Path) -> None:
-        """Open the account in `folder`, a subfolder of the job folder that need not exist yet.
+        """Use the files in `folder`, a subfolder of the job folder, which is created when it is needed.
 
         `capacity_bytes`: bytes of each accelerator, by its global number.
         """
@@ -204,7 +216,7 @@ class SharedAccount(MemoryAccount):
 
     @contextlib.contextmanager
     def _locked(self, number: int) -> Iterator[int]:
-        """Yield the open descriptor of the file of accelerator `number`, under the file's lock."""
+        """Open and lock the file of accelerator `number`, and yield the file's descriptor."""
         path = self._folder / str(number)
         try:
             file = os.open(path, _OPENED, 0o600)
@@ -256,11 +268,12 @@ def out_of_memory(
     capacity_bytes: int,
     held: dict[tuple[str, str], int],
 ) -> AcceleratorOutOfMemory:
-    """Return the error for bytes that do not fit on an accelerator, with a list of all resident bytes, largest first.
+    """Return the error for bytes that do not fit on an accelerator. Its text lists what is on the accelerator, largest
+    first.
 
     `owner`: name of the worker that needs `size_bytes` bytes. `what`: label of the bytes. `number`: global number of
-    the accelerator. `capacity_bytes`: memory of the accelerator. `held`: resident bytes by (owner, label), without
-    earlier bytes of the label.
+    the accelerator. `capacity_bytes`: memory of the accelerator. `held`: used bytes by (worker, label), without earlier
+    bytes of this worker and label.
     """
     largest = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     lines = [
@@ -301,7 +314,7 @@ def out_of_memory(
 def cuda_out_of_memory(
     error: BaseException, slot: Slot
 ) -> AcceleratorOutOfMemory | None:
-    """Return AcceleratorOutOfMemory for torch's error of a full GPU, or None for any other error.
+    """Return AcceleratorOutOfMemory if `error` is torch's error of a full GPU, else None.
 
     `slot`: slot of the worker that raised the error.
     """
@@ -340,7 +353,9 @@ def cuda_out_of_memory(
 
 
 class EmulatedDevice(Device):
-    """Accelerators that exist only in an account; the worker computes on the CPU. Picklable if its account is."""
+    """Accelerators that exist only in an account of memory; the worker computes on the CPU. Picklable if the account
+    is.
+    """
 
     def __init__(self, account: MemoryAccount, slot: Slot) -> None:
         self._account = account
@@ -373,10 +388,10 @@ class EmulatedDevice(Device):
 
 
 class ProcessClaims:
-    """Bytes that the workers of one process have requested on each GPU. Thread-safe; shared by the process's workers.
+    """Record of the bytes that each worker of one process has requested on each GPU. Thread-safe.
 
-    CUDA and torch measure the memory of a process, not of a thread. If several workers are threads of one process, only
-    these claims say how many bytes each worker has.
+    All workers of the process share one record. CUDA and torch measure the memory of a process, not of a thread. If
+    several workers are threads of one process, only this record says how many bytes each worker uses.
     """
 
     def __init__(self) -> None:
@@ -389,7 +404,7 @@ class ProcessClaims:
         return ProcessClaims, ()
 
     def others(self, gpu: int, resident: tuple[str, str]) -> dict[tuple[str, str], int]:
-        """Return the claimed bytes on a GPU by (owner, label), without the claim of the pair `resident`.
+        """Return the requested bytes on a GPU by (worker, label), without the entry of the (worker, label) `resident`.
 
         `gpu`: number of the GPU among the GPUs that the process sees.
         """
@@ -409,7 +424,7 @@ class ProcessClaims:
             self._claimed.get(gpu, {}).pop(resident, None)
 
     def drop_owner(self, owner: str) -> None:
-        """Remove all claims of the worker `owner`, on every GPU."""
+        """Remove all entries of the worker `owner`, on every GPU."""
         with self._lock:
             for claimed in self._claimed.values():
                 for resident in [
@@ -418,7 +433,10 @@ class ProcessClaims:
                     del claimed[resident]
 
     def of_owner(self, gpu: int, owner: str) -> int:
-        """Return the bytes that the worker `owner` has requested on a GPU."""
+        """Return the bytes that the worker `owner` has requested on a GPU.
+
+        `gpu`: number of the GPU among the GPUs that the process sees.
+        """
         with self._lock:
             return sum(
                 size
@@ -428,7 +446,7 @@ class ProcessClaims:
 
 
 class Room(NamedTuple):
-    """Measured bytes of one GPU of a worker: free bytes, all bytes, and bytes of the worker's process."""
+    """Measured memory of one GPU, in bytes. `free`: free for any process. `capacity`: all memory of the GPU."""
 
     free: int
     capacity: int
@@ -436,15 +454,16 @@ class Room(NamedTuple):
 
 
 class CudaDevice(Device):
-    """The GPUs of one slot. `acquire` only checks that the bytes are free; it allocates no memory."""
+    """The GPUs of one worker. `acquire` checks that the bytes are free and records them; it allocates no memory."""
 
     def __init__(
         self, index: int = 0, slot: Slot | None = None, uuids: Sequence[str] = ()
     ) -> None:
-        """Make the device of a worker whose GPUs have the visible numbers `index`, `index` + 1, ...
+        """Describe the GPUs of a worker: the GPUs with the numbers `index`, `index` + 1, ... among those that the
+        process sees.
 
-        `slot`: slot of the worker, for errors; None outside of a job. `uuids`: planned UUIDs of the worker's GPUs, then
-        UUIDs of the node's other GPUs; empty if unknown.
+        `slot`: slot of the worker, which says how many GPUs there are; None: one GPU. `uuids`: planned UUIDs of the
+        worker's GPUs, followed by the UUIDs of the node's other GPUs; empty if unknown.
         """
         self.torch_name = f"cuda:{index}"
         self._index = index
@@ -460,14 +479,14 @@ class CudaDevice(Device):
         self.measure: Callable[[], Room] = self.measure_here
 
     def share_process(self, claims: ProcessClaims) -> None:
-        """Use `claims`, which the other workers of the same process share, to count this worker's bytes."""
+        """Count this worker's bytes in `claims`, the record that all workers of the same process share."""
         self._claims = claims
         self._shares_process = True
 
     def verify(self) -> None:
-        """Raise ClusterError if CUDA shows another GPU of the node than the planned GPU.
+        """Raise ClusterError if CUDA shows a different GPU of the node than the planned one.
 
-        A MIG slice is not compared: it has a UUID of its own, which is not among the UUIDs of the node's GPUs.
+        A MIG slice is not checked: it has a UUID of its own, which is not among the UUIDs of the node's GPUs.
         """
         import torch
 
@@ -487,9 +506,11 @@ class CudaDevice(Device):
                 )
 
     def acquire(self, size_bytes: int, what: str) -> None:
-        """Register `size_bytes` under the label `what`. Raise AcceleratorOutOfMemory if the bytes are not free.
+        """Record `size_bytes` bytes under the label `what`. Raise AcceleratorOutOfMemory if the GPU does not have them
+        free.
 
-        Free bytes are the free bytes of the GPU and the bytes of this process that no other label has registered.
+        Besides the free bytes of the GPU, this process may use the bytes that it already has and no other label has
+        recorded.
         """
         if not size_bytes and self._untouched():
             # Measuring would create a CUDA context, which takes half a GiB of the GPU.
@@ -507,7 +528,7 @@ class CudaDevice(Device):
         self._claims.claim(self._index, resident, size_bytes)
 
     def release(self, what: str) -> None:
-        """Drop the label `what`, and return torch's cached blocks to CUDA, where other processes can use them."""
+        """Remove the label `what`, and return torch's cached blocks to CUDA, so that other processes can use them."""
         self._claims.drop(self._index, (self._owner, what))
         if not self._untouched():
             import torch
@@ -525,16 +546,17 @@ class CudaDevice(Device):
         return self.measure().own
 
     def _untouched(self) -> bool:
-        """Return whether this process has neither memory nor a CUDA context on the GPU."""
+        """Return True as long as this process has neither memory nor a CUDA context on the GPU."""
         torch = sys.modules.get("torch")
         return self.measure == self.measure_here and (
             torch is None or not torch.cuda.is_initialized()
         )
 
     def measured_bytes(self, counted: int) -> int:
-        """Return the bytes of this process on the GPU, with the cache of torch's allocator; at least `counted`.
+        """Return the bytes of this process on the GPU, including the cache of torch's allocator, but at least
+        `counted`.
 
-        If several workers share the process, return `counted`.
+        If several workers share the process, return `counted`, because the bytes of one worker cannot be measured.
         """
         if self._shares_process:
             return counted
@@ -542,10 +564,12 @@ class CudaDevice(Device):
 
     @contextlib.contextmanager
     def alone(self, folder: Path | None) -> Iterator[None]:
-        """Return a context manager. Its block runs while no other worker on the same GPUs is in a block of `alone`.
+        """Return a context manager that gives the worker exclusive access to its GPUs.
 
-        `folder`: the job folder, which holds the lock files; None: no lock is taken. The wait for the locks has no
-        deadline: the driver ends a start that takes too long.
+        Its block starts when no other worker on these GPUs is inside a block of `alone`. The wait has no deadline: the
+        driver ends a start that takes too long.
+
+        `folder`: the job folder, which has the lock files; None: no lock is taken.
         """
         with contextlib.ExitStack() as locked:
             places = (
@@ -560,7 +584,7 @@ class CudaDevice(Device):
             yield
 
     def measure_here(self) -> Room:
-        """Return the bytes of the worker's first GPU, as torch measures them in this process."""
+        """Return the memory of the worker's first GPU, as CUDA and torch measure it in this process."""
         import torch
 
         free, capacity = torch.cuda.mem_get_info(self._index)
@@ -575,9 +599,10 @@ def make_device(
     index: int,
     uuids: Sequence[str] = (),
 ) -> Device:
-    """Return the device of a slot: a device without accelerators, emulated accelerators, or GPUs.
+    """Return the device of a worker: without accelerators, with emulated accelerators, or with GPUs.
 
-    `account`: account of the emulated accelerators; None if there are none. `index` and `uuids`: as in CudaDevice.
+    `account`: account of the emulated accelerators; None if there are none. `index`: number of the worker's first GPU
+    among those that the process sees. `uuids`: planned UUIDs of the worker's GPUs, then those of the node's other GPUs.
     """
     if not slot.accelerators:
         return Device()

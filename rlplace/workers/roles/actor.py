@@ -62,7 +62,7 @@ _DELTA_SHARE = 0.5  # share of the bytes; if more have changed, all are sent
 
 
 class Actor(TrainedWorker):
-    """One rank of the actor: it learns the policy and sends the policy's weights."""
+    """One rank of the actor component: it trains the policy, and sends the policy's weights to the rollout ranks."""
 
     _pushes: int = 0
 
@@ -83,11 +83,12 @@ class Actor(TrainedWorker):
         self._opened.callback(self._sender.close)
 
     def push_weights(self, version: int, to: str | None = None) -> Metrics:
-        """Send this rank's shard of the weights as `version`, block until the shard is written, and return metrics.
+        """Send this rank's shard of the weights as policy version `version`; return metrics once the shard is written.
 
-        The first push sends all weights; later pushes may send only the weights that have changed (`actor.sync.mode`).
+        The first push sends all weights. Later pushes send only the weights that have changed, if `actor.sync.mode`
+        says so.
 
-        `to`: component that receives the weights; only "rollout" and None (also rollout) are allowed.
+        `to`: component that receives the weights; only "rollout" and None are allowed, and None means "rollout".
         """
         from rlplace.workers.weights import push_metrics
 
@@ -106,13 +107,13 @@ class Actor(TrainedWorker):
         return push_metrics("actor", seconds, pushed)
 
     def _enclosed(self) -> tuple[Shard, ...]:
-        """Return further tensors to send with the weights of every push; none by default."""
+        """Return additional tensors, which every push sends together with the weights. The base class returns none."""
         return ()
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Prepare this rank for the repetition of `iteration`: its next push sends all weights.
+        """Prepare this rank for the repetition of `iteration`, and return metrics.
 
-        All weights are needed, also of a version that was pushed before, because a new rollout rank has no weights.
+        The next push sends all weights, even if it repeats a version, because a restarted rollout rank has no weights.
         """
         self._sender.begin_again()
         self._pushes = 0
@@ -212,7 +213,7 @@ class PolicyActor(Actor):
 class LmActor(Actor):
     """One rank of an actor that trains a language model.
 
-    Rank 0 keeps all samples of an iteration until they are learned.
+    Rank 0 receives all samples of an iteration, and keeps them until the actor has learned from them.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -283,11 +284,12 @@ class LmActor(Actor):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups of `iteration`, compute the targets of their response tokens, and return the durations.
+        """Compute the log-probabilities or values that the loss needs for the response tokens of `iteration`; return
+        durations.
 
-        Targets are what the algorithm asks for: old log-probabilities, reference log-probabilities or values. They are
-        computed with the weights of `version`, and rank 0 keeps them for `compute_advantages`. Does nothing if no
-        target is asked for.
+        The algorithm decides what is computed: old log-probabilities, reference log-probabilities or values (see
+        `asked_of`). If it needs nothing, this method does nothing. Otherwise it waits until all groups have arrived,
+        and computes with the weights of `version`. Rank 0 keeps the results for `compute_advantages`.
         """
         asked = asked_of(self.config.config)
         if not asked:
@@ -308,10 +310,10 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def compute_advantages(self, iteration: int) -> Metrics:
-        """On rank 0, take all scores of `iteration`, compute advantages, put the critic's returns, and return the
-        metrics.
+        """On rank 0, receive the scores of all scorers for `iteration`, compute the advantages, and return metrics.
 
-        Other ranks do nothing and return no metrics. The method uses no accelerator and no collective.
+        If there is a critic, rank 0 also sends it the returns. All other ranks do nothing and return no metrics. The
+        method uses no accelerator and no collective.
         """
         if self.context.rank != 0:
             return {}
@@ -319,10 +321,11 @@ class LmActor(Actor):
         return self._experience.metrics
 
     def accumulate(self, iteration: int, version: int) -> Metrics:
-        """Accumulate gradients of the complete groups, while rollout generates the other groups; return the durations.
+        """Compute gradients of the groups that are complete, while rollout still generates other groups; return
+        durations.
 
-        `learn` makes the optimizer step later, and takes the groups that did not fill a pass. The accumulated gradients
-        are kept until then, so no other gradients may be computed in between.
+        The gradients are added up and kept until `learn`, which makes the optimizer step. Groups with too few tokens
+        for one more forward pass on every rank are left to `learn`. No other gradients may be computed before `learn`.
         """
         self._require(Residency.FULL, "accumulate")
         coming = self._waves() if self.context.rank == 0 else None
@@ -341,9 +344,9 @@ class LmActor(Actor):
         return watch.metrics("actor")
 
     def _waves(self) -> Iterator[Groups]:
-        """Yield the arrived groups as soon as they fill a pass on every rank; at the end, store the remaining groups.
+        """Yield lists of arrived groups, each list as soon as it has enough tokens for one forward pass on every rank.
 
-        Rank 0 only.
+        At the end, store the remaining groups in `self._groups`. Only rank 0 calls this.
         """
         from rlplace.workers.training.samples import arriving_groups, streamed_batches
 
@@ -358,11 +361,12 @@ class LmActor(Actor):
     def _next_wave(
         self, coming: Iterator[Groups] | None, iteration: int
     ) -> Sequence[SampleShard | None] | None:
-        """Return what rank 0 scatters for the next gradient pass: one shard of samples for each rank.
+        """Return the shards that rank 0 scatters for the next gradient pass: one shard of samples for each rank.
 
-        All elements are None if no further groups fill a pass. Other ranks return None, because only rank 0 scatters.
+        If no further pass can be filled, the list has None for each rank. On all ranks but 0, return None, because only
+        rank 0 scatters.
 
-        `coming`: the groups of each pass, on rank 0; None on other ranks.
+        `coming`: the groups of each pass, on rank 0; None on all other ranks.
         """
         if coming is None:
             return None
@@ -374,10 +378,11 @@ class LmActor(Actor):
         return self._shards(experience, iteration)
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Update the weights from `version` to the next one, and return metrics.
+        """Update the weights from `version` to the next version with the samples of `iteration`, and return metrics.
 
-        The groups were sampled under `version` or earlier. They are learned in the parts that `parts_of` returns. If
-        gradients were accumulated, there is only one part, and its step includes them.
+        The samples were generated by `version` or earlier versions. The groups are learned in parts, whose sizes
+        `parts_of` returns. If `accumulate` has computed gradients before, there is one part, and its optimizer step
+        includes them.
         """
         taken = [*self._accumulated]
         self._accumulated = ()
@@ -413,9 +418,9 @@ class LmActor(Actor):
         }
 
     def _named(self, experience: Experience, iteration: int) -> list[str]:
-        """Return one line for each sample that was left out because of non-finite numbers.
+        """Return one line of text for each sample that was left out because of non-finite numbers.
 
-        `experience`: has the samples that were left out, with the reasons.
+        `experience`: the experience with these samples and the reasons.
         """
         first = iteration * self.config.prompts
         return [
@@ -426,9 +431,10 @@ class LmActor(Actor):
     def _receive(
         self, iteration: int, part: int
     ) -> tuple[SampleShard, Experience | None]:
-        """Return this rank's samples of a part of the groups; on rank 0 also the experience of all ranks, else None.
+        """Return this rank's share of the samples of the next part; on rank 0 also the experience of all ranks, else
+        None.
 
-        The experience also has the groups without a learning signal; this rank's samples do not have them.
+        The experience includes groups without a learning signal, whereas the shares do not.
 
         `part`: number of groups in the part.
         """
@@ -449,9 +455,10 @@ class LmActor(Actor):
         )
 
     def _gather(self, part: int | None = None) -> Experience:
-        """Take groups with their scores, compute advantages, put the returns for the critic, and return the experience.
+        """Receive groups and their scores, compute the advantages, send the critic its returns, and return the
+        experience.
 
-        Rank 0 only. `part`: number of groups to take; None: all groups of the iteration.
+        Only rank 0 calls this. `part`: number of groups to receive; None: all groups of the iteration.
         """
         from rlplace.workers.training.samples import take_scores
 
@@ -478,10 +485,11 @@ class LmActor(Actor):
         return experience
 
     def _take(self, part: int | None = None) -> Groups:
-        """Return groups of this iteration, in ascending order; block until they have arrived. Rank 0 only.
+        """Wait for groups of this iteration, and return them in ascending order of their numbers. Only rank 0 calls
+        this.
 
-        `part`: number of groups to take; None: all. If groups were taken before and are not learned yet, return those
-        groups.
+        `part`: number of groups to receive; None: all groups. If groups were received before and are not learned yet,
+        return those groups instead.
         """
         from rlplace.workers.training.samples import take_groups
 
@@ -494,7 +502,10 @@ class LmActor(Actor):
         return self._groups
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Send the weights to the reference, if the reference is refreshed before `iteration`; return the duration."""
+        """Send the weights of `version` to the reference, and return the duration of the transfer as a metric.
+
+        Do nothing if the reference is not refreshed before `iteration`.
+        """
         if not self.config.refreshes(iteration):
             return {}
         with self._computing("refresh", Residency.WEIGHTS):
@@ -521,7 +532,10 @@ class LmActor(Actor):
         self._estimate_advantages.take_over(carried["advantages"].cpu())
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
-        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, at temperature 1, to compare with an engine's."""
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, at temperature 1.
+
+        The values are compared with the log-probabilities of a generation engine.
+        """
         import numpy as np
         import torch
 
@@ -536,10 +550,11 @@ class LmActor(Actor):
         return scores
 
     def _enclosed(self) -> tuple[Shard, ...]:
-        """Return the log-probabilities of the probe text under the pushed weights, as one tensor to send with the
+        """Return the log-probabilities of a fixed probe text under the pushed weights, as one tensor to send with the
         weights.
 
-        Return nothing if the config does not verify pushes by a probe text.
+        The engine compares them with its own log-probabilities of this text. Return an empty tuple if the config does
+        not check pushes with a probe text.
         """
         sync = self.config.config.actor.sync
         if sync.verify == "checksum" or not sync.verify_every:
@@ -559,7 +574,7 @@ class LmActor(Actor):
 class Critic(TrainedWorker):
     """One rank of the critic.
 
-    It keeps an iteration's samples and their values on the host between `infer` and `learn`.
+    Between `infer` and `learn`, the rank keeps the iteration's samples and their values in host memory.
     """
 
     imports: ClassVar[tuple[str, ...]] = LmActor.imports
@@ -588,9 +603,9 @@ class Critic(TrainedWorker):
         return super().begin_again(iteration)
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Wait for all groups of `iteration`, compute the values of their response tokens, and return metrics.
+        """Compute the values of all response tokens of `iteration` once all groups have arrived, and return metrics.
 
-        The values are kept for `learn` and put into the channel to the actor.
+        The values are sent to the actor, and also kept for `learn`.
         """
         from rlplace.workers.training.samples import take_groups
 
@@ -631,7 +646,7 @@ class Critic(TrainedWorker):
         }
 
     def learn(self, iteration: int, version: int) -> Metrics:
-        """Wait for the returns of all groups that `infer` has valued, update the weights, and return metrics."""
+        """Wait for the actor's returns for the groups of the last `infer`, update the weights, and return metrics."""
         from rlplace.algo.advantages import explained_variance
 
         inferred = self._inferred
@@ -672,11 +687,11 @@ class Critic(TrainedWorker):
         }
 
     def _receive_returns(self, inferred: _Inferred) -> Tensor:
-        """Return the returns [M] of all response tokens, on this rank's device and equal on all ranks.
+        """Return the returns of all response tokens, an array [M] on this rank's device with equal values on all ranks.
 
-        Samples with non-finite numbers have the return nan.
+        Tokens of samples with non-finite numbers have the return nan.
 
-        `inferred`: what `infer` has kept of the iteration.
+        `inferred`: the samples and values that `infer` has kept.
         """
         import torch
 
@@ -697,7 +712,10 @@ class Critic(TrainedWorker):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Inferred:
-    """What the critic keeps on the host from `infer` to `learn`."""
+    """The samples and values of one iteration that the critic keeps on the host from `infer` to `learn`.
+
+    `shard`: this rank's share of the samples. `values`: one value for each of the M response tokens of all ranks.
+    """
 
     iteration: int
     groups: Groups  # rank 0: all groups; other ranks: none

@@ -14,14 +14,15 @@ from rlplace.errors import Problem
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The config block of a reward that is computed by an HTTP endpoint, and the block's key in the config."""
+    """The config block of a reward that an HTTP endpoint computes, and the key of this block in the config."""
 
     block: RewardConfig
     key: str
 
 
 def endpoint_problems(block: RewardConfig, key: str) -> Iterator[Problem]:
-    """Yield a problem for a malformed address, and for a missing environment variable with the token.
+    """Yield a problem if the endpoint's address is malformed, or if the environment variable with its access token is
+    not set.
 
     `key`: key of `block` in the config.
     """

@@ -44,7 +44,10 @@ _NOTED = 20
 
 
 class EnvWorker(RoleWorker):
-    """Base of env workers. The residency WEIGHTS means the same as OFF, because an environment has no weights."""
+    """Base class of env workers.
+
+    An environment has no weights, so residency WEIGHTS means the same as OFF.
+    """
 
     holds: ClassVar[str]  # label of its memory in the device's account
 
@@ -53,10 +56,10 @@ class EnvWorker(RoleWorker):
         self._opened.callback(context.device.release, self.holds)
 
     def move(self, to: Residency) -> MoveReport:
-        """Acquire the environment's memory on the accelerator for FULL, else release it; return the resulting residency
-        and bytes.
+        """Reserve the environment's accelerator memory if `to` is FULL, else release it; return the new residency and
+        the bytes.
 
-        The state of the environment always stays on the host.
+        The state of the environment always stays in host memory.
         """
         device = self.context.device
         if to == Residency.FULL:
@@ -73,9 +76,10 @@ class EnvWorker(RoleWorker):
 
 
 class Recording:
-    """Arrays for T steps of B rows, filled block by block in the order of steps, then rows.
+    """Arrays for T steps of B environments (rows), filled by blocks of rows: all blocks of step 0, then all of step 1,
+    ...
 
-    A recording is used once, because `trajectory` hands its arrays to the receiver.
+    Each recording makes one trajectory, because `trajectory` passes its arrays on without a copy.
     """
 
     def __init__(self, *, steps: int, rows: int, spaces: Spaces) -> None:
@@ -122,7 +126,7 @@ class Recording:
         self.episode_lengths += result.episode_lengths
 
     def poisoned(self) -> NDArray[np.bool_]:
-        """Return bool [T, B]: true for each step that had non-finite numbers."""
+        """Return a bool array [T, B]: true for each step that was left out because of a non-finite number."""
         return np.isnan(self._arrays["rewards"])
 
     def trajectory(self, *, first_row: int, env_rank: int) -> Trajectory:
@@ -140,7 +144,7 @@ class Recording:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StageGroup:
-    """Neighbouring rows whose simulators step together, and the episodes in progress of these rows."""
+    """Neighbouring rows of one env rank whose simulators step together, and the state of their episodes in progress."""
 
     index: int
     first_row: int  # global
@@ -154,9 +158,10 @@ class StageGroup:
     rows: int
 
     def begin(self, seed: int, iteration: int = 0) -> None:
-        """Start new episodes in all rows.
+        """Start a new episode in every row.
 
-        `seed`: the run's seed. The seed of each episode follows from it, from `iteration` and from the global row.
+        `seed`: the run's seed. The seed of each row's episode is derived from `seed`, `iteration` and the row's global
+        number.
         """
         seeds = row_seeds(seed, self.first_row, self.rows, iteration)
         self.observations = self.remembering(self.simulator.reset(seeds))
@@ -165,12 +170,13 @@ class StageGroup:
     def remembering(
         self, shown: Array, memory: NDArray[np.float32] | None = None
     ) -> Array:
-        """Return the simulator's observations with the recurrent memory in front of each, [N, S + size of an
+        """Return each observation, flattened, with the policy's recurrent memory in front of it: [N, S + size of an
         observation].
 
-        Return the observations unchanged if the policy has no memory.
+        If the policy has no memory, return `shown` unchanged.
 
-        `shown`: the simulator's observations, [N, ...]. `memory`: [N, S]; None: zeros.
+        `shown`: the simulator's observations, [N, ...]. `memory`: the policy's memory for each row, [N, S]; None:
+        zeros.
         """
         spaces = self.spaces
         if not spaces.memory:
@@ -184,10 +190,11 @@ class StageGroup:
         return np.concatenate([memory.view(spaces.observation_dtype), rows], axis=1)
 
     def step(self, result: StepResult, memory: NDArray[np.float32]) -> StepResult:
-        """Return `result` with the recurrent memory in front of its observations, and count the steps of the episodes.
+        """Return `result` with the policy's recurrent memory in front of its observations; update the episodes' step
+        counts.
 
-        `result`: of one step of the simulator. `memory`: the policy's memory after its decision, [rows, S]; rows whose
-        episode ended continue with zeros.
+        `result`: result of one simulator step. `memory`: the policy's memory after its decision, [rows, S]. Rows whose
+        episode has ended continue with a memory of zeros.
         """
         ended = result.terminated | result.truncated
         self.lengths = np.where(ended, 0, self.lengths + self.spaces.chunk)
@@ -204,7 +211,7 @@ class StageGroup:
         return result
 
     def episodes(self) -> Episodes:
-        """Return the state of the episodes in progress, on which the next steps depend."""
+        """Return the state of the episodes in progress, from which `go_on` can resume them."""
         simulator = self.simulator
         states = (
             simulator.row_states()
@@ -219,11 +226,11 @@ class StageGroup:
         )
 
     def go_on(self, saved: Episodes) -> NDArray[np.int64]:
-        """Resume the episodes of `saved`, and return an array with the number of lost steps of each row that could not
-        be restored.
+        """Resume the episodes of `saved`; return the numbers of steps that were lost, one number for each row without a
+        resume.
 
-        A row that could not be restored keeps the new episode that was started before this call, and loses the steps of
-        its saved episode.
+        Some simulators cannot restore a row. This row keeps the new episode that was started before this call, and the
+        steps of its saved episode are lost.
         """
         simulator = self.simulator
         begun = dict(enumerate(self.observations))
@@ -244,7 +251,7 @@ class StageGroup:
 
 
 class VectorEnvWorker(EnvWorker):
-    """Owns the simulators of one env rank: the global rows from rank * rows_per_rank on.
+    """One env rank of a simulator job. Owns the simulators of its rows: global rows from `rank * rows_per_rank` on.
 
     Episodes continue across iterations and offloads.
     """
@@ -310,9 +317,10 @@ class VectorEnvWorker(EnvWorker):
             self._groups.append(group)
 
     def run(self, iteration: int) -> Metrics:
-        """Step every environment T times, put the trajectory, and return metrics.
+        """Step every environment T times in `iteration`, send the trajectory to the actor ranks, and return metrics.
 
-        The trajectory goes to the actor ranks in pieces. The method returns when the last piece has been put.
+        Each actor rank gets the piece of the trajectory with its rows. The method returns when the last piece has been
+        put.
         """
         self._require(Residency.FULL, "run")
         self._poison = []
@@ -357,9 +365,10 @@ class VectorEnvWorker(EnvWorker):
     def _step(
         self, iteration: int, steps: int, recording: Recording, watch: Stopwatch
     ) -> None:
-        """Step every stage group `steps` times with the oracle's actions, and write all of it into `recording`.
+        """Step every stage group `steps` times with the oracle's actions, and write the decisions and results into
+        `recording`.
 
-        `watch`: measures the parts of the work.
+        `watch`: measures the seconds of each part of the work.
         """
         for group in self._groups:
             recording.observations[0, group.columns] = group.observations
@@ -386,8 +395,8 @@ class VectorEnvWorker(EnvWorker):
                     watch.lap("put")
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the state of all episodes, start to write it into `folder` in the background, and return the time of the
-        copy.
+        """Copy the state of all episodes, start to write the copy into `folder` in the background, and return the
+        copy's duration.
         """
         began = time.perf_counter()
         groups = [group.episodes() for group in self._groups]
@@ -401,10 +410,11 @@ class VectorEnvWorker(EnvWorker):
         return {"env/save_copy_s": Metric(time.perf_counter() - began, "max")}
 
     def read_state(self, folder: str) -> Metrics:
-        """Resume the episodes of this rank's rows from `folder`; return how many episodes and steps could not be
-        resumed.
+        """Resume the episodes of this rank's rows from `folder`; return how many episodes and steps were lost, and the
+        duration.
 
-        Any number of ranks may have saved the state. Raises ConfigError if the files do not match the config.
+        The number of ranks that saved the state does not matter. Raises ConfigError if the files do not match the
+        config.
         """
         began = time.perf_counter()
         self._new = False
@@ -422,10 +432,10 @@ class VectorEnvWorker(EnvWorker):
         }
 
     def begin_again(self, iteration: int) -> Metrics:
-        """Restore the episodes at the start of `iteration`, and return the number of episodes that were cut short.
+        """Go back to the episodes at the start of `iteration`, and return the number of episodes that were cut short.
 
-        A rank that has not started `iteration` keeps its episodes. A new rank starts new episodes, unless the iteration
-        is the first.
+        A rank that has not started `iteration` keeps its episodes. A rank that was restarted has lost its episodes: it
+        starts new ones, and counts each row as cut short, unless `iteration` is the first.
         """
         began_at, starts = self._started
         back = began_at == iteration
@@ -443,11 +453,11 @@ class VectorEnvWorker(EnvWorker):
     def _without_poison(
         self, group: StageGroup, result: StepResult, what: str
     ) -> StepResult:
-        """Return the step with its non-finite numbers replaced as `Trajectory` describes, and restart the affected
-        episodes.
+        """Return `result` with its non-finite steps marked as `Trajectory` describes, and restart the episodes of these
+        rows.
 
-        `result`: of one step of the group's simulator. `what`: the step in words, for errors. Raises SimulatorError
-        unless the config skips non-finite steps.
+        `result`: result of one step of the group's simulator. `what`: description of the step for errors. Raises
+        SimulatorError unless the config says that non-finite steps are skipped.
         """
         cut = np.flatnonzero(result.truncated)
         poisoned = ~(
@@ -519,12 +529,14 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _finite_rows(self, observations: Array) -> NDArray[np.bool_]:
-        """Return bool [B]: true for each row of `observations` [B, *O] whose numbers are all finite."""
+        """Return a bool array [B]: true for each row of `observations` [B, *O] whose numbers are all finite."""
         numbers = self.config.spaces.shown.numbers_in(observations)
         return np.asarray(np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim))))
 
     def _shown(self, observations: Array) -> Array:
-        """Return the observations [B, ...] of the simulator, without the recurrent memory in front of them."""
+        """Return the simulator's own observations [B, ...]: `observations` without the policy's memory in front of
+        them.
+        """
         spaces = self.config.spaces
         shown = spaces.shown
         whole = observations.reshape(len(observations), -1)
@@ -533,9 +545,10 @@ class VectorEnvWorker(EnvWorker):
         )
 
     def _not_finite(self, row: int, what: str, got: str) -> SimulatorError:
-        """Return the error of a non-finite number.
+        """Return the error for a non-finite number of the simulator.
 
-        `row`: global row. `what`: which number, in words. `got`: the numbers found.
+        `row`: global row. `what`: description of the number, such as "the first observation". `got`: the numbers as
+        text.
         """
         env = self.config.config.simulator_env
         return SimulatorError(

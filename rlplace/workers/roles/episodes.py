@@ -29,9 +29,10 @@ RowState = Mapping[str, NDArray[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """The saved state of the episodes of neighbouring global rows.
+    """The saved state of the episodes of neighbouring global rows, from row `first_row` on.
 
-    The entries of `states` are empty for a simulator that cannot return its state.
+    `observations`: for the next step, [rows, ...]. `lengths`: steps so far of each episode. `states`: the simulator's
+    state of each row, as named arrays; empty for a simulator that cannot return its state.
     """
 
     first_row: int
@@ -40,7 +41,7 @@ class Episodes:
     states: Sequence[RowState]
 
     def write(self, folder: Path) -> str:
-        """Write the rows as one file in `folder`, flush it to disk, and return its name. Raises OSError."""
+        """Write the state as one file in `folder`, flush the file to disk, and return its name. Raises OSError."""
         rows = range(self.first_row, self.first_row + len(self.states))
         name = f"rows_{rows.start:05}-{rows.stop - 1:05}.npz"
         with open(folder / name, "wb") as out:
@@ -58,10 +59,10 @@ class Episodes:
 
 
 def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
-    """Return the saved state of the global `rows`, read from all files in `folder` that hold some of them.
+    """Return the saved state of the global `rows`, read from all files in `folder` that have some of these rows.
 
-    `like`: an array of observations with the expected shape and dtype. Raises ConfigError for unreadable files, missing
-    rows, or other observations.
+    `like`: an array of observations with the expected shape and dtype. Raises ConfigError for unreadable files, for
+    missing rows, and for observations of another shape or dtype.
     """
     observations = np.empty_like(like)
     lengths = np.empty(len(rows), np.int64)
@@ -99,9 +100,9 @@ def read(folder: Path, rows: range, like: NDArray[Any]) -> Episodes:
 
 
 def _stacked(states: Sequence[RowState]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of all states, stacked where name, shape and dtype agree, with the rows of each stack.
+    """Return the arrays of all rows' states as few arrays: arrays with equal name, shape and dtype are stacked.
 
-    A file thus has few arrays for any number of rows.
+    Each stack has a second array with the rows that its entries belong to. `states`: named arrays of each row.
     """
     alike: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for row, state in enumerate(states):

@@ -114,11 +114,12 @@ def _both(
     *,
     greedy: bool,
 ) -> list[Sample]:
-    """Return the answered samples: run `env` in this thread and `rollout` in another, connected by `channels`.
+    """Run `env` in this thread and `rollout` in a second thread, and return the answered samples.
 
-    If one worker fails, the channels break, so that the other worker ends.
+    The workers exchange messages through `channels`. If one worker fails, the channels break, so that the other ends
+    too.
 
-    `greedy`: answer with the most probable tokens.
+    `greedy`: answer with the most probable tokens instead of sampled tokens.
     """
 
     def generate() -> None:

@@ -43,13 +43,13 @@ def write(
     *,
     text: bool,
 ) -> list[str]:
-    """Write the kept groups of a rank as one file in `folder`, flushed to disk; return its name in a list.
+    """Write this rank's kept groups as one file in `folder`, flushed to disk; return a list with the file's name.
 
-    Write nothing and return an empty list if `groups` is empty.
+    If `groups` is empty, write nothing and return an empty list.
 
-    `groups`: group numbers that this rank owns. `asked`: description of prompts and rewards, by which `read` detects a
-    changed config. `kept`: groups by iteration. `text`: whether to write transcripts, without what the task can
-    recompute. Images can be recomputed, so the file has only their digests.
+    `groups`: group numbers that this rank owns. `asked`: text that describes the prompts and rewards of the config;
+    `read` compares it. `kept`: groups by iteration. `text`: whether to write the transcripts' answers and replies. Of
+    images, only digests are written, because the task can make the images again.
     """
     if not groups:
         return []
@@ -90,12 +90,11 @@ def write(
 
 
 def read(folder: Path, groups: range, asked: str) -> Kept:
-    """Return the saved groups whose numbers are in `groups`, by iteration, from all files in `folder` that hold some of
-    them.
+    """Return the saved groups with numbers in `groups`, as iteration -> number -> group, from all files in `folder`.
 
-    `asked`: description of prompts and rewards; files that were written with another description are ignored. The
-    transcripts have no prompts and empty `facts`, and images are replaced by their `digests`. Raises ConfigError for
-    an unreadable file.
+    `asked`: text that describes the prompts and rewards of the config; files with a different text are ignored. In the
+    returned samples, the transcripts have no prompt and empty `facts`, and each image is replaced by its digest. Raises
+    ConfigError for an unreadable file.
     """
     kept: Kept = {}
     for file in sorted(folder.glob("groups_*.npz")):

@@ -21,9 +21,10 @@ _SHOWN = 2000  # characters at each end of a long text
 def update_metrics(
     component: str, updates: Sequence[Update], *, learn_s: float
 ) -> Metrics:
-    """Return the metrics of an iteration's optimizer updates.
+    """Return the metrics of an iteration's optimizer updates: means over optimizer steps, learning rate, and tokens per
+    second.
 
-    The numbers are equal on all ranks, with token counts summed over ranks.
+    All ranks return equal values.
 
     `component`: first part of the metrics' names. `learn_s`: seconds that the updates took.
     """
@@ -54,9 +55,9 @@ def update_metrics(
 
 
 def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
-    """Return the number of optimizer steps that were skipped as non-finite; empty if none was skipped.
+    """Return the number of optimizer steps that were skipped because of non-finite numbers, as a metric.
 
-    `component`: first part of the metric's name.
+    Return an empty mapping if no step was skipped. `component`: first part of the metric's name.
     """
     skipped = tuple(note for update in updates for note in update.skipped)
     if skipped:
@@ -67,10 +68,10 @@ def skipped_metric(component: str, updates: Sequence[Update]) -> Metrics:
 def as_text(
     groups: Sequence[Sequence[Sample]], most: int, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """Yield up to `most` samples as readable JSON texts, spread evenly from the lowest to the highest reward.
+    """Yield up to `most` samples as JSON texts for people to read, spread evenly from the lowest to the highest reward.
 
-    The answer in a text includes the environment's replies and the special tokens. `tokenizer`: tokenizer of the
-    policy.
+    Each text has the prompt, the answer and numbers of the sample. The answer includes the environment's replies and
+    the special tokens. `tokenizer`: tokenizer of the policy.
     """
     samples = sorted(
         (s for group in groups for s in group),
@@ -114,10 +115,11 @@ def _clipped(text: str) -> str:
 def sample_metrics(
     groups: Sequence[Sequence[Sample]], version: int, texts: Sequence[str] = ()
 ) -> Metrics:
-    """Return the metrics of the groups that the policy of `version` is about to learn from; empty without samples.
+    """Return the metrics of the groups that the policy of `version` is about to learn from; empty if there are no
+    samples.
 
-    `groups`: groups of one rank or of all ranks; the reduction over ranks gives equal numbers in both cases. `texts`:
-    samples as text, attached to the metrics as notes.
+    `groups`: groups of this rank, or on one rank the groups of all ranks; the metrics of the run are equal in both
+    cases. `texts`: some samples as text, attached to a metric as notes.
     """
     from rlplace.algo.advantages import carries_signal
 

@@ -1,5 +1,6 @@
-"""How an env rank gets actions: from rollout ranks through channels, or from the rollout rank in its own process by a
-call.
+"""How an env rank gets the policy's decisions: from rollout ranks through channels, or by calls in its own process.
+
+A call goes to the rollout rank in the same process.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Decided(Protocol):
-    """The policy's decisions for B rows: actions, log-probabilities, values, policy version and recurrent memory.
+    """The policy's decisions for B rows: actions, log-probabilities, values, policy version and new recurrent memory.
 
-    `ActionChunk` and `Decision` implement this protocol.
+    `memory`: [B, S]; None if the policy has no memory. `ActionChunk` and `Decision` implement this protocol.
     """
 
     @property
@@ -47,33 +48,37 @@ Decide = Callable[[int, int, NDArray[Any]], Decided]
 
 
 class Oracle(abc.ABC):
-    """Gets the policy's decisions on the observations of a stage group, one step at a time."""
+    """Gets the policy's decisions for an env rank: for one stage group and one step at a time."""
 
     @abc.abstractmethod
     def opened(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager inside which all steps of one iteration are made."""
+        """Return a context manager. All calls of `ask` and `answer` for one iteration are made inside its `with`
+        block.
+        """
 
     @abc.abstractmethod
     def ask(self, group: StageGroup, step: int) -> None:
-        """Request actions for the current observations of all rows of the group.
+        """Request decisions on the current observations of all rows of `group`.
 
-        `step`: number of the step in the iteration.
+        `step`: number of the step in the iteration, from 0.
         """
 
     @abc.abstractmethod
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
-        """Wait for the decisions that `ask` requested for this group and step, and write them into `recording`."""
+        """Wait for the decisions that `ask` has requested for `group` and `step`, and write them into `recording`."""
 
 
 class ChannelOracle(Oracle):
     """Requests decisions from rollout ranks through channels.
 
-    The rollout ranks decide for one stage group while the env rank simulates another.
+    While the rollout ranks decide for one stage group, the env rank can simulate another stage group.
     """
 
     def __init__(self, context: WorkerContext, cuts: Mapping[int, slice]) -> None:
-        """`cuts`: for each rollout rank, the rows of a stage group on which that rank decides. `context`: of the env
-        rank.
+        """Prepare the requests; nothing is sent yet.
+
+        `context`: context of the env rank. `cuts`: rollout rank -> the rows of a stage group on which this rollout rank
+        decides.
         """
         self._context = context
         self._cuts = cuts
@@ -95,8 +100,9 @@ class ChannelOracle(Oracle):
             )
 
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
-        """Wait for the decisions of all rollout ranks on this group and step, in any order, and write them into
-        `recording`.
+        """Wait until all rollout ranks have decided on `group` and `step`, and write their decisions into `recording`.
+
+        The decisions may arrive in any order.
         """
         due = {
             group.first_row + rows.start: rows.stop - rows.start
@@ -128,7 +134,9 @@ class ChannelOracle(Oracle):
 
 
 class DirectOracle(Oracle):
-    """Calls the policy of the rollout rank in the same process, without channels, in the thread of the env rank."""
+    """Calls the policy of the rollout rank in the same process directly, in the thread of the env rank, without
+    channels.
+    """
 
     def __init__(self, context: WorkerContext, timeout_s: float) -> None:
         self._context = context
@@ -137,9 +145,9 @@ class DirectOracle(Oracle):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Borrow the rollout rank's policy for the duration of the `with` block.
+        """Return a context manager that borrows the rollout rank's policy for the duration of its `with` block.
 
-        Raises ChannelBroken if the policy failed; the rollout rank then raises the original error.
+        Raises ChannelBroken if the policy fails in the block; the rollout rank then raises the original error.
         """
         context = self._context
         lending = context.lending
@@ -159,7 +167,7 @@ class DirectOracle(Oracle):
             self._decide = None
 
     def ask(self, group: StageGroup, step: int) -> None:
-        """Do nothing, because `answer` calls the policy."""
+        """Do nothing: `answer` calls the policy itself."""
 
     def answer(self, group: StageGroup, step: int, recording: Recording) -> None:
         assert self._decide is not None, "opened comes first"

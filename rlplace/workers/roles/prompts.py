@@ -28,15 +28,15 @@ _EPOCHS = 4
 class Prompts:
     """The prompts of a run, numbered from 0, with their tokens.
 
-    Prompt number n depends on n and the run's seed alone, so it is the same in every placement. Each epoch of a finite
-    task asks all rows of the task, in an order of its own. The orders of a few epochs are cached.
+    Prompt number n depends only on n and on the run's seed, so it is the same in every placement. If the task has a
+    fixed number of rows, each epoch uses each row once, in a random order of its own.
     """
 
     def __init__(self, config: Config, model: Path, split: Split) -> None:
-        """Read the prompts of the task and check them; no worker is needed.
+        """Read the task's prompts and check them. This can run without workers.
 
         `model`: folder with the tokenizer. `split`: training or held-out prompts. Raises ConfigError for broken or
-        empty data, a missing chat template, or a prompt that is too long.
+        empty data, for a missing chat template, and for a prompt that is too long.
         """
         env = config.text_env
         self.task = make_task(env, seed=config.runner.seed, split=split)
@@ -63,10 +63,9 @@ class Prompts:
     def episodes(
         self, number: int, samples: int
     ) -> tuple[Tokens, Files, list[TextEpisode]]:
-        """Return the tokens [P] and the images of prompt `number`, and `samples` new episodes that begin with this
-        prompt.
+        """Return the tokens [P] and the images of prompt number `number`, and new episodes that begin with this prompt.
 
-        `number`: at least 0; the same number always has the same prompt.
+        `number`: at least 0; equal numbers give equal prompts. `samples`: number of episodes.
         """
         if self._rows is not None:
             epoch, place = divmod(number, len(self._rows))
@@ -122,7 +121,7 @@ class Prompts:
         return tokens, images, episodes
 
     def _place(self, row: int) -> Source | None:
-        """Return the file and line of the data set that has this prompt; None if unknown.
+        """Return the file and line of the data set from which a prompt was read; None if the task does not tell it.
 
         `row`: number of the prompt in the task.
         """
@@ -132,10 +131,10 @@ class Prompts:
         return place
 
     def _fitting(self, size: int) -> list[int]:
-        """Return the rows of the task whose prompts are short enough.
+        """Return the numbers of the task's rows whose prompts are short enough.
 
-        `size`: number of rows of the task. Raises ConfigError if no row is left, or if the config does not allow to
-        drop the long prompts.
+        `size`: number of rows of the task. Raises ConfigError if all prompts are too long, or if any prompt is too long
+        and the config does not allow to drop long prompts.
         """
         lengths = [len(self._begun(row, 1)[0]) for row in range(size)]
         fitting = [row for row, length in enumerate(lengths) if length <= self._longest]
@@ -175,9 +174,9 @@ def splits(config: Config) -> tuple[Split, ...]:
 
 
 def check_prompts(config: Config, model: Path) -> tuple[Problem, ...]:
-    """Return the problems of a run's prompts, including the held-out prompts if the run evaluates.
+    """Return the problems of the run's prompts; an empty tuple if all prompts are good.
 
-    `model`: folder with the tokenizer.
+    Held-out prompts are checked too if the run evaluates. `model`: folder with the tokenizer.
     """
     problems: list[Problem] = []
     for split in splits(config):

@@ -34,7 +34,8 @@ class _Asked:
 class _Thread(threading.Thread):
     """A thread that computes one reply.
 
-    A thread cannot be ended from outside, so a thread whose reply was given up may run on after its iteration.
+    A thread cannot be stopped from outside. If the reply misses its deadline, the thread may run on after its
+    iteration.
     """
 
     given_up = False
@@ -43,10 +44,10 @@ class _Thread(threading.Thread):
 class Replies:
     """Computes the replies of text environments in threads.
 
-    `together`: the most replies that are computed at a time. `timeout_s`: the deadline of each reply, in seconds.
+    `together`: the most replies that are computed at the same time. If it is 0, `ask` computes the reply in the
+    caller's thread, without a deadline. `timeout_s`: the deadline of each reply, in seconds.
 
-    With `together` 0, `ask` computes the reply in the caller's thread, without a deadline. A thread that hangs is left
-    running; a process may have at most `MOST_HUNG` such threads.
+    A thread that has missed its deadline keeps running. A process may have at most `MOST_HUNG` such threads.
     """
 
     def __init__(self, *, together: int, timeout_s: float) -> None:
@@ -72,11 +73,11 @@ class Replies:
             self._make(asked)
 
     def done(self, wait_s: float) -> list[Reply]:
-        """Return the replies that have been finished since the last call, after waiting up to `wait_s` seconds for the
-        first.
+        """Return the replies that were finished since the last call.
 
-        A reply after its deadline is returned as a RewardError in `Reply.error`. Raises RewardError if too many threads
-        hang.
+        `wait_s`: the most seconds to wait for the first reply. A reply that misses its deadline is returned with a
+        RewardError in `Reply.error`. Raises RewardError if more than `MOST_HUNG` threads still run after their
+        deadlines.
         """
         found: list[Reply] = []
         while self._running:
@@ -107,7 +108,10 @@ class Replies:
         return found
 
     def forget(self) -> None:
-        """Discard all replies that are waiting or being computed. Raises RewardError if too many threads hang."""
+        """Drop all requests that are waiting or being computed; `done` will not return their replies.
+
+        Raises RewardError if more than `MOST_HUNG` threads still run whose replies were dropped or late.
+        """
         self._waiting.clear()
         for asked in tuple(self._running):
             self._give_up(asked)

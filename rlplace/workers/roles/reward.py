@@ -55,11 +55,11 @@ _POLL_S = 0.5
 
 
 class RewardFunctionWorker(Scorer):
-    """Scores samples with a Python function: a shipped function, or a function of the user.
+    """Scores samples with a Python function that comes with rlplace or is written by the user.
 
-    A user's function runs in processes with limited time and memory. The worker owns the grader with these processes,
-    and uses no accelerator. Scoring raises RewardError, which names the sample, if the function raises, hangs, dies or
-    returns a non-finite number.
+    A user's function runs in separate processes with limited time and memory, which this worker owns. The worker uses
+    no accelerator. Scoring raises RewardError with the sample's number if the function raises, hangs, dies or returns a
+    non-finite number.
     """
 
     def setup(self) -> None:
@@ -113,14 +113,14 @@ class RewardFunctionWorker(Scorer):
 
 
 class RewardEndpointWorker(Scorer):
-    """Scores batches of samples with an HTTP endpoint, with several requests at a time.
+    """Sends batches of samples to an HTTP endpoint, which scores them; several requests run at the same time.
 
     Owns one thread for each concurrent request, and uses no accelerator. Scoring raises RewardError if the endpoint
-    refuses a request or fails to answer.
+    refuses a request or does not answer.
     """
 
     def setup(self) -> None:
-        """Make the client of the endpoint, and check that a server answers.
+        """Create the client of the endpoint, and check that a server answers at the endpoint's address.
 
         Raises ConfigError for a malformed address, RewardError if no server answers.
         """
@@ -198,7 +198,9 @@ class _TransientError(Exception):
 
 
 class RewardClient:
-    """A client of one reward endpoint, with its open connections. Safe for use from several threads."""
+    """An HTTP client for one reward endpoint; it keeps connections open. Several threads may use it at the same
+    time.
+    """
 
     def __init__(
         self,
@@ -208,10 +210,11 @@ class RewardClient:
         *,
         skip: bool = False,
     ) -> None:
-        """`block`: config of the reward, `key`: key of this block in the config. `ended`: event that ends all pauses.
+        """Check the endpoint's config and prepare the client; no request is sent.
 
-        `skip`: whether to accept non-finite rewards. Raises ConfigError for the problems that `endpoint_problems`
-        yields.
+        `block`: config of the reward. `key`: key of this block in the config, for errors. `ended`: event that ends the
+        pauses between tries when the run ends. `skip`: whether to accept non-finite rewards. Raises ConfigError for the
+        problems that `endpoint_problems` yields.
         """
         if problems := list(endpoint_problems(block, key)):
             raise ConfigError(problems)
@@ -232,11 +235,11 @@ class RewardClient:
     def scores(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[object]
     ) -> list[float]:
-        """Return the endpoint's score of each query.
+        """Return the endpoint's score of each query, in order.
 
-        `queries`: texts of whole episodes. `prompts`: texts of their prompts. `labels`: right answers of the task, or
-        None. Raises RewardError if the endpoint refuses the request, stays unreachable, or does not return one finite
-        number for each query.
+        `queries`: texts of whole episodes. `prompts`: texts of the episodes' prompts. `labels`: the task's right answer
+        for each episode, or None. Raises RewardError if the endpoint refuses the request, cannot be reached, or does
+        not return one finite number for each query.
         """
         body = json.dumps(
             {"query": list(queries), "prompts": list(prompts), "labels": list(labels)},
@@ -271,14 +274,17 @@ class RewardClient:
         raise RewardError(wrong)
 
     def reach(self) -> None:
-        """Check with a GET request that a server answers, with any status. Raises RewardError if none does."""
+        """Check that a server answers: send a GET request, and accept any status but 502, 503 and 504.
+
+        Raises RewardError if no server answers after several tries.
+        """
         self._retried(None, min(self._tries, _FIRST_TRIES))
 
     def _retried(self, body: bytes | None, tries: int) -> str:
-        """Return the answer of the endpoint: repeat the request up to `tries` times, with growing pauses.
+        """Send a request up to `tries` times, with growing pauses in between, and return the endpoint's answer.
 
-        `body`: content of a POST request; None: make a GET request. Raises RewardError after the last try, and the
-        error of a cancelled run if the run ends during a pause.
+        `body`: content of a POST request; None: send a GET request. Raises RewardError after the last try, and
+        ChannelBroken if the run ends during a pause.
         """
         pause_s = _FIRST_PAUSE_S
         for number in range(1, tries + 1):
@@ -305,11 +311,11 @@ class RewardClient:
         raise RewardError(down)
 
     def _once(self, body: bytes | None) -> str:
-        """Return the answer to one request: a POST of `body`, or a GET if `body` is None.
+        """Send one request, and return the text of the answer.
 
-        Raises _TransientError if another try may succeed, RewardError if the endpoint refuses the request or its answer
-        is too large. Redirects are not followed: a POST would lose its body, and the token is meant for the configured
-        host.
+        `body`: content of a POST request; None: send a GET request. Raises _TransientError if another try may succeed,
+        and RewardError if the endpoint refuses the request or its answer is too large. Redirects are not followed,
+        because a POST would lose its body, and the access token is meant only for the configured host.
         """
         import urllib3
 
@@ -386,8 +392,9 @@ class RewardClient:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the pause in seconds that the header Retry-After asks for, at most `_LONGEST_ASKED_S`; 0
-    without a number.
+    """Return the pause that the header Retry-After asks for, in seconds, but at most `_LONGEST_ASKED_S`.
+
+    Return 0 if the header is missing or is not a whole number.
     """
     asked = headers.get("Retry-After", "").strip()
     if asked.isdecimal():

@@ -29,9 +29,10 @@ from rlplace.models.tokenizer import Tokenizer
 
 
 class RewardServer(ThreadingHTTPServer):
-    """An HTTP server with a reward model.
+    """An HTTP server that answers POST requests with the scores of a reward model.
 
-    `serve_forever` answers requests, and `server_close` ends the server.
+    `serve_forever` answers requests. `server_close` closes the server. `api_key`: bearer token that each request must
+    have; None: requests need no token.
     """
 
     daemon_threads = True

@@ -56,9 +56,9 @@ _KEPT_STEPS = 8
 
 
 class RolloutWorker(RoleWorker):
-    """Base of rollout workers. Owns a generation engine and the receiver of the weight sync.
+    """Base class of rollout workers. Owns a generation engine, and the receiver of the actor's weights.
 
-    A subclass opens both in `setup`, and adds the method `generate`.
+    A subclass creates both in `setup`, with `_open`, and defines `generate`.
     """
 
     _probe: SyncProbe | None = None
@@ -102,10 +102,10 @@ class RolloutWorker(RoleWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Receive `version` of the weights, verify it, load it into the engine, and return metrics.
+        """Receive policy version `version` of the weights, verify and load it into the engine, and return metrics.
 
-        `source`: component that sends the weights; only "actor" and None (also the actor) are allowed. After a
-        WeightSyncError or an error of a channel, the engine still has the earlier weights.
+        `source`: component that sends the weights; only "actor" and None are allowed, and None means "actor". If this
+        raises WeightSyncError or an error of a channel, the engine keeps its earlier weights.
         """
         from rlplace.workers.weights import pull_metrics
 
@@ -131,9 +131,10 @@ class RolloutWorker(RoleWorker):
 class VectorRolloutWorker(RolloutWorker):
     """Answers all observations of an iteration with sampled actions, in the order in which the observations arrive.
 
-    By default a batch is exactly what one env rank sent, so the actions do not depend on timing. With
-    `rollout.merge_requests`, all requests that have arrived are answered in one pass. This is faster, but the actions
-    may differ in their last bits from run to run, because matrix products round differently for other batch shapes.
+    By default one forward pass handles the observations of one message of an env rank, so the actions do not depend on
+    timing. With `rollout.merge_requests`, one forward pass handles all messages that have arrived. This is faster, but
+    the actions may differ in their last bits from run to run, because matrix products round differently for other batch
+    sizes.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -173,10 +174,10 @@ class VectorRolloutWorker(RolloutWorker):
         )
 
     def generate(self, iteration: int) -> Metrics:
-        """Answer all observations that this rank receives in `iteration`, and return metrics.
+        """Decide on actions for all observations that this rank gets in `iteration`, and return metrics.
 
-        Returns when the last answer has been put, or when the env rank of the same process has returned the lent
-        policy.
+        Returns when the actions of the last observation have been sent. If the policy was lent to the env rank of the
+        same process, returns when that env rank has given it back.
         """
         watch = Stopwatch("policy", "wait", "put")
         answer = self._lend if self.config.routes.direct else self._answer_all
@@ -184,9 +185,9 @@ class VectorRolloutWorker(RolloutWorker):
         return {**watch.metrics("rollout"), "rollout/batches": Metric(batches, "sum")}
 
     def _answer_all(self, iteration: int, watch: Stopwatch) -> int:
-        """Answer all observations of this rank's channel in `iteration`, and return the number of batches.
+        """Answer all observations from this rank's channel in `iteration`, and return the number of batches.
 
-        `watch`: measures the parts of the work.
+        `watch`: measures the seconds of each part of the work.
         """
         context = self.context
         config = self.config.config.torch_rollout
@@ -221,9 +222,9 @@ class VectorRolloutWorker(RolloutWorker):
     def _lend(self, iteration: int, watch: Stopwatch) -> int:
         """Lend this rank's policy to the env rank of the same process, and return the number of decisions.
 
-        The thread of the env rank computes all decisions, while this thread waits.
+        All decisions are computed in the env rank's thread, while this thread waits.
 
-        `watch`: measures the parts of the work.
+        `watch`: measures the seconds of each part of the work.
         """
         import torch
 
@@ -262,9 +263,10 @@ class VectorRolloutWorker(RolloutWorker):
         places: Sequence[tuple[int, int, int]],
         observations: Array,
     ) -> Decision:
-        """Return the decisions on all observations, from one forward pass.
+        """Return the policy's decisions on all observations, from one forward pass.
 
-        `places`: step, first global row and number of rows of each piece of `observations`, in order.
+        `places`: (step, first global row, number of rows) of each message in `observations`, in order. The sampling
+        noise depends on these numbers.
         """
         noise = np.concatenate(
             [self._noise.rows(iteration, *place) for place in places]
@@ -292,25 +294,27 @@ class VectorRolloutWorker(RolloutWorker):
             start = stop
 
     def digest(self) -> str:
-        """Return the SHA-256 of the loaded weights, by which ranks can be compared bit by bit."""
+        """Return the SHA-256 of the loaded weights. It is equal on two ranks if their weights are equal bit by bit."""
         return self.engine.digest()
 
 
 class RowNoise:
-    """Noise for the sampling of actions in all environments of a job, drawn for whole steps and sliced by global row.
+    """Random numbers for sampling the actions of all environments (rows) of a job.
 
-    A row has the same noise in a step of an iteration on any rank. Philox (Salmon et al. 2011, "Parallel random
-    numbers: as easy as 1, 2, 3") has a 256-bit counter. Each step of each iteration has its own 2^64 blocks, so
-    no number is drawn twice, and a step can be drawn without the earlier steps. To draw all rows costs microseconds and
-    needs no communication between ranks.
+    A row's numbers depend only on the seed, the iteration, the step and the global row, so every rank draws the same
+    numbers without communication. Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") has a
+    256-bit counter. Each step of each iteration has its own 2^64 counter values, so no number is drawn twice, and a
+    step can be drawn without the earlier steps. A step is drawn for all rows at once, which takes microseconds.
     """
 
     def __init__(
         self, *, seed: int, rows: int, shape: tuple[int, ...], uniform: bool
     ) -> None:
-        """`seed`: key of the generator. `rows`: environments of the job. `shape`: shape of one row's noise.
+        """Create the generator.
 
-        `uniform`: draw from the uniform distribution over [0, 1) if true, else from the standard normal distribution.
+        `seed`: key of the generator. `rows`: number of environments of the job. `shape`: shape of one row's numbers.
+        `uniform`: whether to draw from the uniform distribution over [0, 1) instead of the standard normal
+        distribution.
         """
         self._philox = np.random.Philox(key=seed)
         # The state is set for each draw; making a new Philox takes four times as long.
@@ -323,8 +327,8 @@ class RowNoise:
     def rows(
         self, iteration: int, step: int, first: int, count: int
     ) -> NDArray[np.float32]:
-        """Return the noise of `count` global rows, from row `first` on, in one step: [count, *shape],
-        a read-only view.
+        """Return the random numbers of `count` global rows, from row `first` on, for one step: [count, *shape], a
+        read-only view.
         """
         return self._step(iteration, step)[first : first + count]
 
@@ -346,7 +350,7 @@ class RowNoise:
 
 
 class _Counts:
-    """Counters of a rank's work in one iteration, from which its metrics are made."""
+    """Counters of a rollout rank's work in one iteration; `metrics` returns them as metrics."""
 
     def __init__(self, cached_tokens: int) -> None:
         self.began = time.perf_counter()
@@ -386,11 +390,11 @@ class _Counts:
 
 
 class TextRolloutWorker(RolloutWorker):
-    """Generates answers of a language model to requests.
+    """Generates a language model's answers to requests.
 
-    All ranks read one queue of requests, and any rank with room takes the next request. A rank has at most its even
-    share of an iteration's answers in flight, so that a rank with a large KV cache does not take all requests while
-    others idle.
+    All ranks take requests from one queue, and a rank with room takes the next request. Each rank has at most its even
+    share of an iteration's answers in flight. So a rank with a large KV cache cannot take all requests while other
+    ranks idle.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -448,12 +452,12 @@ class TextRolloutWorker(RolloutWorker):
         return super().begin_again(iteration)
 
     def pull_weights(self, version: int, source: str | None = None) -> Metrics:
-        """Receive and load all versions of the weights up to `version` that were not loaded yet; return the metrics of
-        the last pull.
+        """Receive and load each version of the weights that is not loaded yet, up to `version`; return metrics of the
+        last one.
 
-        Does nothing and returns no metrics if `generate` has loaded `version` already.
+        Do nothing and return no metrics if `generate` has loaded `version` already.
 
-        `source`: as in the base class.
+        `source`: component that sends the weights; only "actor" and None are allowed, and None means "actor".
         """
         metrics: Metrics = {}
         if version > self._ahead:
@@ -465,7 +469,10 @@ class TextRolloutWorker(RolloutWorker):
         return metrics
 
     def generate(self, iteration: int) -> Metrics:
-        """Answer requests until EndOfIteration arrives, then finish the answers in flight, and return metrics."""
+        """Answer requests until the message EndOfIteration arrives, and return metrics.
+
+        Answers in flight are then finished, or dropped if the message says so.
+        """
         assert self._probe is not None, "setup comes first"
         verified = self._probe.compare()
         counts = _Counts(self.engine.cached_tokens)
@@ -477,10 +484,11 @@ class TextRolloutWorker(RolloutWorker):
         return {**counts.metrics(self.engine.cached_tokens), **verified}
 
     def _take(self, iteration: int, counts: _Counts) -> bool:
-        """Take requests from the channel and start their answers, as long as the engine has room.
+        """Take requests from the channel and submit them to the engine, as long as the engine has room.
 
-        If no answer is in flight, wait for a request. Return False after EndOfIteration, else True. `counts` is
-        updated.
+        If no answer is in flight, wait for a request. Return False after the message EndOfIteration, else True.
+
+        `counts`: counters of the iteration, which are updated.
         """
         self.context.check_cancelled("generate")
         requests = self.context.channels[REQUESTS]

@@ -63,15 +63,19 @@ Values = NDArray[np.float32]
 
 
 class Scoring:
-    """The work of one scorer rank in one iteration: it takes samples, puts scores, and counts both."""
+    """The work of one scorer rank in one iteration: receives samples, sends their scores to the actor, and counts both.
+
+    `due`: number of groups that this rank still has to receive.
+    """
 
     def __init__(
         self, context: WorkerContext, *, groups: int, due: int, skip: bool = False
     ) -> None:
-        """`context`: of the scorer's rank. `groups`: number of groups of the iteration. `due`: number of groups that
-        this rank has to take.
+        """Start with nothing received.
 
-        `skip`: whether to put non-finite scores instead of raising; the actor then leaves these samples out.
+        `context`: context of the scorer's rank. `groups`: number of groups of the iteration. `due`: number of groups
+        that this rank has to receive. `skip`: whether to send non-finite scores instead of raising an error; the actor
+        then leaves these samples out.
         """
         self._skip = skip
         self._context = context
@@ -84,10 +88,12 @@ class Scoring:
         self.watch = Stopwatch("infer", "wait")
 
     def take(self, *, wait: bool = True) -> Samples:
-        """Return the samples of all groups that have arrived, in the order of arrival; empty after the last group.
+        """Return the samples of all groups that have arrived, in the order of arrival.
+
+        Return an empty tuple if this rank has received all its groups.
 
         `wait`: block until at least one group has arrived. Raises ChannelTimeout, ChannelBroken, and ChannelMisuse for
-        a group that came twice or has a number outside the iteration.
+        a group that arrives twice or whose number is outside the iteration.
         """
         self._context.check_cancelled("infer")
         channel = self._context.channels[samples_for(self._component)]
@@ -121,11 +127,11 @@ class Scoring:
         *,
         size: int | None = None,
     ) -> None:
-        """Put the scores of `samples` into the channel to the actor.
+        """Send the scores of `samples` to the actor.
 
-        `values`: scores of each sample. `size`: tokens of the forward pass, for the measured speed; None: the sum of
-        the samples' tokens. Samples that share a prefix need fewer tokens. Raises RewardError for a non-finite
-        value, unless non-finite values are skipped.
+        `values`: scores of each sample. `size`: number of tokens that the model computed, for the measured speed; it is
+        less than the sum of the samples' tokens if samples share a prefix; None: this sum. Raises RewardError for a
+        non-finite score, unless non-finite scores are skipped.
         """
         tokens = sum(len(sample.tokens) for sample in samples)
         self.watch.lap("infer", tokens if size is None else size)
@@ -164,7 +170,7 @@ class Scoring:
 
 
 class ModelInput(NamedTuple):
-    """One sample as input of a scoring model."""
+    """One sample as the input of a scoring model."""
 
     group: int
     sample: int
@@ -174,9 +180,8 @@ class ModelInput(NamedTuple):
 
 
 class Scorer(RoleWorker, abc.ABC):
-    """Base of all scorers.
-
-    The ranks of a scorer share one channel, and each rank reads its even share of whole groups.
+    """Base class of all scorers. Each rank receives an even share of an iteration's groups, from one channel for all
+    ranks.
     """
 
     _sharded = False  # True if rank 0 reads for all ranks
@@ -186,7 +191,7 @@ class Scorer(RoleWorker, abc.ABC):
         return self.context.slot.component
 
     def infer(self, iteration: int, version: int) -> Metrics:
-        """Score this rank's groups of `iteration`, and return metrics once the last scores have been put."""
+        """Score this rank's groups of `iteration`, and return metrics once the last scores have been sent."""
         context = self.context
         groups = self.config.prompts
         self._require(Residency.FULL, "infer")
@@ -204,16 +209,16 @@ class Scorer(RoleWorker, abc.ABC):
 
     @abc.abstractmethod
     def _score(self, scoring: Scoring) -> None:
-        """Take groups, score their samples and put the scores, until this rank has taken all its groups.
+        """Receive groups, score their samples and send the scores, until this rank has received all its groups.
 
-        `scoring`: takes, puts and counts the samples of one iteration.
+        `scoring`: receives and counts the samples of the iteration, and sends their scores.
         """
 
 
 class ModelScorer(Scorer, JoinedWorker):
-    """Base of scorers that are models.
+    """Base class of scorers that are models.
 
-    The weights leave the accelerator with the residency, except weights that the config keeps on the host.
+    The weights move between accelerator and host with the residency, unless the config keeps them on the host.
     """
 
     imports: ClassVar[tuple[str, ...]] = (
@@ -243,7 +248,7 @@ class ModelScorer(Scorer, JoinedWorker):
 
     @abc.abstractmethod
     def _values(self, batch: Sequence[ModelInput]) -> Sequence[Values]:
-        """Return the scores of each sample of a micro-batch, from one forward pass."""
+        """Return the scores of each sample of the micro-batch `batch`, from one forward pass."""
 
     def setup(self) -> None:
         import torch
@@ -299,9 +304,10 @@ class ModelScorer(Scorer, JoinedWorker):
         return 0
 
     def _score(self, scoring: Scoring) -> None:
-        """Score micro-batches until this rank has taken all its groups, then free the weights gathered by the passes.
+        """Score micro-batches until this rank has received all its groups, then free the weights that FSDP has
+        gathered.
 
-        The working memory of the passes is counted in the accelerator's memory account meanwhile.
+        During the work, the working memory of the forward passes counts in the accelerator's memory account.
         """
         from rlplace.workers.training.samples import sizes_of
 
@@ -320,12 +326,13 @@ class ModelScorer(Scorer, JoinedWorker):
                 self._lm.drop_gathered()
 
     def _micro_batches(self, scoring: Scoring) -> Iterator[Sequence[ModelInput]]:
-        """Take samples, and yield them as micro-batches within the token budget.
+        """Receive samples, and yield them as micro-batches within the token budget.
 
-        The ranks of a sharded model get equally many micro-batches, some of them empty, because its forward passes are
-        collectives. Only rank 0 takes samples from the channel; the other ranks wait until rank 0 scatters them.
+        If the model is sharded, each rank yields equally many micro-batches, some of them empty, because a forward pass
+        is then a collective. In this case only rank 0 receives samples from the channel, and scatters them to all
+        ranks.
 
-        `scoring`: takes and counts the samples.
+        `scoring`: receives and counts the samples.
         """
         from rlplace.algo.packing import pack
         from rlplace.workers.training.samples import sizes_of
@@ -357,9 +364,9 @@ class ModelScorer(Scorer, JoinedWorker):
             yield from batches
 
     def _forward(self, batch: Sequence[ModelInput], *others: object) -> Any:
-        """Return the model's output for a micro-batch. A collective if the model is sharded.
+        """Return the model's output for the micro-batch `batch`. This is a collective if the model is sharded.
 
-        `others`: further arguments of the model.
+        `others`: further positional arguments of the model, after the tokens.
         """
         import torch
 
@@ -377,8 +384,9 @@ class ModelScorer(Scorer, JoinedWorker):
 
 
 class ReferenceWorker(ModelScorer):
-    """Scores samples with the log-probabilities of their response tokens under a frozen model, at the sampling
-    temperature.
+    """Scores each sample with the log-probabilities of its response tokens under a reference model that is not trained.
+
+    The log-probabilities are at the sampling temperature.
     """
 
     # Receives the actor's weights, if the reference is refreshed.
@@ -412,16 +420,18 @@ class ReferenceWorker(ModelScorer):
         return []
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the weights, and start to write them into `folder` in the background; return metrics.
+        """Copy the weights, start to write the copy into `folder` in the background, and return metrics.
 
-        A checkpoint needs the weights because a refreshed reference has the weights of an earlier actor.
+        A checkpoint needs these weights, because a refreshed reference has the weights of an earlier version of the
+        actor.
         """
         return self._save(folder, self._state())
 
     def read_state(self, folder: str) -> Metrics:
-        """Load the weights from `folder`, where any number of ranks may have saved them, and return the duration.
+        """Load the weights from the checkpoint in `folder`, and return the duration as a metric.
 
-        Raises ConfigError if the weights are those of another model.
+        The number of ranks that saved the weights does not matter. Raises ConfigError if the weights are those of
+        another model.
         """
         began = time.perf_counter()
         self._state_files().load(Path(folder), self._state())
@@ -442,9 +452,10 @@ class ReferenceWorker(ModelScorer):
         return super().begin_again(iteration)
 
     def refresh(self, iteration: int, version: int) -> Metrics:
-        """Load the actor's weights of `version`, if the reference is refreshed before `iteration`; return the duration.
+        """Receive and load the actor's weights of `version`, and return the duration as a metric.
 
-        The actor sends the weights in its method `refresh`, which is called at the same time.
+        Do nothing if the reference is not refreshed before `iteration`. The actor sends the weights in its method
+        `refresh`, which is called at the same time.
         """
         if not self.config.refreshes(iteration):
             return {}
@@ -457,7 +468,10 @@ class ReferenceWorker(ModelScorer):
 
 
 class RewardModelWorker(ModelScorer):
-    """Scores whole episodes with a sequence-classification model, whose tokenizer may differ from the policy's."""
+    """Scores each sample with a sequence-classification model: one score for the whole episode.
+
+    The model may have another tokenizer than the policy.
+    """
 
     def setup(self) -> None:
         self._tokens_of = retokenized(self.config, self.folder)
@@ -483,7 +497,11 @@ class RewardModelWorker(ModelScorer):
 
 
 def reads_text(job: WorkerArguments, component: str) -> bool:
-    """Return whether a component needs the transcripts of samples; if so, env ranks add them to the samples."""
+    """Return whether `component` needs the transcripts of samples. If so, env ranks send it samples with their
+    transcripts.
+
+    `job`: arguments of the run's workers.
+    """
     if role_of(component) != "reward":
         return False
     block = job.config.reward_of(component)
@@ -496,7 +514,8 @@ def reads_text(job: WorkerArguments, component: str) -> bool:
 def retokenized(job: WorkerArguments, folder: Path) -> Callable[[Sample], Tokens]:
     """Return a function that converts a sample into tokens of the model in `folder`.
 
-    Raises ConfigError if the task asks chats, and the model in `folder` has no chat template.
+    `job`: arguments of the run's workers. If the policy has the same tokenizer, the function returns the sample's own
+    tokens. Raises ConfigError if the prompts are chats and the tokenizer in `folder` has no chat template.
     """
     if same_tokens(job.model, folder):
         return lambda sample: sample.tokens
@@ -529,7 +548,7 @@ def conversation(transcript: Transcript, system: str | None = None) -> list[Mess
 def queries(
     samples: Sequence[Sample], tokenizer: Tokenizer
 ) -> tuple[list[str], list[str]]:
-    """Return the texts of the samples' whole episodes, and the texts of their prompts, with special tokens.
+    """Return the text of each sample's whole episode, and the text of each sample's prompt, both with special tokens.
 
     `tokenizer`: tokenizer of the policy.
     """

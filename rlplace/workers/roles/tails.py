@@ -25,16 +25,20 @@ from rlplace.workers.saving import unreadable_state
 
 
 class Tails:
-    """Chooses the prompts of each iteration for one env rank's groups, if short rounds postpone slow prompts.
+    """Chooses which prompts one env rank asks in each iteration, if the config has short rounds.
 
-    A short round asks some prompts of the next long round early, and postpones as many slow prompts. The long round
-    asks the postponed prompts in place of the prompts that were asked early.
+    An iteration is a short round or a long round. A short round asks a few prompts of the next long round in advance,
+    ends before all answers are complete, and postpones equally many prompts whose answers are slow. The long round asks
+    the postponed prompts instead of those that were asked in advance.
+
+    `left`: prompt asked in advance -> postponed prompt.
     """
 
     def __init__(self, short_rounds: int, prompts: int, groups: range) -> None:
-        """`short_rounds`: number of short rounds before each long round. `prompts`: number of prompts in an iteration.
+        """Start without postponed prompts.
 
-        `groups`: the groups of an iteration that this rank owns.
+        `short_rounds`: number of short rounds before each long round. `prompts`: number of prompts in an iteration.
+        `groups`: group numbers that this rank owns in an iteration.
         """
         self._short = short_rounds
         self._prompts = prompts
@@ -45,9 +49,10 @@ class Tails:
         self._before: dict[int, int] = {}
 
     def asked(self, iteration: int) -> dict[int, int]:
-        """Return the prompt number of each group that `iteration` asks, by group number.
+        """Return the prompts that this rank asks in `iteration`: group number -> prompt number.
 
-        In a short round, group g of the next long round that is asked early has the number `prompts` + g.
+        A short round also asks prompts of the next long round. If such a prompt belongs to group g of the long round,
+        it has the group number `prompts` + g in the short round.
         """
         first = iteration * self._prompts
         places = {group: first + group for group in self._groups}
@@ -63,11 +68,11 @@ class Tails:
         return {place: instead.get(number, number) for place, number in places.items()}
 
     def more(self, iteration: int) -> int:
-        """Return the number of groups that `iteration` asks, but does not wait for; 0 in a long round."""
+        """Return how many groups this rank asks in `iteration` without waiting for their answers; 0 in a long round."""
         return len(self._early(iteration))
 
     def leave(self, iteration: int, numbers: list[int]) -> None:
-        """Postpone prompts of a short round to the next long round.
+        """Postpone prompts of the short round `iteration` to the next long round.
 
         `numbers`: the prompt numbers, as many as `more` returns for `iteration`.
         """
@@ -83,9 +88,9 @@ class Tails:
         return iteration % (self._short + 1)
 
     def _early(self, iteration: int) -> list[int]:
-        """Return the groups of the next long round whose prompts `iteration` asks early.
+        """Return the groups of the next long round whose prompts are asked in advance, in the short round `iteration`.
 
-        The list is empty for a long round.
+        Return an empty list if `iteration` is a long round.
         """
         return [
             group
@@ -94,9 +99,10 @@ class Tails:
         ]
 
     def _ahead(self, iteration: int) -> list[int]:
-        """Return the numbers of the prompts of the next long round that `iteration` asks early.
+        """Return the numbers of the next long round's prompts that are asked in advance, in the short round
+        `iteration`.
 
-        The list is empty for a long round.
+        Return an empty list if `iteration` is a long round.
         """
         last = (iteration + self._short - self._round(iteration)) * self._prompts
         return [last + group for group in self._early(iteration)]
@@ -104,9 +110,9 @@ class Tails:
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, folder: Path) -> list[str]:
-        """Write the pairs (prompt asked early, postponed prompt) as one file in `folder`, flushed to disk.
+        """Write the pairs (prompt asked in advance, postponed prompt) as one file in `folder`, flushed to disk.
 
-        Return the file's name in a list; write nothing and return an empty list for a rank without groups.
+        Return a list with the file's name. A rank without groups writes nothing and returns an empty list.
         """
         if not self._groups:
             return []
@@ -120,10 +126,10 @@ class Tails:
         return [name]
 
     def read(self, folder: Path) -> None:
-        """Read the pairs (prompt asked early, postponed prompt) of this rank's groups from all files in `folder`.
+        """Read the pairs (prompt asked in advance, postponed prompt) of this rank's groups from all files in `folder`.
 
-        Any number of ranks may have written the files. Files with another number of prompts in an iteration are
-        ignored.
+        The number of ranks that wrote the files does not matter. A file is ignored if its run had another number of
+        prompts in an iteration.
         """
         self.left = {}
         self._before = {}

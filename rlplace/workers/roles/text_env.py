@@ -65,11 +65,11 @@ _OTHERS = 1 << 22
 
 
 class TextEnvWorker(EnvWorker):
-    """Runs conversations with the rollout ranks, grades them, and sends whole groups of samples.
+    """One env rank of a text task: asks prompts, runs conversations, grades them, and sends whole groups of samples.
 
-    Each env rank has a block of neighbouring groups. A group's prompt depends only on its number in the run. The worker
-    owns its conversations, which end with the iteration, and the processes of its grader. If rollout runs ahead of
-    learning, the worker keeps the groups that are not learned yet, so that checkpoints have them.
+    Each rank has a block of neighbouring groups. The prompt of a group depends only on the group's number in the run.
+    The worker owns its conversations, which end with the iteration, and the processes of its grader. If rollout runs
+    ahead of learning, the worker keeps the groups that are not learned yet, so that checkpoints contain them.
     """
 
     uses_accelerators: ClassVar[bool] = False
@@ -120,10 +120,10 @@ class TextEnvWorker(EnvWorker):
         return super().begin_again(iteration)
 
     def run(self, iteration: int) -> Metrics:
-        """Put all groups of this rank for `iteration`, and return metrics.
+        """Generate, grade and send all groups of this rank for `iteration`, and return metrics.
 
-        Groups from a checkpoint are put first, then new groups as soon as they are complete. Raises RewardError for a
-        non-finite reward, ConfigError for a prompt that is too long.
+        Groups that were read from a checkpoint are sent first, then each new group as soon as it is complete. Raises
+        RewardError for a non-finite reward, ConfigError for a prompt that is too long.
         """
         self._require(Residency.FULL, "run")
         job = self.config
@@ -183,7 +183,9 @@ class TextEnvWorker(EnvWorker):
         }
 
     def forget(self, before: int) -> Metrics:
-        """Drop the kept groups of all iterations before `before`, because they have been learned; return no metrics."""
+        """Drop the kept groups of all iterations before iteration `before`, because they have been learned. Return no
+        metrics.
+        """
         self._kept = {
             iteration: groups
             for iteration, groups in self._kept.items()
@@ -192,7 +194,7 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def write_state(self, folder: str) -> Metrics:
-        """Start to write all kept groups into `folder` in the background; return no metrics."""
+        """Start to write all kept groups into `folder` in the background. Return no metrics."""
         kept = {
             iteration: list(groups.values()) for iteration, groups in self._kept.items()
         }
@@ -209,10 +211,11 @@ class TextEnvWorker(EnvWorker):
         return {}
 
     def read_state(self, folder: str) -> Metrics:
-        """Read this rank's kept groups from `folder`, and return their number; `run` puts each group in its iteration.
+        """Read this rank's kept groups from the checkpoint in `folder`, and return their number as a metric.
 
-        Any number of ranks may have saved the groups. Groups are ignored if the config now asks other prompts or
-        rewards, or if their prompt has changed. Raises ConfigError for an unreadable file.
+        `run` sends each of these groups in its iteration. The number of ranks that saved the groups does not matter. A
+        group is ignored if the config's task or rewards have changed, or if its prompt has changed. Raises ConfigError
+        for an unreadable file.
         """
         self._kept, text = {}, any(self._readers.values())
         self._tails.read(Path(folder))
@@ -283,9 +286,11 @@ class TextEnvWorker(EnvWorker):
     def answered(
         self, iteration: int, *, greedy: bool, each: int = 1
     ) -> tuple[list[Sample], Stopwatch]:
-        """Return the graded samples of this rank's held-out prompts, and the stopwatch of the work.
+        """Return the graded samples of this rank's held-out prompts, and a stopwatch with the seconds of each part of
+        the work.
 
-        `greedy`: answer with the most probable tokens. `each`: number of answers to each prompt.
+        `greedy`: answer with the most probable tokens instead of sampled tokens. `each`: number of answers to each
+        prompt.
         """
         self._require(Residency.FULL, "evaluate")
         # The budget of failures starts anew for the evaluation.
@@ -305,8 +310,9 @@ def _mean_reward(samples: Sequence[Sample]) -> Metric:
 def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
     """Return the share of prompts with at least one answer whose reward is 1 or more, as a metric.
 
-    Return nothing if each prompt has a single answer. `prefix`: first part of the metric's name. `each`: answers to
-    each prompt.
+    Return an empty mapping if each prompt has only one answer.
+
+    `prefix`: first part of the metric's name. `each`: number of answers to each prompt.
     """
     best: dict[int, float] = {}
     for sample in samples:
@@ -325,10 +331,10 @@ def _passed(prefix: str, samples: Sequence[Sample], each: int) -> Metrics:
 def _with_text(
     group: tuple[Sample, ...], dialogues: Sequence[TextEpisode]
 ) -> tuple[Sample, ...]:
-    """Return the samples of a saved group with complete transcripts.
+    """Return the samples of a group from a checkpoint with complete transcripts.
 
-    `dialogues`: a new episode of the task for each sample. It gets the saved answers again, and then gives the prompt
-    and the `facts` of the transcript, which are not in the file.
+    `dialogues`: a new episode of the task for each sample. The saved answers are given to this episode; then the prompt
+    and the `facts` of the transcript, which a checkpoint does not have, are taken from it.
     """
     found = []
     for sample, dialogue in zip(group, dialogues, strict=True):
@@ -347,10 +353,10 @@ def _metrics(
     rewards: Sequence[Reward],
     watch: Stopwatch,
 ) -> Metrics:
-    """Return the metrics of graded samples. Means are over episodes; samples with non-finite numbers are left out.
+    """Return the metrics of graded samples. Means are over episodes; samples with non-finite rewards are left out.
 
-    `component`: first part of the metrics' names. `rewards`: named rewards of the task. `watch`: measured times of the
-    work.
+    `component`: first part of the metrics' names. `rewards`: the task's reward functions, whose names become metrics.
+    `watch`: seconds of each part of the work.
     """
     samples = [sample for sample in samples if not sample.poisoned]
     episodes = len(samples)
@@ -384,7 +390,11 @@ def _metrics(
 
 @dataclasses.dataclass(slots=True)
 class OpenEpisode:
-    """A conversation in progress, as text for the task and as tokens for the learner."""
+    """A conversation in progress: as text for the task, and as tokens for the learner.
+
+    `dialogue`: the task's side of the conversation. `answers`: texts of the policy. `replies`: texts of the
+    environment.
+    """
 
     tokens: Episode
     dialogue: TextEpisode
@@ -396,7 +406,8 @@ class OpenEpisode:
     def transcript(self, *, failed: bool = False) -> Transcript:
         """Return the transcript of the conversation.
 
-        `failed`: whether the task failed; the task is then not asked for `facts`, and the transcript has empty `facts`.
+        `failed`: whether the task has failed in this episode. The transcript then has empty `facts`, because the task
+        is not asked for them.
         """
         completions = [
             piece for piece in self.tokens.pieces if isinstance(piece, Completion)
@@ -412,10 +423,10 @@ class OpenEpisode:
 
 
 class Pass:
-    """One pass of an env rank over its groups, as `through` runs it; an object serves one pass only.
+    """One pass of an env rank over its groups, which `through` runs. Each pass needs a new object.
 
-    The pass requests answers while there is room, handles answers as they come, and yields complete groups. It owns the
-    open episodes, and leaves the grader idle at the end.
+    The pass requests answers while the channel has room, handles answers as they arrive, and yields complete groups. It
+    owns the open episodes. At the end of the pass, the grader has no work left.
     """
 
     def __init__(
@@ -428,12 +439,12 @@ class Pass:
         refills: int = 0,
         more: int = 0,
     ) -> None:
-        """`worker`: the env rank. `greedy`: whether answers have the most probable tokens instead of sampled tokens.
+        """Prepare the pass; nothing is requested yet.
 
-        `refills`: how often another prompt replaces a group whose rewards are all equal or unknown.
-
-        `more`: number of groups that the pass does not wait for; at the end, `left` has the prompt numbers of the
-        groups that were not complete.
+        `worker`: the env rank. `greedy`: answer with the most probable tokens instead of sampled tokens. `refills`: how
+        often a group may be replaced by a group of another prompt if its rewards are all equal or unknown. `more`:
+        number of groups whose answers the pass does not wait for. After the pass, `left` has the prompt numbers of the
+        incomplete groups.
         """
         self._worker = worker
         self._context = worker.context
@@ -473,10 +484,13 @@ class Pass:
     def through(
         self, groups: Mapping[int, int], samples: int
     ) -> Iterator[tuple[Sample, ...]]:
-        """Run `samples` episodes of each group, yield the samples of each complete group, then end the iteration.
+        """Run the episodes of each group, yield the samples of each group when it is complete, and then end the
+        iteration.
 
-        `groups`: prompt number by group number. The samples of a group are ordered by their number. While answers are
-        due, the pass never blocks on a full channel of requests, because the channel of answers is bounded too.
+        `groups`: group number -> prompt number. `samples`: number of episodes of each group; a yielded group is in the
+        order of its sample numbers. While answers are expected, the pass does not block on a full channel of requests.
+        Otherwise env and rollout ranks could wait for each other forever, because the channel of answers is bounded
+        too.
         """
         left = deque((group, number, 0) for group, number in groups.items())
         # Refills so far, by group
@@ -535,7 +549,10 @@ class Pass:
         self._end()
 
     def _leave(self, numbers: list[int]) -> None:
-        """Drop the episodes of incomplete groups, and store the prompt numbers of these groups in `left`."""
+        """Drop the episodes of the incomplete groups, and store `numbers` in `left`.
+
+        `numbers`: prompt numbers of the incomplete groups.
+        """
         self.left = numbers
         self._to_ask.clear()
         self._open.clear()
@@ -544,9 +561,11 @@ class Pass:
             self._graded(wait=True)
 
     def _end(self) -> None:
-        """Tell env rank 0 that this rank has all its answers; rank 0 waits for all, then ends the iteration of rollout.
+        """Report that this rank has all its answers. Once all env ranks have reported, rank 0 ends the iteration for
+        rollout.
 
-        Rank 0 puts one EndOfIteration for each rollout rank.
+        Each rank but 0 puts a message Done for rank 0. Rank 0 waits for all these messages, and then puts one message
+        EndOfIteration for each rollout rank.
         """
         channels = self._context.channels
         ranks = self._worker.config.ranks
@@ -569,9 +588,9 @@ class Pass:
         self.watch.lap("put")
 
     def _ask(self) -> bool:
-        """Put the next request into the channel, and return whether the channel had room.
+        """Put the next request into the channel of requests, and return whether the channel had room.
 
-        If no answer is due, block until there is room.
+        If no answer is expected, block until there is room.
         """
         channel = self._context.channels[REQUESTS]
         request = self._to_ask[0]
@@ -588,10 +607,10 @@ class Pass:
         return True
 
     def _take(self) -> None:
-        """Wait for one answer, and give it to the task, which continues or ends the episode.
+        """Wait for one answer from the rollout ranks, and give it to the task, which continues or ends the episode.
 
-        While other episodes wait for grading or replies, the wait is short, so that a long answer does not delay them.
-        An answer that belongs to a dropped group is ignored.
+        While other episodes wait for grading or replies, this waits only a short time, so that a long answer does not
+        delay them. An answer to a dropped group is ignored.
         """
         owner = self._context.owner
         rank = self._context.rank
@@ -644,9 +663,10 @@ class Pass:
         self._hear(_QUICK_S)
 
     def _hear(self, wait_s: float) -> None:
-        """Continue the episodes whose replies have arrived, and give finished episodes to the grader.
+        """Handle the replies of the task that have arrived: continue their episodes, or give ended episodes to the
+        grader.
 
-        `wait_s`: seconds to wait for the first reply.
+        `wait_s`: the most seconds to wait for the first reply.
         """
         over: list[Place] = []
         for reply in self._replies.done(wait_s):
@@ -683,7 +703,12 @@ class Pass:
         self.watch.lap("sim")
 
     def _failed(self, place: Place, error: Exception) -> None:
-        """Start the episode at `place` anew, or leave it out, after its reply or its `facts` raised `error`."""
+        """Restart the episode at `place` with the same prompt, or leave it out of its group if the config allows no
+        more tries.
+
+        `place`: (group, sample). `error`: the error that the task raised; it is raised here if `faults` says that the
+        run stops.
+        """
         (group, sample), episode = place, self._open.pop(place)
         # A RewardError already names the episode.
         if not isinstance(error, RewardError):
@@ -709,10 +734,10 @@ class Pass:
         )
 
     def _continued(self, episode: OpenEpisode, reply: str | None) -> Request | None:
-        """Add the environment's reply to the episode, and return the request for its next turn.
+        """Add the environment's reply to the episode, and return the request for the policy's next answer.
 
-        Return None if the episode is over: the task has no reply (`reply` is None), the last answer was cut, or the
-        episode has reached its most turns or tokens.
+        Return None if the episode is over: `reply` is None, the last answer was cut at its length limit, or the episode
+        has its largest number of turns or tokens.
         """
         settings = self._worker.config.config
         completion = episode.tokens.pieces[-1]

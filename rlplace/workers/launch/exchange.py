@@ -17,10 +17,10 @@ T = TypeVar("T")
 def exchanged(
     value: Any, kinds: tuple[type, ...], by: Callable[[Any], Any], depth: int = _DEPTH
 ) -> Any:
-    """Return a copy of `value` in which each instance `x` of `kinds` is replaced by `by(x)`, also inside containers.
+    """Return a copy of `value` in which each instance `x` of the types `kinds` is replaced by `by(x)`.
 
-    Return `value` itself if nothing is replaced. Containers are lists, tuples, dictionaries and dataclasses, nested at
-    most `depth` levels.
+    Instances inside lists, tuples, dictionaries and dataclasses are replaced too, at most `depth` levels deep. Return
+    `value` itself if it contains no such instance.
     """
     if isinstance(value, kinds):
         return by(value)
@@ -45,9 +45,9 @@ def exchanged(
 def _kept_or(
     value: T, items: list[Any], before: Any, make: Callable[[list[Any]], T]
 ) -> T:
-    """Return the container `value` if `items` are the objects in `before`, else return the new container `make(items)`.
+    """Return the container `value` if none of its items was replaced, else return the new container `make(items)`.
 
-    `before`: the items that `value` contains.
+    `items`: the items after the replacement. `before`: the items of `value`.
     """
     if all(new is old for new, old in zip(items, before, strict=True)):
         return value

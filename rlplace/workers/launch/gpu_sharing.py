@@ -24,7 +24,7 @@ _VALUE = 3.0
 def known_obstacle(
     environment: Mapping[str, str] = os.environ, release: str = platform.release()
 ) -> str | None:
-    """Return a known reason why processes cannot share GPU memory, or None if no reason is known without a try.
+    """Return a reason why processes cannot share GPU memory, or None if these settings give no reason.
 
     `environment`: environment variables of the processes. `release`: release name of the operating system's kernel.
     """
@@ -41,9 +41,9 @@ def known_obstacle(
 
 
 def obstacle(device: str = "cuda:0", deadline_s: float = PROBE_S) -> str | None:
-    """Try to share memory of `device` between two processes; return why the try failed, or None if it succeeded.
+    """Try to share memory of `device` between two processes. Return the reason why this failed, or None if it worked.
 
-    The try takes seconds, at most `deadline_s`. No try is made if an obstacle is known already.
+    The try takes some seconds, at most `deadline_s`. If `known_obstacle` returns a reason, return it without a try.
     """
     if device.startswith("cuda") and (why := known_obstacle()):
         return why

@@ -68,7 +68,11 @@ _STOPPED = Failure(what="the worker was stopped")
 
 
 class Call(concurrent.futures.Future[Any]):
-    """The future result of one method call on one worker: a value or a WorkerError."""
+    """The future result of one method call on one worker: a value or a WorkerError.
+
+    `record`: the worker's times of the call. `failed_at_s`: time of the failure. `stopped`: the call failed only
+    because its worker was stopped or an earlier call failed. `work`: the call that errors name instead of this one.
+    """
 
     # The worker's record of the call, set once the call has succeeded
     record: CallRecord | None = None
@@ -88,54 +92,61 @@ Settle = Callable[[Sequence[Outcome] | Failure], None]
 
 
 class WorkerHandle(abc.ABC):
-    """The driver's handle of one started worker. No method blocks."""
+    """The driver's handle of one started worker. None of its methods waits for the worker."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
 
     @abc.abstractmethod
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Send `requests` to the worker, which runs their methods in order, after the methods of earlier calls.
+        """Send `requests` to the worker, which runs their methods in order, after the methods that were sent before.
 
-        `settle`: called with the outcomes once the worker has answered, or with a Failure once it has died.
+        `settle`: called with the list of outcomes when the worker has answered, or with a Failure if the worker has
+        died.
         """
 
     @abc.abstractmethod
     def where(self) -> concurrent.futures.Future[str]:
-        """Return a future with a text: the worker's running method and source lines, or "" if no method runs.
+        """Ask the worker what it does. Return a future text: the running method and its source lines, or "" if no
+        method runs.
 
-        The worker answers even while a call runs.
+        The worker answers while the method still runs.
         """
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """Ask the worker to end its running call early, with an error."""
+        """Ask the worker to end its running method early, with an error."""
 
     @abc.abstractmethod
     def proceed(self) -> concurrent.futures.Future[None]:
-        """Undo `cancel`. Return a future that ends when the worker has been told."""
+        """Tell the worker that `cancel` no longer holds, so that it runs methods again.
+
+        Return a future that is done when the worker has been told.
+        """
 
     def meet(self, mailboxes: Sequence[Mailbox]) -> concurrent.futures.Future[None]:
-        """Tell the worker about `mailboxes`, which belong to launched groups.
+        """Give the worker the mailboxes of launched groups, so that it can send messages to these groups.
 
-        Return a future that ends when the worker has been told.
+        Return a future that is done when the worker has been told.
         """
         told: concurrent.futures.Future[None] = concurrent.futures.Future()
         told.set_result(None)
         return told
 
     def part(self, group: str, why: str) -> None:  # noqa: B027 -- a worker without messages ignores it
-        """Tell the worker, even while a call runs, that `group` has ended. `why`: the reason, for errors."""
+        """Tell the worker, even while a method runs, that the group `group` has ended. `why`: the reason, for
+        errors.
+        """
 
     @abc.abstractmethod
     def end(self) -> None:
-        """Stop the worker at once and release its memory on its accelerators. Idempotent."""
+        """Stop the worker at once, and release its memory on its accelerators. A second call does nothing."""
 
 
 def failed(
     slot: Slot, method: str, failure: Failure, output: Path | None
 ) -> WorkerError:
-    """Return the error for a failed call of `method` at the rank of `slot`.
+    """Return the WorkerError for a call of `method` that has failed at the rank of `slot`.
 
     `output`: folder with the output files of workers; None if there are none.
     """
@@ -156,9 +167,9 @@ def failed(
 
 
 class Pending:
-    """The future results of one call on several ranks of a group.
+    """The future results of one method that was called on several ranks of a group.
 
-    `wait` may be called again; it gives equal results.
+    `wait` may be called several times, and returns the same results each time.
     """
 
     def __init__(self, group: WorkerGroup, calls: Sequence[Call]) -> None:
@@ -170,21 +181,23 @@ class Pending:
         return all(call.done() for call in self.calls)
 
     def seconds(self) -> list[float]:
-        """Return the seconds that each rank spent inside the method, by the rank's own clock, in the order of `wait`.
+        """Return how many seconds each rank spent in the method, by the rank's own clock, in the order of the results
+        of `wait`.
 
-        Valid once all calls have ended. The value is 0 for a rank whose time is unknown.
+        Valid when all calls have ended. The value is 0 for a rank whose time is unknown.
         """
         return [call.record.seconds if call.record else 0.0 for call in self.calls]
 
     def wait(self, timeout_s: float = WAIT_S) -> list[Any]:
-        """Wait for all ranks, at most `timeout_s` seconds, and return one result per rank.
+        """Wait until all ranks have ended the method, at most `timeout_s` seconds, and return one result per rank.
 
-        Raise WorkerError if a rank fails, or WorkerTimeout at the deadline, after which `wait` may be called again.
+        Raise WorkerError if a rank fails, WorkerTimeout at the deadline. After a WorkerTimeout, `wait` may be called
+        again.
         """
         return wait_all([self], timeout_s)[0]
 
     def fail_late(self, failure: Failure) -> None:
-        """Fail the open calls, as if their workers had died. `failure`: the outcome of each of these calls."""
+        """End all calls that are not done with `failure`, as if their workers had died."""
         with self.group._lock:
             for call in self.calls:
                 if not call.done():
@@ -192,11 +205,11 @@ class Pending:
 
 
 def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list[Any]]:
-    """Wait for several calls; return the results of each call by rank, in the order of `pending`.
+    """Wait until all calls in `pending` have ended; return one list of results for each, in the order of `pending` and
+    by rank.
 
-    On the first failure, cancel the groups of all calls, and raise the failure that most likely caused the other
-    failures. Each of these groups raises this error at every later call. Raise WorkerTimeout after `timeout_s` seconds,
-    without cancelling.
+    If a call fails, cancel the groups of all these calls, and raise the failure that most likely caused all others.
+    Later calls of these groups raise the same error. Raise WorkerTimeout after `timeout_s` seconds, without cancelling.
     """
     calls = [call for p in pending for call in p.calls]
     wait_until(calls, timeout_s, concurrent.futures.FIRST_EXCEPTION)
@@ -209,10 +222,11 @@ def wait_all(pending: Sequence[Pending], timeout_s: float = WAIT_S) -> list[list
 
 
 def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
-    """Wait for calls, at most `timeout_s` seconds, as `concurrent.futures.wait` does.
+    """Wait for calls, at most `timeout_s` seconds, like `concurrent.futures.wait`.
 
-    `until`: FIRST_COMPLETED, FIRST_EXCEPTION or ALL_COMPLETED of `concurrent.futures`; each also ends the wait at the
-    first exception. Wake at short intervals, because the main thread handles signals only when it wakes.
+    `until`: FIRST_COMPLETED, FIRST_EXCEPTION or ALL_COMPLETED of `concurrent.futures`; any of them also ends the wait
+    at the first exception. The wait wakes at short intervals, because the main thread handles signals only when it is
+    awake.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -231,11 +245,10 @@ def wait_until(calls: Sequence[Call], timeout_s: float, until: str) -> None:
 def _fail_together(
     groups: Sequence[WorkerGroup], calls: Sequence[Call]
 ) -> BaseException:
-    """Wind all groups down; return the failure that most likely caused the others.
+    """Wind all groups down, and return the failure that most likely caused all others. Later calls of the groups raise
+    it.
 
-    Record it as the failure of each group.
-
-    `calls`: the calls that were waited for, of which at least one has failed.
+    `calls`: the calls that were waited for; at least one of them has failed.
     """
     for group in groups:
         group.cancel("a worker group it was waited for with failed")
@@ -257,10 +270,10 @@ def _fail_together(
 
 
 def _blamed(calls: Iterable[Call]) -> WorkerError | None:
-    """Return the failure that most likely caused the others, or None if all failed calls were only stopped.
+    """Return the failure that most likely caused all others; None if every failed call was only stopped.
 
-    The death of a worker comes first, then any error other than a broken channel, then a broken channel. Among equal
-    failures, the earliest comes first.
+    This is the earliest death of a worker; if no worker died, the earliest error that is not a broken channel; if there
+    is none, the earliest broken channel.
     """
     found: list[tuple[int, float, WorkerError]] = []
     for call in calls:
@@ -287,9 +300,8 @@ def gave_up(error: BaseException | None) -> bool:
 
 
 def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
-    """Return the time of the first failed call of these groups, or the time now if no call has failed.
-
-    Times are seconds of `time.monotonic()`.
+    """Return when the first call of `groups` has failed, in seconds of `time.monotonic()`; the present time if none
+    has.
     """
     return min(
         [
@@ -300,10 +312,10 @@ def first_failure_s(groups: Iterable[WorkerGroup]) -> float:
 
 
 def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeout:
-    """Return the error for a wait for `pending` that has timed out. `timeout_s`: duration of the wait in seconds.
+    """Return the error for a wait for `pending` that has reached its deadline of `timeout_s` seconds.
 
-    The error names the ranks that still work, their source lines, and the channels on which they wait. This takes about
-    a second if ranks do not answer.
+    The error names the ranks that still work, their source lines, and the channels on which they wait. Asking the ranks
+    takes about a second if they do not answer.
     """
     late: dict[Pending, list[int]] = {}
     # The running call of each worker; its later calls have not begun.
@@ -354,9 +366,9 @@ def deadline_passed(pending: Sequence[Pending], timeout_s: float) -> WorkerTimeo
 class WorkerGroup:
     """All ranks of a component.
 
-    Each public method of the worker class can be called on the group: `group.method(args)`. The call starts the method
-    on all ranks and returns a Pending. The group owns its open calls and its failure. It ends by `close`, or by winding
-    down after a failure unless its ranks `outlast` failures. Thread-safe.
+    Each public method of the worker class can be called on the group: `group.method(args)` starts the method on all
+    ranks and returns a Pending. A group ends by `close`. It also ends after a failure, unless its ranks `outlast`
+    failures: running calls are then cancelled, and the ranks are stopped. Thread-safe.
     """
 
     # What sound ranks do when a rank of any group has failed: stop with all others; give up their call and stay for
@@ -399,7 +411,7 @@ class WorkerGroup:
 
     @property
     def closed(self) -> bool:
-        """Whether the group takes no more calls: it was closed, or it winds down after a failure."""
+        """Whether the group takes no more calls, because it was closed or a failure has ended its calls."""
         return self._closed or self._winding_down is not None
 
     @property
@@ -408,7 +420,9 @@ class WorkerGroup:
 
     @property
     def accelerators(self) -> set[int]:
-        """Global numbers of the accelerators that the ranks use in `setup`; empty if `setup` of the class uses none."""
+        """Global numbers of the accelerators that the ranks use in `setup`; empty if the class says that `setup` uses
+        none.
+        """
         return self.used_by(range(self.world_size))
 
     def used_by(self, ranks: Iterable[int]) -> set[int]:
@@ -423,9 +437,10 @@ class WorkerGroup:
         return self._caller(method, range(self.world_size))
 
     def execute_on(self, *ranks: int | Iterable[int]) -> Ranks:
-        """Return a selection of ranks, on which methods can be called: `group.execute_on(0, 2).method(...)`.
+        """Return a selection of the group's ranks, on which methods can be called: `group.execute_on(0,
+        2).method(...)`.
 
-        `ranks`: numbers or iterables of numbers. Raise PlacementError if a rank does not exist or `ranks` is empty.
+        `ranks`: numbers, or iterables of numbers. Raise PlacementError if a rank does not exist or no rank is named.
         """
         chosen = [
             r for item in ranks for r in ([item] if isinstance(item, int) else item)
@@ -448,7 +463,7 @@ class WorkerGroup:
         return Ranks(self, tuple(dict.fromkeys(chosen)))
 
     def _caller(self, method: str, ranks: Sequence[int]) -> Callable[..., Pending]:
-        """Return a function that starts a method of the worker class on the given ranks and returns a Pending.
+        """Return a function that starts the worker class's method `method` on `ranks` and returns a Pending.
 
         Raise AttributeError if the class has no public method of this name.
         """
@@ -478,7 +493,9 @@ class WorkerGroup:
         return Pending(self, self._send(ranks, method, args, kwargs))
 
     def _keep_channel(self, channel: Channel) -> Channel:
-        """Register a channel that a call has passed, so that the channel breaks with the group; return the channel."""
+        """Register a channel that was an argument of a call, so that the channel breaks when the group fails; return
+        the channel.
+        """
         with self._lock:
             self.channels = {**self.channels, channel.spec.name: channel}
         return channel
@@ -490,9 +507,10 @@ class WorkerGroup:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Call]:
-        """Start a method on the given ranks, or hold it while `hold` is active; return one call per rank.
+        """Start a method on `ranks`, and return one Call per rank. If `hold` is active, `flush` starts the method
+        later.
 
-        A rank runs its calls one after the other, in the order in which they were sent.
+        Each rank runs its methods one after the other, in the order in which they were sent.
         """
         calls = [Call(self.handles[rank].slot, method) for rank in ranks]
         made = {
@@ -507,25 +525,26 @@ class WorkerGroup:
         return calls
 
     def hold(self) -> None:
-        """Collect all further calls, without sending them, until `flush` or `drop`. Idempotent."""
+        """Collect all further calls instead of sending them, until `flush` or `drop`. A second call changes nothing."""
         self._held = {} if self._held is None else self._held
 
     def flush(self) -> None:
-        """Send the held calls, as one message to each rank, and stop holding.
+        """Send the calls that were collected since `hold`, all calls of a rank as one message, and send later calls at
+        once again.
 
-        The results of a message come together. In a message, calls after a failed call do not run. If a call cannot be
-        pickled, raise the error of pickling and discard all held calls.
+        The results of a message arrive together. If a call fails, the later calls of its message do not run. If a call
+        cannot be pickled, raise the error of pickling and discard all collected calls.
         """
         held = self._held
         self._held = None
         self._start(held or {})
 
     def drop(self) -> None:
-        """Discard the calls that `hold` has collected, and send later calls at once again."""
+        """Discard the calls that were collected since `hold`, and send later calls at once again."""
         self._held = None
 
     def _start(self, messages: Mapping[int, Sequence[tuple[Call, Request]]]) -> None:
-        """Send one message to each rank. `messages`: the calls and their requests, by rank."""
+        """Send one message to each rank. `messages`: rank -> the calls of its message, each with its request."""
         calls = {
             rank: [call for call, _ in message] for rank, message in messages.items()
         }
@@ -555,10 +574,11 @@ class WorkerGroup:
     def _answered(
         self, calls: Sequence[Call], answer: Sequence[Outcome] | Failure
     ) -> None:
-        """End the calls of a message.
+        """End all calls of a message.
 
-        `answer`: outcomes up to the first failure, or one Failure for the worker's death. Calls without an outcome did
-        not run and end as stopped. After a death, only the running call gets the Failure.
+        `answer`: the outcomes of the calls up to the first failure, or one Failure if the worker has died. Calls
+        without an outcome did not run: they end as stopped. After a death, only the call that was running gets the
+        Failure.
         """
         if isinstance(answer, Failure):
             self._settle(calls[0].work or calls[0], answer)
@@ -567,10 +587,11 @@ class WorkerGroup:
             self._settle(call, answer[at] if at < len(answer) else _STOPPED)
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
-        """End a call with its outcome. Later outcomes of the same call are ignored.
+        """End a call with its outcome. If the call has ended already, do nothing.
 
-        This runs in the thread that has received the outcome, so it must not block. The death of a worker is reported
-        for all its calls, in any order; of these calls, the one that was sent first was running.
+        Runs in the thread that has received the outcome, so it must not block. If a worker dies, this is called for
+        each of its open calls, in any order; the Failure then also ends the call that was sent first, which was the
+        running one.
         """
         with self._lock:
             if call not in self._open:
@@ -610,9 +631,9 @@ class WorkerGroup:
         return bool(self._open)
 
     def busy(self) -> dict[int, Call]:
-        """Return the running call of each busy rank, by rank.
+        """Return the running call of each rank that runs a method, by rank.
 
-        Ranks in `setup` are left out; empty for a closed group.
+        Ranks that are in `setup` are left out. Return an empty mapping for a closed group.
         """
         with self._lock:
             left = [] if self.closed else list(self._open)
@@ -624,16 +645,17 @@ class WorkerGroup:
         }
 
     def fail(self, call: Call, failure: Failure) -> None:
-        """End an open call with `failure`, as if the call's worker had died."""
+        """End a call with `failure`, as if the call's worker had died. Do nothing if the call has ended already."""
         self._settle(call, failure)
 
     def cancel(self, why: str, patience_s: float | None = None) -> None:
-        """Start to wind the group down (cancel its calls, wait for them, stop ranks), in a thread of its own.
+        """Start a thread that ends the group after a failure: it cancels running calls, waits for their end, and stops
+        the ranks.
 
-        Idempotent.
+        If the group outlasts failures, the ranks are not stopped. A second call does nothing.
 
-        `why`: the reason, for errors. `patience_s`: the most seconds to wait for running calls before the cancellation,
-        in a group that `outlast`s failures by "end the call"; None: the group's `patience_s`.
+        `why`: the reason, for errors. `patience_s`: in a group with `outlast` "end the call", the most seconds in which
+        running calls may end before they are cancelled; None: the group's attribute `patience_s`.
         """
         with self._lock:
             if self.closed:
@@ -663,9 +685,9 @@ class WorkerGroup:
                     self._settle(call, _STOPPED)
 
     def _let_end(self, patience_s: float) -> None:
-        """Wait until the running calls have ended, a call has failed, or `in_vain` says that waiting is useless.
+        """Wait until all running calls have ended, at most `patience_s` seconds.
 
-        `patience_s`: the most seconds to wait.
+        Return earlier if a call has failed, or if `in_vain` says that waiting is useless.
         """
         until = time.monotonic() + patience_s
         while (
@@ -684,15 +706,16 @@ class WorkerGroup:
     def lost(self) -> dict[int, Call]:
         """Return the ranks that must be restarted after a failure, each with its failed call.
 
-        These ranks have failed by themselves, or did not end their calls in time. Valid once the group is wound down.
+        A rank is lost if its call did not end in time, or failed by more than a broken or late channel. Valid after
+        `wait_wound_down`.
         """
         ended = [call for call in self.failed_calls if not gave_up(call.exception())]
         return {call.slot.rank: call for call in (*self.late_calls, *ended)}
 
     def go_on(self, handles: Mapping[int, WorkerHandle]) -> None:
-        """Take calls again after a failure that the group outlasts.
+        """Take calls again, in a group that outlasts failures.
 
-        `handles`: new handles of the lost ranks, by rank.
+        `handles`: rank -> handle of the restarted worker, for each rank that was lost.
         """
         self.handles = tuple(
             handles.get(rank, handle) for rank, handle in enumerate(self.handles)
@@ -723,7 +746,7 @@ class WorkerGroup:
             handle.end()
 
     def wait_wound_down(self) -> None:
-        """Wait until a cancelled group has wound down, and log a warning if this takes too long."""
+        """Wait until the thread that `cancel` has started is done. Log a warning if this takes too long."""
         if self._winding_down is not None:
             longest_s = SETTLE_S + (
                 self.patience_s if self.outlast == "end the call" else 0.0
@@ -737,14 +760,17 @@ class WorkerGroup:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self, grace_s: float = CLOSE_S) -> None:
-        """Cancel running calls, then close and end all ranks. Idempotent.
+        """Cancel running calls, call `close` on all ranks, and end the ranks. A second call does nothing.
 
-        `grace_s`: the most seconds for ranks to close by themselves.
+        `grace_s`: the most seconds for `close` on the ranks.
         """
         close_all([self], grace_s)
 
     def _begin_close(self) -> list[Call]:
-        """Start `close` on all ranks and return the calls, or no calls if the group is closed or winds down already."""
+        """Start the method `close` on all ranks, and return its calls.
+
+        Return an empty list if the group is closed already or has failed.
+        """
         with self._lock:
             ended = self.closed
             # A failure from here on is a consequence of closing.
@@ -767,9 +793,9 @@ class WorkerGroup:
 
 
 def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
-    """Close several groups at the same time. An error of a worker's `close` is logged, not raised.
+    """Close several groups at the same time. An error in a worker's `close` is logged, not raised.
 
-    `grace_s`: the most seconds for the ranks of all groups to close by themselves.
+    `grace_s`: the most seconds for `close` on all ranks of all groups; then the ranks are stopped.
     """
     closing = {group: group._begin_close() for group in groups}
     done, _ = concurrent.futures.wait(
@@ -784,7 +810,7 @@ def close_all(groups: Sequence[WorkerGroup], grace_s: float = CLOSE_S) -> None:
 
 
 def check_methods(worker: type[Worker]) -> None:
-    """Raise WorkerMisuse if a worker class has a public method with a name that WorkerGroup uses itself."""
+    """Raise WorkerMisuse if a public method of `worker` has a name that WorkerGroup uses for itself."""
     taken = set(dir(WorkerGroup)) - set(dir(Worker))
     for kind in worker.__mro__:
         if kind is Worker:
@@ -797,7 +823,7 @@ def check_methods(worker: type[Worker]) -> None:
 
 
 class Ranks:
-    """A selection of a group's ranks, on which methods can be called."""
+    """Some ranks of a group. Each public method of the worker class can be called on them, as on the whole group."""
 
     def __init__(self, group: WorkerGroup, ranks: tuple[int, ...]) -> None:
         self._group = group
@@ -813,7 +839,10 @@ class Ranks:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBuilder:
-    """A worker class with its config and the job's facts, from which `launch` makes a group."""
+    """A worker class with its config, from which `launch` starts a group.
+
+    `facts`: numbers of ranks and weight syncs of the job; None outside of a job.
+    """
 
     worker: type[Worker]
     config: Any = None
@@ -830,9 +859,9 @@ class GroupBuilder:
     ) -> WorkerGroup:
         """Start one process per slot, and return the group when all workers are set up.
 
-        `name`: name of the group and of its component. `placement_strategy`: computes the slots. `channels`: the
-        group's channels, by the names that its workers use; None: all channels that the cluster has made so far. The
-        channels break when the group fails. Raise the errors of `Cluster.launch_all`, which name the group.
+        `name`: name of the group, which is also the name of its component. `placement_strategy`: computes the slots.
+        `channels`: the channels that the workers may use, by name; None: all channels that the cluster has made so far.
+        These channels break when the group fails. Raise the errors of `Cluster.launch_all`, which name the group.
         """
         # Later groups are not known yet, so everything is reserved.
         cluster.reserve()

@@ -1,4 +1,4 @@
-"""Find workers that no longer answer while a call is open: stopped processes, deadlocks that hold the interpreter.
+"""Find workers that no longer answer while a method runs: stopped processes, and deadlocks that hold the interpreter.
 
 ::
 
@@ -21,7 +21,7 @@ _END_S = 5.0  # longest wait for the thread to end; no look blocks
 
 
 class _Question:
-    """A question to a worker about its running method. `answer`: the future answer."""
+    """A question to a worker: which method does it run? `answer`: the future answer."""
 
     def __init__(self, answer: Future[str]) -> None:
         self.answer = answer
@@ -31,11 +31,11 @@ class _Question:
 
 
 class Heartbeat:
-    """A thread that asks the busy workers of `groups` what they are doing, and fails the calls of silent workers.
+    """A thread that asks the busy workers of `groups` what they do, and fails the calls of workers that do not answer.
 
-    Each worker has at most one open question, and `heartbeat_s` seconds to answer. Workers in set-up are not asked,
-    because imports and engines block the interpreter for long; `ray.start_timeout_s` limits set-up. Use the heartbeat
-    as a context manager.
+    A worker has `heartbeat_s` seconds to answer, and at most one open question. Workers in `setup` are not asked,
+    because imports and engines block the interpreter for a long time; `ray.start_timeout_s` limits `setup`. The thread
+    runs inside the `with` block of this object.
     """
 
     def __init__(self, groups: Sequence[WorkerGroup], heartbeat_s: float) -> None:
@@ -62,7 +62,7 @@ class Heartbeat:
             self.look()
 
     def look(self) -> None:
-        """Take the answers, fail the calls of workers whose answers are overdue, and ask the other busy workers."""
+        """Fail the calls of workers whose answers are overdue, and ask each busy worker that has no open question."""
         busy = {
             group.handles[rank]: (group, call)
             for group in self._groups

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """Values from which the workers of a group are created."""
+    """All that is needed to create the workers of a group."""
 
     name: str
     worker: type[Worker]
@@ -48,9 +48,9 @@ class GroupSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Done:
-    """Outcome of a method that returned `value`.
+    """The outcome of a method that has returned `value`.
 
-    `record`: times of the call; None if `close` was called and there was no worker.
+    `record`: times of the call; None if `close` was called on a host without a worker.
     """
 
     value: Any
@@ -59,10 +59,10 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Outcome of a method that raised an error, or whose process died.
+    """The outcome of a method that has raised an error, or whose process has died.
 
-    `what`: the error as a text. `traceback`: formatted traceback; None if the process died. `cause`: the error itself,
-    if there is one; pickling keeps `cause` if the copy can be unpickled, else only the texts.
+    `what`: the error as a text. `traceback`: the traceback as a text; None if the process has died. `cause`: the error
+    object; None if there is none, or if the failure was pickled and the error object cannot be unpickled.
     """
 
     what: str
@@ -71,7 +71,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return the failure for an error. The traceback leaves out the outermost frames if they are of this module."""
+        """Return the failure for an error. Frames of this module at the beginning of the traceback are left out."""
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
@@ -87,10 +87,10 @@ class Failure:
         return _revived, (self.what, self.traceback, self._pickled(pickle.dumps))
 
     def _pickled(self, dumps: Callable[[Any], bytes]) -> bytes:
-        """Return the pickled cause, or the pickled None if no copy of the cause can be unpickled.
+        """Return the pickled `cause`, or the pickled None if every copy of the cause would fail to unpickle.
 
-        `dumps`: the pickling function. The first try uses the pickling of the cause's class, the second try its class
-        and attributes.
+        `dumps`: the pickling function. First the exception itself is pickled; if unpickling fails, its class and
+        attributes.
         """
         for way in (lambda cause: cause, _by_attributes):
             try:
@@ -102,9 +102,9 @@ class Failure:
         return pickle.dumps(None)
 
     def carried(self, dumps: Callable[[Any], bytes]) -> Failure:
-        """Return an equal failure whose cause is pickled already, by `dumps`.
+        """Return an equal failure whose cause is already pickled with `dumps`, to be sent to the driver.
 
-        `dumps`: a pickling function that may support more classes than `pickle.dumps`.
+        `dumps`: a pickling function that supports more classes than `pickle.dumps`.
         """
         return _Carried(
             what=self.what, traceback=self.traceback, data=self._pickled(dumps)
@@ -113,7 +113,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Carried(Failure):
-    """A Failure on its way to the driver. `data`: the pickled cause."""
+    """A Failure with an already pickled cause, on its way to the driver. `data`: the pickled cause."""
 
     data: bytes
 
@@ -122,9 +122,9 @@ class _Carried(Failure):
 
 
 class _ByAttributes:
-    """Wrapper that pickles an exception by its class and attributes.
+    """Wrapper that pickles an exception as its class and attributes.
 
-    Unpickling returns the exception without a call of its constructor, whose arguments are unknown.
+    Unpickling restores the exception without a call of its constructor, whose arguments are unknown.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -160,13 +160,16 @@ Request = tuple[str, tuple[Any, ...], Mapping[str, Any]]  # a method and its arg
 
 
 class WorkerHost:
-    """Creates one worker and runs its methods.
+    """Creates one worker and runs its methods, on the worker's side.
 
     The worker's thread calls `build` and `run`; any other thread may call `cancel` and `where`.
     """
 
     def __init__(self, *, shows_failures: bool = False) -> None:
-        """Make a host without a worker. `shows_failures`: whether tracebacks of failures also go to standard error."""
+        """Create a host without a worker; `build` creates the worker.
+
+        `shows_failures`: whether tracebacks of failures are also written to standard error.
+        """
         self._shows_failures = shows_failures
         self._worker: Worker | None = None
         self._context: WorkerContext | None = None
@@ -191,12 +194,12 @@ class WorkerHost:
         lending: Lending | None = None,
         place: Place | None = None,
     ) -> None:
-        """Create the worker. An error is not raised here; every later call returns the error as a failure.
+        """Create the worker. If this fails, nothing is raised: every later call returns the error as a Failure.
 
-        `spec`: spec of the worker's group. `slot`: slot of the worker. `device`: the slot's accelerators. `rendezvous`:
-        address where the group's ranks join. `folder`: job folder in shared memory; None if all workers are threads.
-        `lending`: shared with the other workers of the process. `place`: the place from which addresses of channels are
-        connected; None if channels are passed as they are.
+        `spec`: spec of the worker's group. `slot`: slot of the worker. `device`: the worker's accelerators.
+        `rendezvous`: address where the group's ranks meet. `folder`: job folder in shared memory; None if all workers
+        are threads. `lending`: object for calls between the workers of this process. `place`: location of this process,
+        from which it connects to channel addresses; None if channels are passed as objects.
         """
         try:
             if place is not None:
@@ -229,13 +232,15 @@ class WorkerHost:
             self.refuse(error)
 
     def refuse(self, error: BaseException) -> None:
-        """Make every later call return `error` as a failure, in place of creating the worker."""
+        """Make every later call return `error` as a Failure. Used instead of `build` if the worker cannot be
+        created.
+        """
         self._failure = self._failed(error)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Run the methods of `requests` in order, as `call` does, and return their outcomes.
+        """Run the methods of `requests` in order, and return their outcomes.
 
-        The list ends with the first failure, or early after `cancel`; the later methods do not run.
+        Stop after the first failure, or if `cancel` was called; the list then has fewer outcomes than `requests`.
         """
         outcomes: list[Outcome] = []
         for method, args, kwargs in requests:
@@ -249,9 +254,9 @@ class WorkerHost:
     def call(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run `method(*args, **kwargs)` of the worker and return the outcome; an error becomes a Failure.
+        """Run `method(*args, **kwargs)` of the worker, and return its outcome. An error is returned as a Failure.
 
-        The method `close` also removes the worker, so that later calls fail.
+        The method `close` also removes the worker, so that all later calls fail.
         """
         worker = self._worker
         context = self._context
@@ -296,11 +301,13 @@ class WorkerHost:
     # ── channels and messages ────────────────────────────────────────────────────────────────────────────────────────
 
     def _received(self, arguments: Any) -> Any:
-        """Return the arguments of a call, with each channel or channel address replaced by the worker's own end."""
+        """Return the arguments of a call. Each channel or channel address in them is replaced by the worker's own
+        channel end.
+        """
         return exchanged(arguments, self._kinds, self._own_end)
 
     def _own_end(self, handed: Channel | ChannelAddress) -> Channel:
-        """Return the worker's end of `handed`, a channel that a call has passed, and register the end by its name."""
+        """Return the worker's own end of the channel `handed`, and register this end under the channel's name."""
         assert self._context is not None, "a worker has a context"
         name = handed.spec.name
         known = self._channels.get(name)
@@ -324,7 +331,9 @@ class WorkerHost:
             self._context.messages.meet(ends)
 
     def part(self, group: str, why: str) -> None:
-        """Record that `group` has ended. `why`: the reason, for errors of the worker's messages."""
+        """Record that the group `group` has ended. `why`: the reason, for errors when the worker waits for its
+        messages.
+        """
         if self._context is not None:
             self._context.messages.part(group, why)
 
@@ -338,11 +347,11 @@ class WorkerHost:
         self._cancelled.set()
 
     def proceed(self) -> None:
-        """Undo `cancel`, so that the worker's methods run again."""
+        """Undo `cancel`, so that later methods run."""
         self._cancelled.clear()
 
     def where(self) -> str:
-        """Return the running method and its source lines, or "" if no method runs.
+        """Return the running method and its source lines as a text, or "" if no method runs.
 
         Example: `generate, at rollout.py:83 in generate`.
         """
@@ -373,7 +382,10 @@ def _ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _show_log(log: logging.Logger) -> None:
-    """Make a worker's logger write to standard error from level INFO on, unless this process has configured logging."""
+    """Make the worker's logger write to standard error from level INFO on.
+
+    Do nothing if this process has configured logging already.
+    """
     if log.handlers or logging.getLogger().handlers:
         return
     lines = _ToStandardError()
@@ -384,7 +396,9 @@ def _show_log(log: logging.Logger) -> None:
 
 
 class _ToStandardError(logging.Handler):
-    """A log handler that writes to the present `sys.stderr`, which in a worker's thread is the worker's file."""
+    """A log handler that looks up `sys.stderr` at each line. In a worker's thread, this stream is the worker's output
+    file.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

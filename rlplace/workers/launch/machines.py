@@ -40,9 +40,9 @@ def declared_topology(
 ) -> Topology:
     """Return the topology that the `cluster` block of a config declares.
 
-    `sources`: the file and line of each config key, for errors. The value `auto` is filled in from this machine. With
-    `ray.machines: true`, the machines are read from the Ray cluster. Machines in `nodes` need not exist; the launcher
-    checks them later. Raise ClusterError, PlacementError or ConfigError.
+    `sources`: file and line of each config key, for errors. The value `auto` is filled in from this machine. With
+    `ray.machines: true`, the nodes are those of the running Ray cluster. Otherwise the nodes need not exist: the
+    launcher checks them later. Raise ClusterError, PlacementError or ConfigError.
     """
     if config.ray.machines:
         return _met_topology(config, sources or {})
@@ -71,8 +71,8 @@ def declared_topology(
 def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topology:
     """Return the topology of the running Ray cluster at `ray.address`.
 
-    Raise ConfigError if the config has no address or declares `nodes` too, ClusterError if the machines do not suffice.
-    `sources`: the file and line of each config key, for errors.
+    `sources`: file and line of each config key, for errors. Raise ConfigError if `config` has no address or declares
+    `nodes` as well, ClusterError if the cluster has no GPU although the config requires GPUs.
     """
     if config.ray.address is None:
         key = "cluster.ray.address"
@@ -124,7 +124,7 @@ def _met_topology(config: ClusterConfig, sources: Mapping[str, Source]) -> Topol
 
 
 def _machines_of(ray: RayConfig) -> list[Machine]:
-    """Return the machines of a running Ray cluster.
+    """Connect to a running Ray cluster, and return its machines.
 
     Raise ClusterError if the cluster cannot be reached, ConfigError if Ray is not installed.
     """
@@ -150,10 +150,10 @@ def _machines_of(ray: RayConfig) -> list[Machine]:
 def await_machines(
     ray: RayConfig, slots: Sequence[Slot], topology: Topology, wait_s: float
 ) -> None:
-    """Wait until the Ray cluster of the settings `ray` has the machines that `slots` use, at most `wait_s` seconds.
+    """Wait until a running Ray cluster has the machines and accelerators that `slots` use, at most `wait_s` seconds.
 
-    Raise ClusterError or PlacementError if a machine or its accelerators are missing after `wait_s`. `topology`: the
-    planned nodes.
+    `ray`: settings with the cluster's address. `topology`: the planned nodes. Raise ClusterError or PlacementError if a
+    machine or its accelerators are still missing after `wait_s`.
     """
     from rlplace.workers.launch.reservation import check_size, node_uses
     from rlplace.workers.ray_launch.session import RaySession
@@ -184,9 +184,10 @@ def count_topology(
 ) -> Topology:
     """Return a topology of equal nodes.
 
-    `accelerators_per_node`: a number, or "auto": all visible GPUs of this machine, or the emulated accelerators that
-    `accelerator` names. `local`: whether the nodes are this machine; if so, raise ClusterError if it has too few GPUs.
-    GPUs get the product and memory of this machine's GPUs; both stay unknown for a given number on another cluster.
+    `accelerators_per_node`: a number, or "auto" for all visible GPUs of this machine, or without GPUs the emulated
+    accelerators of `accelerator`. `local`: whether the nodes are this machine. If true, raise ClusterError if this
+    machine has too few GPUs. If false and a number is given, product and memory of the GPUs stay unknown; otherwise
+    they are those of this machine's GPUs.
     """
     kind = accelerator.kind
     gpus = () if kind == "emulated" else visible_gpus()
@@ -232,7 +233,7 @@ def count_topology(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU of this machine. Unknown values are empty or 0."""
+    """One GPU of this machine. A text that is unknown is empty, and an unknown number of bytes is 0."""
 
     uuid: str = ""
     product: str = ""
@@ -240,15 +241,15 @@ class Gpu:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process may use by CUDA_VISIBLE_DEVICES. Wait at most LIST_S seconds for nvidia-smi."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lets this process use. This takes at most LIST_S seconds."""
     return visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
     """Return all GPUs of this machine, in the order of nvidia-smi.
 
-    `deadline_s`: the most seconds to wait for nvidia-smi. If nvidia-smi is missing, fails, is late or cannot be parsed,
-    the GPUs are only counted: return one empty `Gpu()` for each.
+    `deadline_s`: the most seconds to wait for nvidia-smi. If nvidia-smi is missing, fails, is too slow or prints
+    something unexpected, only the number of GPUs is known: return that many `Gpu()` without values.
     """
     described: tuple[Gpu, ...] = ()
     # Output goes to a file: a pipe might never be closed.
@@ -278,9 +279,9 @@ def list_gpus(deadline_s: float = LIST_S) -> tuple[Gpu, ...]:
 
 
 def parse(text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs in `text`, the output of QUERY with one GPU per line.
+    """Return the GPUs in `text`, the output of the command QUERY, which has one line for each GPU.
 
-    Return an empty tuple if any line has another form, because the numbers of the later GPUs would be wrong.
+    Return an empty tuple if any line has an unexpected form, because the numbers of the later GPUs would be wrong.
     """
     gpus: list[Gpu] = []
     for line in filter(str.strip, text.splitlines()):
@@ -297,10 +298,10 @@ def parse(text: str) -> tuple[Gpu, ...]:
 
 
 def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs among `gpus` that `names` makes visible, in the order of `names`.
+    """Return those of `gpus` that CUDA_VISIBLE_DEVICES makes visible, in the order of `names`.
 
-    `names`: the value of CUDA_VISIBLE_DEVICES, numbers or beginnings of UUIDs; None: all `gpus` are visible. As in
-    CUDA, the list ends at the first name that does not exist. For a MIG slice, the result has an empty `Gpu()`.
+    `names`: value of CUDA_VISIBLE_DEVICES, a list of GPU numbers or beginnings of UUIDs; None: all `gpus` are visible.
+    As in CUDA, names after the first unknown name are ignored. A MIG slice is returned as a `Gpu()` without values.
     """
     if names is None:
         return tuple(gpus)
@@ -328,7 +329,7 @@ def visible(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
 
 
 def runs_of(gpus: Sequence[Gpu]) -> tuple[Run, ...]:
-    """Return the runs of neighbouring GPUs with the same product and memory, in order."""
+    """Return the GPUs as runs: each run is a sequence of neighbouring GPUs with the same product and memory."""
     alike = itertools.groupby(gpus, key=lambda gpu: (gpu.product, gpu.memory_bytes))
     return tuple(
         Run(count=sum(1 for _ in group), product=product, memory_bytes=size)

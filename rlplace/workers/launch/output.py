@@ -17,20 +17,25 @@ from rlplace.placement.language.slots import Slot
 
 
 def output_file(folder: Path | None, slot: Slot) -> Path | None:
-    """Return the path of the output file of the rank at `slot` in `folder`, or None if `folder` is None."""
+    """Return the path in `folder` of the output file for the rank at `slot`; None if `folder` is None."""
     if folder is None:
         return None
     return folder / f"{slot.component}-{slot.rank}.txt"
 
 
 class Outputs:
-    """Owns sys.stdout and sys.stderr of a process until `close`: the thread of each worker writes to the worker's file.
+    """Replaces sys.stdout and sys.stderr of a process until `close`: what a worker's thread writes goes to the worker's
+    file.
 
-    Other threads write to the earlier streams; in a process that has only workers, to the first worker's file.
+    Other threads write to the earlier streams. In a process that has only workers, they write to the first worker's
+    file.
     """
 
     def __init__(self, files: Sequence[Path | None] = ()) -> None:
-        """Replace sys.stdout and sys.stderr. `files`: output files of all workers, if the process has only workers."""
+        """Replace sys.stdout and sys.stderr.
+
+        `files`: output files of all workers of a process that has only workers; empty for any other process.
+        """
         self._of_thread = threading.local()
         self._opened: dict[Path, TextIO] = {}
         if files and files[0] is not None and (whole := self._open(files[0])):
@@ -48,9 +53,10 @@ class Outputs:
         sys.stdout, sys.stderr = self._ours
 
     def enter(self, file: Path | None, owner: str) -> None:
-        """Direct the output of the calling thread to `file`, which first gets a line about the process.
+        """From now on, write the output of the calling thread to `file`. The file first gets a line about the worker's
+        process.
 
-        `owner`: name of the worker, for this line. If `file` is None or cannot be written, change nothing.
+        `owner`: name of the worker, for this line. If `file` is None or cannot be opened, change nothing.
         """
         if file is not None and (opened := self._open(file)):
             self._of_thread.file = opened
@@ -62,17 +68,16 @@ class Outputs:
     def close(self) -> None:
         """Restore the earlier sys.stdout and sys.stderr.
 
-        If other code has replaced the streams of this object, the streams of that code stay until that code restores
-        the streams of this object.
+        If other code has replaced the streams in the meantime, its streams stay. When that code later restores the
+        streams of this object, they write to the earlier streams.
         """
         for ours in self._ours:
             ours.ended = True
         sys.stdout, sys.stderr = _living(sys.stdout), _living(sys.stderr)
 
     def _open(self, file: Path) -> TextIO | None:
-        """Return the stream that appends whole lines to `file`, opened at the first call.
-
-        Return None if opening fails.
+        """Return a stream that appends to `file` and flushes each line; the first call opens it. Return None if opening
+        fails.
         """
         with contextlib.suppress(OSError):
             if file not in self._opened:
@@ -85,7 +90,10 @@ class Outputs:
 
 
 class Above(io.TextIOBase):
-    """A replacement of a standard stream that writes to the stream that it has replaced ("the stream below")."""
+    """Base class of replacements for a standard stream, which pass everything on to another stream.
+
+    `below`: the other stream, usually the one that was replaced.
+    """
 
     @property
     def below(self) -> TextIO:
@@ -118,14 +126,15 @@ class Above(io.TextIOBase):
         return True
 
     def close(self) -> None:
-        """Flush the stream and leave it open, because other code still writes to it."""
+        """Flush the stream without closing it, because other code still writes to it."""
         self.flush()
 
 
 class ByThread(Above):
-    """A standard stream that writes to the file of the thread's worker, or to `others` in any other thread.
+    """A standard stream that writes to the file of the calling thread's worker, or to `others` in a thread without a
+    worker.
 
-    While pdb, or a debugger built on it, steps through a thread, the thread writes to `others`, where the user is.
+    While a thread is traced by pdb or a debugger that is built on it, the thread writes to `others`, where the user is.
     """
 
     def __init__(self, of_thread: threading.local, others: TextIO) -> None:
@@ -143,14 +152,16 @@ class ByThread(Above):
 
 
 def _living(stream: TextIO) -> TextIO:
-    """Return `stream`, or if it is a ByThread that has ended, the first stream below it that has not ended."""
+    """Return `stream`; if it is a ByThread of a closed Outputs, return the stream that it has replaced, as often as
+    necessary.
+    """
     while isinstance(stream, ByThread) and stream.ended:
         stream = stream.others
     return stream
 
 
 def _is_debugged() -> bool:
-    """Return whether pdb, or a debugger built on bdb, traces the calling thread."""
+    """Return whether pdb, or a debugger that is built on bdb, traces the calling thread."""
     # bdb is not imported here: it is loaded only while debugging.
     bdb = sys.modules.get("bdb")
     return bdb is not None and isinstance(

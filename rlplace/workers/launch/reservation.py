@@ -24,7 +24,10 @@ BUNDLE_CPUS = 0.01  # of a node's reservation without GPUs; the actors in it ask
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A living node of the Ray cluster. `total`: all of its resources, by name, whether used or not."""
+    """A living node of the Ray cluster.
+
+    `id`: Ray's id of the node. `total`: resource name -> amount on this node, used or not.
+    """
 
     id: str
     address: str
@@ -32,7 +35,7 @@ class Machine:
 
     @property
     def product(self) -> str:
-        """Product name of the machine's accelerators, if Ray lists it as a resource; else ""."""
+        """Product name of the machine's accelerators, if Ray reports it, else an empty text."""
         return next(
             (
                 name.partition(":")[2]
@@ -69,7 +72,10 @@ class NodeUse:
         return tuple(self.ids[n] for n in visible_to(slot) if self.ids)
 
     def uuids(self, slot: Slot) -> tuple[str, ...]:
-        """Return the UUIDs of the slot's GPUs, then the UUIDs of the node's other GPUs. Empty if a UUID is unknown."""
+        """Return the UUIDs of the slot's GPUs, followed by the UUIDs of the node's other GPUs.
+
+        Return an empty tuple if the UUID of one of the slot's GPUs is unknown.
+        """
         own = (
             [
                 gpu
@@ -87,12 +93,12 @@ class NodeUse:
 
 
 def visible_to(slot: Slot) -> tuple[int, ...]:
-    """Return the numbers, within the node, of the accelerators that the rank of `slot` may see."""
+    """Return the accelerators that the worker at `slot` can see, by their numbers within the node."""
     return slot.visible_accelerators or slot.local_accelerators
 
 
 def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, NodeUse]:
-    """Return which accelerators of each node `slots` use, by node rank in ascending order.
+    """Return the accelerators that `slots` use, by node rank in ascending order.
 
     Nodes without slots are left out. `slots`: None means all accelerators of all nodes.
     """
@@ -110,9 +116,9 @@ def node_uses(slots: Sequence[Slot] | None, topology: Topology) -> dict[int, Nod
 
 
 def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> None:
-    """Raise ClusterError if a slot uses a node or an accelerator that the first launch has not reserved.
+    """Raise ClusterError if a slot uses a node or an accelerator that is not reserved.
 
-    `reserved`: the reserved accelerators by node rank.
+    `reserved`: node rank -> reserved accelerators; the first launch of the cluster has reserved them.
     """
     for slot in slots:
         if slot.node not in reserved or not set(visible_to(slot)) <= set(
@@ -131,9 +137,9 @@ def check_reserved(slots: Sequence[Slot], reserved: Mapping[int, NodeUse]) -> No
 def check_size(
     needed: Mapping[int, NodeUse], machines: Sequence[Machine], address: str
 ) -> None:
-    """Raise ClusterError if the cluster would be too small even without other jobs.
+    """Raise ClusterError if the cluster has too few nodes, GPUs or CPUs for the job, even if no other job used them.
 
-    `needed`: needed accelerators by node rank. `machines`: the machines of the cluster, by node rank. `address`: the
+    `needed`: node rank -> needed accelerators. `machines`: the machines of the cluster, by node rank. `address`: the
     cluster's address, for errors.
     """
     nodes = len(machines)
@@ -182,10 +188,10 @@ def not_free(
     free: Mapping[str, Mapping[str, float]],
     waited_s: float,
 ) -> ClusterError:
-    """Return the error for a reservation that has waited too long.
+    """Return the error for a reservation that was not granted in time. Its text lists what is not free on each node.
 
-    `needed`: needed accelerators by node rank. `machines`: the machines of the cluster, by node rank. `free`: free
-    resources now, by machine id. `waited_s`: duration of the wait in seconds.
+    `needed`: node rank -> needed accelerators. `machines`: the machines of the cluster, by node rank. `free`: machine
+    id -> resources that are free now. `waited_s`: duration of the wait in seconds.
     """
     lacks = {
         node: use.lack(free.get(machines[node].id, {})) for node, use in needed.items()
@@ -225,12 +231,10 @@ class WorkerReport:
 def check_place(
     slot: Slot, machine: Machine, use: NodeUse, report: WorkerReport
 ) -> None:
-    """Raise ClusterError if a worker runs on another machine than planned, or sees other GPUs than planned.
+    """Raise ClusterError if a worker runs on a different machine than planned, or sees different GPUs than planned.
 
-    `slot`: slot of the worker.
-
-    `machine` and `use`: the planned machine, and the reserved accelerators on it. `report`: the report of the worker's
-    process.
+    `slot`: slot of the worker. `machine`: the planned machine. `use`: the reserved accelerators on the planned machine.
+    `report`: report of the worker's process.
     """
     visible = use.visible_ids(slot)
     elsewhere = report.machine != machine.id
@@ -256,10 +260,9 @@ def _names(ids: Iterable[object]) -> str:
 
 
 def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
-    """Return the address at which rank 0 of each group listens: the local address if one node is reserved.
+    """Return the address at which rank 0 of each group listens: 127.0.0.1 if the job has one node, else an empty text.
 
-    If several nodes are reserved, return "", which stands for the address of rank 0's node. `reserved`: reserved
-    accelerators by node rank.
+    An empty text stands for the address of rank 0's node. `reserved`: node rank -> reserved accelerators.
     """
     if len(reserved) == 1:
         return "127.0.0.1"
@@ -270,7 +273,9 @@ def rendezvous_host(reserved: Mapping[int, NodeUse]) -> str:
 
 
 def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
-    """Return the slots of each process, in the order of the processes' first slots."""
+    """Return one tuple of slots for each process: the slots whose workers live in it. Processes are in order of first
+    slots.
+    """
     found: dict[tuple[str, int, str], list[Slot]] = {}
     for slot in slots:
         own = ("", 0) if slot.process else (slot.component, slot.rank)
@@ -279,9 +284,9 @@ def processes(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
 
 def check_sharing(specs: Sequence[GroupSpec], running: Iterable[str]) -> None:
-    """Raise ClusterError if workers of the groups `specs` that are planned for one process cannot share it.
+    """Raise ClusterError if workers that are planned for the same process cannot share it.
 
-    `running`: names of shared processes that have started already, which take no more workers.
+    `specs`: the groups to launch. `running`: names of shared processes that run already, which take no more workers.
     """
     classes = {spec.name: spec.worker for spec in specs}
     for sharing in processes(

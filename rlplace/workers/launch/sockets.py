@@ -22,9 +22,9 @@ _OF_VLLM = len("/12345678-1234-1234-1234-123456789012")
 
 
 def socket_folder(behind: int = _OURS) -> Path:
-    """Return the folder for temporary files, or /tmp if that folder would make socket paths too long.
+    """Return the folder for temporary files, or /tmp if socket paths in that folder would be too long.
 
-    `behind`: number of bytes that a socket path adds to the folder's path.
+    `behind`: number of bytes that a socket path has after the folder's path.
     """
     usual = Path(tempfile.gettempdir())
     if _fits(usual, behind):
@@ -33,10 +33,11 @@ def socket_folder(behind: int = _OURS) -> Path:
 
 
 def ray_variables() -> Mapping[str, str]:
-    """Return environment variables that make Ray put its sockets into /tmp, if the path of TMPDIR is too long.
+    """Return environment variables that make Ray put its sockets into /tmp, for a TMPDIR that is too long for socket
+    paths.
 
-    Return no variables if TMPDIR is short or RAY_TMPDIR is set. Raise ClusterError if RAY_TMPDIR is too long: Ray
-    itself would fail in the middle of its start.
+    Return an empty mapping if TMPDIR is short enough or RAY_TMPDIR is set. Raise ClusterError if RAY_TMPDIR is too
+    long, because Ray would fail in the middle of its start.
     """
     own = os.environ.get("RAY_TMPDIR")
     if own is None:
@@ -59,7 +60,11 @@ def ray_variables() -> Mapping[str, str]:
 
 
 def vllm_variables() -> Mapping[str, str]:
-    """Return environment variables that make vLLM put its sockets into /tmp, if the path of TMPDIR is too long."""
+    """Return environment variables that make vLLM put its sockets into /tmp, for a TMPDIR that is too long for socket
+    paths.
+
+    Return an empty mapping if TMPDIR is short enough.
+    """
     if not _fits(Path(tempfile.gettempdir()), _OF_VLLM):
         return {"VLLM_RPC_BASE_PATH": str(SHORT)}
     return {}

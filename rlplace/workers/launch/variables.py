@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def reserve_port(host: str) -> socket.socket:
     """Return a socket that is bound to a free port of `host` and does not listen.
 
-    While the socket is open, Linux gives the port to no other program. Another socket that asks for exactly this port
-    with SO_REUSEADDR, as torch's store does, can listen on the port, also several times in succession.
+    As long as the socket is open, Linux gives this port to no program that asks for any free port. A socket with
+    SO_REUSEADDR that asks for exactly this port, as torch's store does, can still listen there, also repeatedly.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,9 +30,9 @@ def torch_variables(
 ) -> dict[str, str]:
     """Return the environment variables of torch.distributed, such as RANK and WORLD_SIZE, for the rank at `slot`.
 
-    `slots`: all slots of the rank's group. `device`: the rank's device. `rendezvous`: the source of MASTER_ADDR and
-    MASTER_PORT. LOCAL_RANK is the argument of `torch.cuda.set_device`: the number of the rank's GPU among the GPUs that
-    the process sees. Without a GPU, LOCAL_RANK counts the group's ranks on the node.
+    `slots`: all slots of the rank's group. `device`: the rank's device. `rendezvous`: has the values of MASTER_ADDR and
+    MASTER_PORT. LOCAL_RANK is the number of the rank's GPU among the GPUs that the process sees, for
+    `torch.cuda.set_device`. Without a GPU, LOCAL_RANK is the rank's number among the group's ranks on its node.
     """
     _, _, index = device.torch_name.partition(":")
     local = [other for other in slots if other.node == slot.node]

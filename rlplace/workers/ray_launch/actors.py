@@ -46,9 +46,9 @@ _DEPTH = 7
 
 
 class RayHost:
-    """The Ray actor of one process, which has one or several workers.
+    """The Ray actor of one process, in which one or several workers live.
 
-    Each worker has a number, and one thread that runs all its methods.
+    Each worker has a number within the process, and its own thread, which runs all its methods.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class RayHost:
         outputs: Sequence[Path | None],
         nodes: Sequence[str] = (),
     ) -> None:
-        """Prepare the process for its workers.
+        """Prepare the process for its workers; `make` creates them.
 
-        `environment`: environment variables to set. `outputs`: output file of each worker. `nodes`: addresses of all
-        machines in the cluster.
+        `environment`: environment variables to set. `outputs`: output file of each worker; None for a worker without a
+        file. `nodes`: addresses of all machines of the cluster.
         """
         self._files = outputs
         self._outputs = Outputs(outputs)
@@ -83,9 +83,9 @@ class RayHost:
         self._owners: list[str] = []
 
     def _name_process(self) -> None:
-        """Set the process name that `ps` and `nvidia-smi` show to the names of the workers.
+        """Use the names of the workers as the process name that `ps` and `nvidia-smi` show.
 
-        The name of the actor's class is changed too, because Ray restores that name after each call.
+        The class of this actor gets the same name, because Ray sets the process name to the class name after each call.
         """
         name = ", ".join(self._owners)
         self.__class__ = type(name, (RayHost,), {})
@@ -94,11 +94,11 @@ class RayHost:
     def report(
         self, number: int, serve_at: str | None, folder: Path | None
     ) -> WorkerReport:
-        """Return a report: where this process runs, and the socket at which the worker takes requests.
+        """Return where this process runs, and at which socket the worker takes requests.
 
-        `number`: number of the worker in this process. `serve_at`: address at which to open the rendezvous of the
-        group; "": the address of this node; None: open none. `folder`: folder in which to make the socket; None: make
-        no socket.
+        `number`: number of the worker in this process. `serve_at`: address at which this process listens, so that the
+        ranks of the worker's group can meet there; "": the address of this node; None: do not listen. `folder`: folder
+        in which the worker's socket is created; None: the worker has no socket.
         """
         if serve_at is not None:
             # Rank 0 keeps the socket open, so no other process can take the port.
@@ -130,11 +130,11 @@ class RayHost:
         folder: Path,
         rendezvous: Rendezvous,
     ) -> None:
-        """Create the worker `number`.
+        """Create the worker with number `number`. If an import fails, every later call of the worker returns the error.
 
-        `pickled`: the folder of the worker's code, and a pickle of its GroupSpec and channel addresses. `slot`,
-        `device`: the worker's slot and accelerators. `folder`: the job folder of this node. `rendezvous`: where the
-        ranks of the group meet. If an import fails, the next call of the worker reports it.
+        `pickled`: a pickled pair of the folder of the worker's code, and the pickled GroupSpec and channel addresses.
+        `slot`, `device`: slot and accelerators of the worker. `folder`: the job folder of this node. `rendezvous`:
+        address where the ranks of the group meet.
         """
         unblock_sigterm()
         self._outputs.enter(self._files[number], slot.owner)
@@ -181,7 +181,7 @@ class RayHost:
         return outcomes
 
     def answer(self, number: int) -> None:
-        """Answer requests at the socket of the worker with number `number`, until the worker is closed."""
+        """Answer the requests that arrive at the socket of worker `number`, until the worker is closed."""
         service = self._services[number]
         assert service is not None, "report was given a folder"
         self._name_process()
@@ -190,24 +190,26 @@ class RayHost:
     def control(
         self, number: int, method: str, after: object = None, *arguments: Any
     ) -> Any:
-        """Call a method of a worker's WorkerHost, in a thread of its own, and return the result.
+        """Call a method of a worker's WorkerHost while the worker's own thread may be busy; return the result.
 
         `number`: number of the worker. `method`: `cancel`, `proceed`, `where`, `meet` or `part`. `after`: result of an
-        earlier Ray call, which Ray awaits before this call; the value is not used. `arguments`: arguments of the
-        method.
+        earlier Ray call; Ray starts this call only when that result exists, and its value is not used. `arguments`:
+        arguments of the method.
         """
         return getattr(self._hosts[number], method)(*arguments)
 
     def on_channel(self, spec: ChannelSpec, method: str, args: tuple[Any, ...]) -> Any:
-        """Call `method` of a channel inside this process with `args`, and return the result.
+        """Call `method` of a channel that lives in this process, with the arguments `args`, and return the result.
 
-        The method must not wait. `spec`: spec of the channel.
+        `spec`: spec of the channel. `method`: name of a method that does not wait.
         """
         return getattr(self._ends.local(spec), method)(*args)
 
 
 class RayProcess:
-    """Handle of the actor of one process. It counts the running workers, and ends the actor with the last of them."""
+    """Handle of the Ray actor of one process. It counts the running workers, and ends the actor when the last one has
+    left.
+    """
 
     def __init__(self, actor: Any, workers: int) -> None:
         self.actor = actor
@@ -219,7 +221,7 @@ class RayProcess:
         return self._running == 0
 
     def leave(self) -> None:
-        """Subtract one from the number of running workers; end the actor if no running worker is left."""
+        """Count one running worker less. If no worker is left, end the actor."""
         with self._lock:
             self._running -= 1
         if self.ended and ray.is_initialized():
@@ -227,14 +229,14 @@ class RayProcess:
 
 
 def thread_of(number: int) -> str:
-    """Return the name of the Ray concurrency group (a thread) in which the worker with number `number` runs."""
+    """Return the name of the Ray concurrency group, which is one thread, for the worker with number `number`."""
     return f"worker {number}"
 
 
 class RayWorker(WorkerHandle):
-    """The driver's handle of one worker. `number`: number of the worker in its process.
+    """The driver's handle of one worker that runs in a Ray actor.
 
-    Calls go through a socket if the worker has one on this machine, else through Ray.
+    Requests go through the worker's socket if the worker is on the driver's machine, else through Ray.
     """
 
     def __init__(
@@ -245,9 +247,9 @@ class RayWorker(WorkerHandle):
         number: int,
         address_of: Callable[[Channel], ChannelAddress],
     ) -> None:
-        """Make the handle of a worker.
+        """Create the handle of a worker.
 
-        `process`: handle of the worker's process. `number`: number of the worker in the process. `address_of`: returns
+        `process`: handle of the worker's process. `number`: number of the worker in this process. `address_of`: returns
         the address of a channel for the worker's node.
         """
         super().__init__(slot)
@@ -261,27 +263,29 @@ class RayWorker(WorkerHandle):
         self._cancelling: Any = None
 
     def report(self, serve_at: str | None, folder: Path | None) -> Any:
-        """Call `RayHost.report`, and return a Ray reference to the WorkerReport.
+        """Ask the worker's process for a WorkerReport, and return a Ray reference to the report.
 
-        `serve_at`, `folder`: as in `RayHost.report`.
+        `serve_at`: address at which the process listens, so that the ranks of the group can meet there; "": the address
+        of its node; None: do not listen. `folder`: folder in which the worker's socket is created; None: the worker has
+        no socket.
         """
         return self._in_its_thread("report").remote(self._number, serve_at, folder)
 
     def connect(self, connections: Connections, path: Path) -> None:
-        """Send all later calls through the worker's socket at `path`.
+        """Connect to the worker's socket at `path`; all later requests go through this connection.
 
-        If the worker has died, send calls through Ray, whose error says why the worker has died.
+        If the worker has died, requests go through Ray instead, whose error says why the worker has died.
 
-        `connections`: connections of the driver.
+        `connections`: all connections of the driver.
         """
         with contextlib.suppress(OSError):
             self._connection = connections.open(path)
 
     def make(self, pickled: Any, folder: Path, rendezvous: Rendezvous) -> None:
-        """Start to create the worker, without waiting; the first call reports a failure.
+        """Start to create the worker, without waiting. If the creation fails, the first request reports it.
 
-        `pickled`: Ray reference to the argument of `RayHost.make`. `folder`: the job folder of the worker's node.
-        `rendezvous`: where the ranks of the group meet.
+        `pickled`: Ray reference to the argument `pickled` of `RayHost.make`. `folder`: the job folder of the worker's
+        node. `rendezvous`: address where the ranks of the group meet.
         """
         self._in_its_thread("make").remote(
             self._number, pickled, self.slot, self._device, folder, rendezvous
@@ -337,9 +341,9 @@ class RayWorker(WorkerHandle):
         return answer
 
     def end(self) -> None:
-        """End the worker.
+        """End the worker. A second call does nothing.
 
-        In a shared process, a running call may go on until the last worker of the process ends.
+        If several workers share the process, a running method may continue until the last of these workers ends.
         """
         if self._ended:
             return
@@ -364,7 +368,10 @@ class RayWorker(WorkerHandle):
 
 
 def explain(error: BaseException) -> str:
-    """Return one line that says why a call ended without a result. `error`: Ray's error of the call."""
+    """Return one line of text that says why a Ray call ended without a result.
+
+    `error`: Ray's error of the call.
+    """
     text = str(error)
     if not isinstance(error, RayActorError):
         return f"{type(error).__name__}: {text.strip().splitlines()[-1] if text.strip() else ''}"
@@ -388,10 +395,10 @@ def explain(error: BaseException) -> str:
 
 
 def answer_of(reference: Any, timeout_s: float) -> Any:
-    """Wait for the result of a Ray call, and return it.
+    """Wait until a Ray call has ended, and return its result.
 
     `reference`: Ray reference to the result. `timeout_s`: the most seconds to wait. Raise the error that the called
-    code has raised, GetTimeoutError at the deadline, or RayActorError if the process has died.
+    code has raised, GetTimeoutError at the deadline, RayActorError if the process has died.
     """
     try:
         return ray.get(reference, timeout=timeout_s)

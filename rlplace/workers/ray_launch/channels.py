@@ -53,7 +53,7 @@ _ANSWER_S = 5.0  # longest wait for a worker process to answer while it works
 
 
 class JobChannels:
-    """Owns all channels of a cluster, and the job folders of the nodes in which the channels live."""
+    """Owns all channels of a cluster, and the job folder of each node in which channels live."""
 
     def __init__(
         self,
@@ -63,12 +63,11 @@ class JobChannels:
         shared_bytes: Mapping[int, int],
         timeout_s: float,
     ) -> None:
-        """Prepare the channels; start no node yet.
+        """Prepare the channels. A node's job folder is created when the node is first needed.
 
-        `machines`: machines by node number. `processes`: handles of processes with several workers, by name.
-
-        `shared_bytes`: bytes of shared memory that the job needs on each node, by node number; nodes whose need is
-        unknown are left out. `timeout_s`: the most seconds to wait for an answer of another node.
+        `machines`: machines by node number. `processes`: name -> handle, for the processes in which several workers
+        live. `shared_bytes`: node number -> bytes of shared memory that the job needs there; a node without an entry is
+        not checked. `timeout_s`: the most seconds to wait for an answer of another node.
         """
         self._machines = machines
         self._config = config
@@ -88,10 +87,10 @@ class JobChannels:
         locations: Sequence[ChannelLocation],
         node: int | None = None,
     ) -> Channel:
-        """Create a channel, and return the driver's end of it.
+        """Create a channel, and return the end by which the driver can use it.
 
-        `locations`: nodes or processes in which the keys of the channel live. If there are none, all keys live on
-        `node`; None: the driver's node.
+        `locations`: nodes or processes in which the keys of the channel live. If it is empty, all keys live on `node`;
+        None: the driver's node.
         """
         node = self._place.node if node is None else node
         self._start({location.node for location in locations if not location.process})
@@ -117,9 +116,9 @@ class JobChannels:
     def addresses_for(
         self, nodes: set[int], channels: Mapping[str, Channel]
     ) -> dict[str, ChannelAddress]:
-        """Return the address of each channel, by name, for workers on `nodes`.
+        """Return the address of each channel for workers on `nodes`, by the names in `channels`.
 
-        Raise ClusterError for a channel that this object did not create.
+        Raise ClusterError for a channel that was not created by this object.
         """
         self._start(nodes)
         return {
@@ -141,7 +140,7 @@ class JobChannels:
         return address
 
     def drop_weights(self) -> None:
-        """Remove the double weight buffers of all nodes; the next push makes new buffers."""
+        """Remove the double weight buffers on all nodes. The next push of weights creates them anew."""
         for node in self._nodes.values():
             node.drop_weights()
 
@@ -149,14 +148,14 @@ class JobChannels:
         return self._node(node).folder()
 
     def account(self, node: int, capacity_bytes: Sequence[int]) -> SharedAccount:
-        """Return the memory account of a node's emulated accelerators.
+        """Return the account of the memory of a node's emulated accelerators.
 
-        `capacity_bytes`: memory of each accelerator of the node.
+        `capacity_bytes`: memory of each accelerator of the cluster, by its global number.
         """
         return SharedAccount(capacity_bytes, self._node(node).folder() / ACCOUNT)
 
     def release(self, node: int, owners: Iterable[str]) -> None:
-        """Remove the bytes of some workers of a node from the node's memory account.
+        """Remove the bytes of the workers `owners` from the memory account of `node`.
 
         `owners`: names of the workers. Raise ClusterError if the node does not answer.
         """
@@ -180,9 +179,10 @@ class JobChannels:
         return location.connect(self._place)
 
     def _served(self, address: ChannelAddress, nodes: set[int]) -> ChannelAddress:
-        """Return a copy of `address` with the endpoints of the needed channel servers.
+        """Return a copy of `address` that workers on `nodes` can use.
 
-        A location on a node needs a channel server if `nodes` contains any other node.
+        If a location is on a node and some of `nodes` are other nodes, the copy has the address of this node's channel
+        server, which is started if necessary.
         """
         found = tuple(
             dataclasses.replace(location, server=self._server(location.node))
@@ -212,9 +212,9 @@ class JobChannels:
     # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, nodes: Iterable[int]) -> None:
-        """Start the nodes of `nodes` that were not started yet, in parallel.
+        """Create the job folders of those `nodes` that have none yet, in parallel.
 
-        Raise ClusterError if a node lacks shared memory.
+        Raise ClusterError if a node has too little shared memory.
         """
         started = {
             node: self._node(node) for node in sorted(set(nodes) - self._nodes.keys())
@@ -247,15 +247,16 @@ def make_keys(security: Literal["encrypted", "password"]) -> Keys:
 
 
 class NodeChannels:
-    """Owns the job folder of its node, the channels in the folder, and, if needed, a channel server.
+    """Owns the job folder of one node, the channels in this folder, and a channel server if other nodes use the
+    channels.
 
     The folder is removed even if the process is killed.
     """
 
     def __init__(self, parent: Path | None) -> None:
-        """Make the job folder.
+        """Create the job folder.
 
-        `parent`: folder in which the job folder is made; None: the machine's folder for shared memory.
+        `parent`: folder in which the job folder is created; None: the machine's folder for shared memory.
         """
         self._folder = JobFolder.create(parent)
         self._guard = Guard.removing(
@@ -268,11 +269,13 @@ class NodeChannels:
         return self._folder.path
 
     def check(self, needed_bytes: int) -> None:
-        """Raise ClusterError unless the node has at least `needed_bytes` of free shared memory."""
+        """Raise ClusterError if the node has less than `needed_bytes` bytes of free shared memory."""
         check_space(self._folder.path.parent, needed_bytes)
 
     def create(self, spec: ChannelSpec) -> Path:
-        """Create a channel, and return the path of its file, to which the node's processes attach."""
+        """Create a channel in the job folder, and return the path of its file. Processes of the node use the channel by
+        this file.
+        """
         channel = SharedChannel.create(self._folder.path, spec)
         self._channels.append(channel)
         if self._server is not None:
@@ -280,21 +283,21 @@ class NodeChannels:
         return channel.path
 
     def release(self, owners: Iterable[str]) -> None:
-        """Remove the bytes of the workers `owners` from the memory account of the node."""
+        """Remove the bytes of the workers `owners` from the node's account of accelerator memory."""
         for owner in owners:
             SharedAccount((), self._folder.path / ACCOUNT).release_all(owner)
 
     def drop_weights(self) -> None:
-        """Remove the double weight buffers. Their memory is freed when the last process unmaps them."""
+        """Remove the node's double weight buffers. Their memory is freed when no process uses them any more."""
         for buffer in self._folder.path.glob("weights-*.buffer"):
             # A buffer that did not fit into shared memory is a file on disk.
             buffer.resolve().unlink(missing_ok=True)
             buffer.unlink(missing_ok=True)
 
     def serve(self, host: str, keys: Keys) -> str:
-        """Start the channel server, and return its endpoint.
+        """Start the channel server, through which other nodes use the channels of this node, and return its endpoint.
 
-        `host`: address of this node. `keys`: secrets with which clients are accepted.
+        `host`: address of this node at which the server listens. `keys`: secrets that clients must know.
         """
         # Imported here: ZeroMQ is needed only with several nodes.
         from rlplace.comm.network import (
@@ -307,7 +310,7 @@ class NodeChannels:
         return self._server.start()
 
     def close(self) -> None:
-        """Break the channels and remove the folder. Idempotent, and bounded in time."""
+        """Break the channels and remove the job folder, within a limited time. A second call does nothing."""
         channels = self._channels
         self._channels = []
         for channel in channels:
@@ -325,15 +328,16 @@ class NodeChannels:
 
 
 class RemoteNode:
-    """A NodeChannels in a Ray actor on another machine, with the same methods.
+    """A NodeChannels that lives in a Ray actor on another machine. This object has the same methods.
 
-    Each call waits for the actor's answer, and raises ClusterError if no answer comes.
+    Each method waits for the actor's answer, and raises ClusterError if no answer comes.
     """
 
     def __init__(self, machine: Machine, parent: Path | None, timeout_s: float) -> None:
-        """Begin to start the actor on `machine`, without waiting for the start.
+        """Start the actor on `machine`, without waiting until it runs.
 
-        `parent`: folder in which the job folder is made. `timeout_s`: the most seconds to wait for an answer.
+        `parent`: folder in which the job folder is created; None: the machine's folder for shared memory. `timeout_s`:
+        the most seconds to wait for each answer.
         """
         on_machine = NodeAffinitySchedulingStrategy(machine.id, soft=False)
         options: dict[str, Any] = {
@@ -376,16 +380,16 @@ class RemoteNode:
 class ProcessEnd(Channel):
     """The driver's end of a channel that lives inside a worker process.
 
-    It gives statistics and closes the channel; `put` and `get` raise ChannelMisuse.
+    The driver can read statistics, and can break, reset and close the channel. `put` and `get` raise ChannelMisuse.
     """
 
     def __init__(
         self, spec: ChannelSpec, name: str, processes: dict[str, RayProcess]
     ) -> None:
-        """Make the end.
+        """Create the driver's end; the process need not run yet.
 
-        `name`: name of the process in which the channel lives. `processes`: handles of the running processes, by name;
-        the process of this channel may be added later.
+        `name`: name of the process in which the channel lives. `processes`: name -> handle of each running process; the
+        process of this channel may be added later.
         """
         super().__init__(spec, "the driver")
         self._name = name

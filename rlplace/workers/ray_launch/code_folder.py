@@ -11,9 +11,9 @@ import sys
 
 
 def code_folder(kind: type) -> str | None:
-    """Return the folder in which Python found the top-level package or module of the class `kind`.
+    """Return the folder in which Python has found the code of the class `kind`: its module or top-level package.
 
-    Return None if the package or module has no file, or is the main script, whose classes cloudpickle sends whole.
+    Return None if this module has no file, or is the main script, whose classes cloudpickle sends with their code.
     """
     top = kind.__module__.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)
@@ -27,7 +27,7 @@ def code_folder(kind: type) -> str | None:
 
 
 def look_in(folder: str | None) -> None:
-    """Add `folder` to the end of the list of folders in which Python looks for modules.
+    """Append `folder` to `sys.path`, so that Python looks for modules there last.
 
     Do nothing if `folder` is None or does not exist on this machine.
     """

@@ -38,7 +38,7 @@ _END_S = 5.0
 
 
 class Service:
-    """A worker's end of a connection. It takes requests from the first process that connects to its socket `path`."""
+    """A worker's end of a connection: a socket at `path` that takes requests from the first process that connects."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"calls-{secrets.token_hex(4)}"
@@ -47,9 +47,9 @@ class Service:
         self._listening.listen(1)
 
     def answer(self, run: Callable[[Sequence[Request]], list[Outcome]]) -> None:
-        """Answer requests until the worker is closed or the driver has ended.
+        """Answer the requests that arrive, until the worker is closed or the driver has ended.
 
-        `run`: runs the requests of one message, and returns their outcomes.
+        `run`: runs the requests of one message in order, and returns their outcomes.
         """
         connected, _ = self._listening.accept()
         self._listening.close()
@@ -73,10 +73,11 @@ class Service:
 
 
 def _pickled(outcomes: list[Outcome]) -> bytes:
-    """Return the pickled outcomes. An outcome that cannot be pickled is replaced by a failure, which ends the list.
+    """Return the pickled outcomes. If an outcome cannot be pickled, it becomes a Failure, and later outcomes are left
+    out.
 
-    Plain pickle takes half the time of cloudpickle. It refers to classes by name, which the driver can resolve, except
-    for classes of the driver's main module; outcomes with such classes are pickled by cloudpickle.
+    Plain pickle takes half the time of cloudpickle, so it is tried first. It fails for classes of the driver's main
+    script, which only cloudpickle can send.
     """
     with contextlib.suppress(Exception):
         return pickle.dumps(outcomes, pickle.HIGHEST_PROTOCOL)
@@ -98,8 +99,8 @@ def _pickled(outcomes: list[Outcome]) -> bytes:
 class Connection:
     """The driver's end of the connection to one worker.
 
-    Any thread may call `send` and `fail`; neither waits. The other methods are for the thread that serves the
-    connections.
+    Any thread may call `send` and `fail`, which return without waiting. All other methods are only for the thread of
+    `Connections`.
     """
 
     def __init__(
@@ -117,9 +118,9 @@ class Connection:
         self._incoming, self._outgoing = bytearray(), bytearray()
 
     def send(self, settle: Settle, requests: Sequence[Request]) -> None:
-        """Send requests to the worker, without waiting. Raise the errors of pickling.
+        """Send requests to the worker as one message, and return without waiting. Raise the error if pickling fails.
 
-        `settle`: called with the outcomes of the requests, or with the failure of the connection.
+        `settle`: called with the outcomes of the requests, or with a Failure if the connection has failed.
         """
         try:
             message = cloudpickle.dumps(list(requests))
@@ -135,11 +136,11 @@ class Connection:
         self._post(functools.partial(self._begin, settle, message))
 
     def fail(self, failure: Failure) -> None:
-        """Give `failure` to all requests whose answers have not arrived, and to all later requests."""
+        """End all requests that have no answer, and all later requests, with `failure`."""
         self._post(functools.partial(self._end, failure))
 
     def work(self, events: int) -> None:
-        """Write pending bytes and read answers, as far as the socket allows now.
+        """Write pending bytes and read answers, as far as the socket allows without blocking.
 
         `events`: events that epoll has reported for the socket.
         """
@@ -149,7 +150,7 @@ class Connection:
             self._read()
 
     def close(self) -> None:
-        """Stop reading and writing. Idempotent."""
+        """Close the socket. A second call does nothing."""
         if not self.closed:
             self._poll.unregister(self.fd)
             self._socket.close()
@@ -206,7 +207,7 @@ class Connection:
 
 
 class Connections:
-    """All connections of a driver to workers, and the thread that serves them."""
+    """All connections of the driver to workers on its machine, and the thread that reads and writes all of them."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -225,9 +226,9 @@ class Connections:
         self._thread.start()
 
     def open(self, path: Path) -> Connection:
-        """Return a new connection to the Service whose socket is `path`, on this machine.
+        """Connect to the Service of a worker on this machine, and return the connection. Raise OSError if this fails.
 
-        Raise OSError if this fails.
+        `path`: path of the Service's socket.
         """
 
         def post(act: Callable[[], None]) -> None:
@@ -242,7 +243,7 @@ class Connections:
         return connection
 
     def close(self) -> None:
-        """Close all connections and end the thread. Idempotent."""
+        """Close all connections and end the thread. A second call does nothing."""
         if not self._over:
             self._over = True
             self._wake.close()
@@ -264,7 +265,7 @@ class Connections:
                 self._do(*self._posted.popleft())
 
     def _do(self, connection: Connection, act: Callable[[], None]) -> None:
-        """Run one action of a connection. If the action fails, only this connection fails."""
+        """Run `act`, an action of `connection`. If it raises an error, only this connection fails."""
         try:
             act()
         except Exception as error:

@@ -51,10 +51,10 @@ _ANSWER_S = 45.0
 
 
 def template(listening: str, modules: list[str]) -> None:
-    """Run the template process: import the modules, then fork for each client, until standard input ends.
+    """Run the template process: import the modules, then make one fork for each client, until standard input ends.
 
-    `listening`: file descriptor, as a text, of the inherited socket at which clients connect. `modules`: names of the
-    modules. Exit with a message if the process cannot be forked safely.
+    `listening`: file descriptor, as a text, of an inherited socket at which clients connect. `modules`: names of the
+    modules to import. Exit with a message if a fork of this process would not work.
     """
     with socket.socket(fileno=int(listening)) as door:
         load(modules)
@@ -97,9 +97,9 @@ def load(modules: tuple[str, ...] | list[str]) -> None:
 
 
 def _in_a_fork(holds: Callable[[], bool]) -> bool:
-    """Return the result of `holds`, called in a forked child of this process.
+    """Fork this process, call `holds` in the child process, and return its result.
 
-    torch tells only in a fork that cuInit was called before the fork.
+    Only a forked process can see by torch whether CUDA was initialized before the fork.
     """
     # A new program inherits an ignored SIGCHLD, with which waitpid would fail.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -109,9 +109,9 @@ def _in_a_fork(holds: Callable[[], bool]) -> bool:
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a client's request, and the file descriptors that the client hands over.
+    """Return a client's request, and the file descriptors that the client has sent with it.
 
-    Both are empty if the client has ended or is late. `link`: connection to the client.
+    Return an empty request if the client has ended or is too slow. `link`: connection to the client.
     """
     message = b""
     descriptors = list[int]()
@@ -129,10 +129,10 @@ def become(
     environment: dict[str, str],
     folder: str,
 ) -> None:
-    """Become the worker, in a new fork: take over the client's descriptors and environment, run the script, then exit.
+    """Turn this new fork into the worker: take over the client's descriptors and environment, run the script, and exit.
 
-    `link`: connection to the client. `descriptors`: standard input, output and error. `arguments`: the script and its
-    arguments. `environment`, `folder`: environment and working folder of the client.
+    `link`: connection to the client. `descriptors`: standard input, output and error of the client. `arguments`: the
+    script and its arguments. `environment`, `folder`: environment and working folder of the client.
     """
     # Ray kills what is left of the process group of a process that ends.
     os.setpgid(0, 0)
@@ -171,15 +171,16 @@ def become(
 
 
 def ray_is_set_up() -> None:
-    """Allow workers to import the modules that a fork has hidden from Ray."""
+    """Allow imports of pyarrow again, which a fork has prevented while Ray was set up in it."""
     if sys.modules.get(_NOT_FOR_RAY, "") is None:
         del sys.modules[_NOT_FOR_RAY]
 
 
 def end_with(link: socket.socket) -> None:
-    """End this process when the client at the other end of `link` ends.
+    """Wait until the client at the other end of `link` ends, then end this process.
 
-    Ray kills only the client if the worker is late, because Ray does not know this process before the worker registers.
+    If the worker is late, Ray kills only the client, because Ray does not know the fork before the worker has
+    registered.
     """
     with contextlib.suppress(OSError):
         link.recv(1)
@@ -187,10 +188,11 @@ def end_with(link: socket.socket) -> None:
 
 
 def client(path: str, arguments: list[str]) -> None:
-    """Ask the template for a fork, and wait for the end of the fork; without a template, become the worker.
+    """Ask the template for a fork, and wait until the fork ends. If there is no template, run the worker in this
+    process.
 
-    `path`: socket of the template. `arguments`: the worker's script and its arguments. The client and the fork also end
-    when the Ray server that started the client ends.
+    `path`: socket of the template. `arguments`: the worker's script and its arguments. Client and fork also end when
+    the Ray server that has started the client ends.
     """
     asked = {
         "arguments": arguments,
@@ -217,7 +219,10 @@ def client(path: str, arguments: list[str]) -> None:
 
 
 def _server_of_ray() -> list[int]:
-    """Return a list with a descriptor that becomes readable when the parent process ends; empty before Linux 5.3."""
+    """Return a list with one file descriptor, which becomes readable when the parent process ends.
+
+    The parent process is the Ray server. Return an empty list if Linux is older than 5.3.
+    """
     try:
         return [os.pidfd_open(os.getppid())]
     except OSError:
@@ -225,10 +230,10 @@ def _server_of_ray() -> list[int]:
 
 
 def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> bytes:
-    """Wait for one byte on `link`, and return it; empty if the connection has ended.
+    """Wait for one byte on `link`, and return it. Return an empty value if the connection has ended.
 
-    `server`: result of `_server_of_ray`; this process exits when the Ray server ends. `timeout_s`: the most seconds to
-    wait; None: no limit. Raise TimeoutError at the deadline.
+    `server`: result of `_server_of_ray`; if the Ray server ends during the wait, this process exits. `timeout_s`: the
+    most seconds to wait; None: no limit. Raise TimeoutError at the deadline.
     """
     either: list[Any] = [link, *server]
     ready = select.select(either, [], [], timeout_s)[0]
@@ -240,9 +245,10 @@ def _answer(link: socket.socket, server: list[int], timeout_s: float | None) -> 
 
 
 def set_up(script: str, arguments: list[str]) -> None:
-    """Start the worker for which Ray has called `script`: as a client of the template, else through setup_worker.py.
+    """Start the worker that Ray wants: as a client of the template if Ray's arguments say so, else by Ray's
+    setup_worker.py.
 
-    `arguments`: arguments that Ray has passed to the script.
+    `script`: script of Ray that runs a worker. `arguments`: arguments that Ray has passed for it.
     """
     contexts = [
         json.loads(word.removeprefix(_CONTEXT))

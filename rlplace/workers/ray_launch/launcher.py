@@ -77,7 +77,7 @@ _END_S = 10.0  # longest wait for processes to end after they were asked to
 
 
 class RayLauncher:
-    """Owns the Ray session, the reservation, the actors and the channels of one cluster."""
+    """Owns the Ray session, the reserved resources, the actors and the channels of one cluster."""
 
     restarts_workers = True
 
@@ -91,14 +91,12 @@ class RayLauncher:
         template: Template | None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a launcher without starting Ray.
+        """Create a launcher; Ray is not started yet.
 
-        `shared_bytes`: bytes of shared memory that the job needs on each node, by node number; nodes whose need is
-        unknown are left out.
-
-        `tell`: called with a line for each step of the start. `template`: template process of this machine, from which
-        workers are forked, for a Ray with one machine; None: no template. `variables`: environment variables of all
-        workers.
+        `shared_bytes`: node number -> bytes of shared memory that the job needs there; a node without an entry is not
+        checked. `tell`: called with one line of text for each step of the start. `template`: template process of this
+        machine, from which workers are forked if Ray runs on this machine alone; None: no template. `variables`:
+        environment variables of all workers.
         """
         self._variables = variables or {}
         self._tell = tell
@@ -126,7 +124,7 @@ class RayLauncher:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start or join Ray, and find its machines; call once. Raise ClusterError if this fails."""
+        """Start or join Ray, and list its machines. Call this once. Raise ClusterError if it fails."""
         self._session.start()
         self._tell(
             "Ray: started"
@@ -150,9 +148,10 @@ class RayLauncher:
         )
 
     def reserve(self, slots: Sequence[Slot] | None) -> None:
-        """Reserve the accelerators and nodes of `slots`, and block until they are free; call once.
+        """Reserve the nodes and accelerators of `slots`; wait until they are free. Call this once.
 
-        `slots`: None means the whole cluster. Raise ClusterError, which names the missing resources.
+        `slots`: None means the whole cluster. Raise ClusterError, which names the missing resources, if they are
+        missing or not free in time.
         """
         needed = reservation.node_uses(slots, self._topology)
         reservation.check_size(needed, self._machines, self._session.address)
@@ -187,9 +186,9 @@ class RayLauncher:
             )
 
     def take(self, node: int, accelerators: Sequence[int]) -> bool:
-        """Reserve more accelerators of a node in use, if they are free now, and return whether this succeeded.
+        """Reserve more accelerators of a node that the job uses already. Return whether they were free.
 
-        `node`: number of the node. `accelerators`: numbers of the additional accelerators.
+        `node`: number of the node. `accelerators`: numbers of the additional accelerators within the node.
         """
         use = self._reserved[node]
         ids = dict[int, str]()
@@ -217,7 +216,7 @@ class RayLauncher:
         return True
 
     def _on(self, node: int) -> dict[str, Any]:
-        """Return the Ray options that place a process in the reserved bundle of a node."""
+        """Return Ray options that place a process on `node`, within the resources that are reserved there."""
         assert self._bundles is not None, "reserve comes before launch"
         index = list(self._reserved).index(node)
         strategy = PlacementGroupSchedulingStrategy(
@@ -228,10 +227,11 @@ class RayLauncher:
     # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, specs: Sequence[GroupSpec]) -> dict[str, list[WorkerHandle]]:
-        """Start the workers of all groups, check their places, and return their handles, by group name, in rank order.
+        """Start the workers of all groups and check where they run. Return their handles: group name -> handles in rank
+        order.
 
-        The constructors of workers may still be running; the first call reports their errors. Raise ClusterError if a
-        worker cannot start, or a slot is not reserved.
+        Constructors of workers may still run after the return; the first call of a worker reports their errors. Raise
+        ClusterError if a worker cannot start or a slot is not reserved.
         """
         slots = [slot for spec in specs for slot in spec.slots]
         running = [name for name, process in self._shared.items() if not process.ended]
@@ -248,10 +248,10 @@ class RayLauncher:
     def restart(
         self, specs: Sequence[GroupSpec], slots: Collection[Slot]
     ) -> dict[str, list[WorkerHandle]]:
-        """End the workers of `slots`, start new workers in these slots, and return the new handles, by group name.
+        """End the workers of `slots` and start new ones in their place. Return the new handles by group name.
 
-        `specs`: specs of the groups of the workers. The processes of the workers in `slots` must have no other workers.
-        Raise the errors of `launch`.
+        `specs`: specs of the groups of these workers. No other worker may live in the processes of these workers. Raise
+        the errors of `launch`.
         """
         # These workers may have been in other slots before.
         owners = {slot.owner for slot in slots}
@@ -276,9 +276,9 @@ class RayLauncher:
         )
 
     def lost_nodes(self) -> dict[int, str]:
-        """Return the address of each node in use that is lost, by node number.
+        """Return the nodes of the job that are lost: node number -> address.
 
-        If a node does not answer, wait until Ray has decided whether it is lost.
+        If a node does not answer, wait until Ray has decided whether it is lost, at most `_DECIDED_S` seconds.
         """
         until = time.monotonic() + _DECIDED_S
         while self._reserved and not self._session.local:
@@ -298,7 +298,9 @@ class RayLauncher:
         return {}
 
     def empty(self, channels: Iterable[Channel]) -> None:
-        """Reset `channels`, and remove the double weight buffers of all nodes, which the next push creates anew."""
+        """Remove all items from `channels`, and remove the double weight buffers on all nodes; the next push creates
+        them anew.
+        """
         assert self._channels is not None, "start makes the channels' locations"
         for channel in channels:
             channel.reset()
@@ -348,10 +350,10 @@ class RayLauncher:
         workers: Sequence[RayWorker],
         reports: Mapping[Slot, WorkerReport],
     ) -> None:
-        """Start to create the workers of a group, without waiting.
+        """Start to create the workers of one group, without waiting.
 
-        `workers`: workers to create. `reports`: reports of the started workers by slot. If the report of rank 0 is
-        present, the ranks meet at its address.
+        `workers`: handles of the workers. `reports`: reports of the started processes by slot; the ranks meet at the
+        address in the report of rank 0, if it is there.
         """
         assert self._channels is not None, "start makes the channels' locations"
         nodes = {slot.node for slot in spec.slots}
@@ -381,9 +383,10 @@ class RayLauncher:
             worker.make(pickled, folders[worker.slot.node], rendezvous)
 
     def _process(self, slots: Sequence[Slot], output: Path | None) -> list[RayWorker]:
-        """Start the process of `slots`, with one thread for each worker, and return the handles of the workers.
+        """Start one process for the workers of `slots`, with one thread for each worker. Return the handles of the
+        workers.
 
-        `output`: folder for the output of the workers; None: no folder.
+        `output`: folder for the output files of the workers; None: no files.
         """
         slot = slots[0]
         runtime_env = slots[0].runtime_env
@@ -454,11 +457,11 @@ class RayLauncher:
         tell: Callable[[str], None],
         output: Path | None,
     ) -> dict[Slot, WorkerReport]:
-        """Wait for the reports of started workers, and return them by slot.
+        """Wait until all started workers have reported, and return their reports by slot.
 
-        `serving`: names of the groups whose rank 0 opens a rendezvous. `tell`: called with one line of text for each
-        group. `output`: folder with the output of the workers, for errors. Raise ClusterError if a worker is late,
-        WorkerError if it died.
+        `serving`: names of the groups whose rank 0 opens a socket at which the ranks meet. `tell`: called with one line
+        of text for each group that has started. `output`: folder with the output files of workers, for errors. Raise
+        ClusterError if a worker is late, WorkerError if a worker has died.
         """
         assert self._channels is not None, "start makes the folders"
         asked = dict[Slot, Any]()
@@ -507,16 +510,18 @@ class RayLauncher:
         locations: Sequence[ChannelLocation],
         node: int | None = None,
     ) -> Channel:
-        """Create a channel, and return the driver's end of it.
+        """Create a channel, and return the end by which the driver can use it.
 
-        `locations`: nodes or processes in which the keys of the channel live. If there are none, all keys live on
-        `node`; None: the driver's node.
+        `locations`: nodes or processes in which the keys of the channel live. If it is empty, all keys live on `node`;
+        None: the driver's node.
         """
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.create(spec, locations, node)
 
     def _address_of(self, node: int, channel: Channel) -> ChannelAddress:
-        """Return the address of a channel for a worker on `node`. Raise ClusterError for an unknown channel."""
+        """Return the address of `channel` for a worker on `node`. Raise ClusterError if this cluster did not create the
+        channel.
+        """
         assert self._channels is not None, "start makes the channels' locations"
         return self._channels.addresses_for({node}, {"": channel})[""]
 
@@ -538,7 +543,7 @@ class RayLauncher:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """End everything that this launcher has started. Idempotent, and bounded in time."""
+        """End all that this launcher has started, within a limited time. A second call does nothing."""
         workers = self._workers
         self._workers = []
         for worker in workers:
@@ -571,9 +576,9 @@ class RayLauncher:
     def _end_processes(
         self, processes: Sequence[psutil.Process], patience_s: float
     ) -> None:
-        """Wait up to `patience_s` seconds for processes to end, then kill the others.
+        """Wait up to `patience_s` seconds for the end of `processes`, then kill those that still run.
 
-        Ray does not wait for its processes, and a process that continues to run would keep the memory of its GPU.
+        Ray does not wait for its processes, and a process that still runs would keep GPU memory.
         """
         _, alive = psutil.wait_procs(processes, timeout=patience_s)
         for process in alive:
@@ -606,9 +611,9 @@ def _late(missing: Sequence[str], limit_s: float) -> ClusterError:
 def _ask(
     what: Callable[[], object], bundles: PlacementGroup, index: int, count: int
 ) -> Any:
-    """Call `what` in a process to which Ray gives `count` GPUs of a bundle; return a Ray reference to the result.
+    """Call the function `what` in a Ray process that has `count` GPUs. Return a Ray reference to the result.
 
-    `index`: number of the bundle in `bundles`.
+    `bundles`: reserved resources, as a placement group. `index`: number of the bundle with the GPUs.
     """
     strategy = PlacementGroupSchedulingStrategy(
         bundles, placement_group_bundle_index=index
@@ -621,7 +626,7 @@ def _ask(
 
 
 def _given_ids() -> list[str]:
-    """Return the ids of the GPUs that Ray has given to this process, in order."""
+    """Return the ids of the GPUs that Ray has assigned to this process, in ascending order."""
     return sorted(
         map(str, ray.get_gpu_ids()),
         key=lambda gpu: (int(gpu), "") if gpu.isdecimal() else (-1, gpu),
@@ -629,5 +634,5 @@ def _given_ids() -> list[str]:
 
 
 def _given_gpus() -> tuple[list[str], tuple[Gpu, ...]]:
-    """Return the ids of the GPUs that Ray has given to this process, and all GPUs of the node."""
+    """Return the ids of the GPUs that Ray has assigned to this process, and a list of all GPUs of the node."""
     return _given_ids(), list_gpus()

@@ -15,7 +15,10 @@ from typing import Any
 
 
 def let_modules_travel() -> None:
-    """Make pickle store each imported module of a special type by its name, unless the type has its own pickling."""
+    """Make pickle store each imported module whose type is not plain ModuleType by its name.
+
+    Types that define their own pickling are left alone.
+    """
     kinds = {type(module) for module in list(sys.modules.values())}
     for kind in kinds:
         special = issubclass(kind, ModuleType) and kind is not ModuleType
@@ -26,7 +29,10 @@ def let_modules_travel() -> None:
 
 
 def _by_name(module: Any) -> tuple[Any, tuple[str]]:
-    """Return the import function and the arguments (the module's name) by which pickle makes a module again."""
+    """Return how pickle restores a module: the import function, and its argument, the module's name.
+
+    Raise TypeError if `module` is not among the imported modules.
+    """
     for name, known in list(sys.modules.items()):
         if known is module:
             return importlib.import_module, (name,)

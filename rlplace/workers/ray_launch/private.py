@@ -26,7 +26,7 @@ _ADDRESS_FILE = "ray/ray_current_cluster"  # file where `ray start` writes its a
 
 
 def why_not_lean() -> str | None:
-    """Return why `lean_start` has no effect on this version of Ray; None if `lean_start` has an effect."""
+    """Return why `lean_start` has no effect with this version of Ray, as a text; None if it has an effect."""
     import ray
 
     window = untried("ray", ray.__version__)
@@ -52,12 +52,12 @@ _LEFT_OUT: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
 
 @contextlib.contextmanager
 def lean_start(setup_worker: str) -> Iterator[None]:
-    """Let a Ray that is started in the `with` block start only the services that workers need.
+    """Return a context manager: a Ray that is started in its `with` block starts only the services that workers need.
 
     Ray has no public switch for this. Left out are the API server, for which the other services would wait, the
-    dashboard's part of a node's agent, the autoscaler's monitor, and the collection of logs. A started node is listed
-    without delay. The block has no effect on a version of Ray that was not tried, or that lacks one of the replaced
-    parts.
+    dashboard's part of a node's agent, the autoscaler's monitor, and the collection of logs. A started node is found
+    without delay. The block has no effect if this version of Ray was not tried, or lacks one of the functions that are
+    replaced.
 
     `setup_worker`: script through which Ray starts workers.
     """
@@ -76,7 +76,7 @@ def lean_start(setup_worker: str) -> Iterator[None]:
 
 
 def _lean(setup_worker: str) -> list[tuple[Any, str, Any]]:
-    """Return the replacements in Ray during its start, as triples of object, name of the attribute and new value.
+    """Return the attributes of Ray that `lean_start` replaces: (object, name of the attribute, new value).
 
     `setup_worker`: script through which Ray starts workers.
     """
@@ -110,9 +110,10 @@ def _name(owner: Any) -> str:
 
 
 def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Wait until Ray lists a node, and return the result of Ray's function `ask` for this node.
+    """Wait until Ray lists the node `node_id`, and return `ask(gcs_address, node_id)`.
 
-    Ray's own loop looks only once a second. `gcs_address`: address of the cluster. `node_id`: Ray's id of the node.
+    `ask`: Ray's function for this purpose, whose own wait looks only once a second. `gcs_address`: address of the
+    cluster. `node_id`: Ray's id of the node.
     """
     from ray._private import services, state
 
@@ -130,9 +131,10 @@ def listed_node(ask: Callable[[str, str], Any], gcs_address: str, node_id: str) 
 
 @contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
-    """Keep the program's SIGTERM handler during the `with` block.
+    """Return a context manager that keeps the program's SIGTERM handler while Ray starts, joins or ends in its `with`
+    block.
 
-    Ray would replace it by a handler that exits inside Ray's own calls.
+    Ray would install a handler of its own, which exits in the middle of Ray's calls.
     """
     from ray._private import utils
 
@@ -150,9 +152,9 @@ def signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm_put_back() -> Iterator[None]:
-    """Restore the program's SIGTERM handler at the end of the `with` block, with public functions only.
+    """Return a context manager that restores the program's SIGTERM handler at the end of its `with` block.
 
-    Unlike in `signals_kept`, Ray's handler is active during the block.
+    It uses only public functions. Unlike with `signals_kept`, Ray's handler is active during the block.
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -167,9 +169,9 @@ def _sigterm_put_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def servers_killed() -> Iterator[None]:
-    """Let `ray.shutdown` in the `with` block kill the servers that it started.
+    """Return a context manager: `ray.shutdown` in its `with` block kills the servers that Ray has started.
 
-    Otherwise `ray.shutdown` would wait a second for each server to end by SIGTERM.
+    Otherwise `ray.shutdown` would wait a second for each server to end after SIGTERM.
     """
     from ray._private import worker
 
@@ -186,7 +188,7 @@ def servers_killed() -> Iterator[None]:
 
 
 def free_by_node() -> Mapping[str, Mapping[str, float]]:
-    """Return the amount of each free resource, by node id.
+    """Return the resources that are free: node id -> resource name -> amount.
 
     Ray has no public function for this. The result is empty if Ray's private function is missing.
     """
@@ -198,7 +200,9 @@ def free_by_node() -> Mapping[str, Mapping[str, float]]:
 
 
 def address_of_start() -> str | None:
-    """Return the address that the last `ray start` on this machine has written; None if there is none."""
+    """Return the cluster address that the last `ray start` on this machine has written to a file; None if there is no
+    file.
+    """
     try:
         from ray._private.services import find_bootstrap_address
     except ImportError:
@@ -211,7 +215,7 @@ def address_of_start() -> str | None:
 
 
 def is_server(words: Sequence[str]) -> bool:
-    """Return whether a command line belongs to the server that Ray runs on each node.
+    """Return whether a process is the Ray server that runs on each node (the raylet), by its command line.
 
     `words`: the words of the command line.
     """
@@ -223,7 +227,7 @@ def is_server(words: Sequence[str]) -> bool:
 
 
 def show_name(name: str) -> None:
-    """Set the process name that `ps` and `nvidia-smi` show, if this version of Ray can set it."""
+    """Set this process's name in `ps` and `nvidia-smi`. Do nothing if this version of Ray has no function for it."""
     title = getattr(_extension(), "setproctitle", None)
     if title is not None:
         title(f"ray::{name}")
@@ -233,7 +237,10 @@ def show_name(name: str) -> None:
 
 
 def token_loader() -> Any | None:
-    """Return the object that finds the token for all Ray code in this process; None if this Ray is older than 2.53."""
+    """Return the object by which Ray's code in this process finds its authentication token.
+
+    Return None if this version of Ray is older than 2.53.
+    """
     if not hasattr(_extension(), "AuthenticationTokenLoader"):
         return None
     loader = _extension().AuthenticationTokenLoader.instance()
@@ -247,14 +254,14 @@ def token_loader() -> Any | None:
 
 
 def read_mode_again() -> None:
-    """Make Ray read RAY_AUTH_MODE and the token from the environment again."""
+    """Make Ray read the variable RAY_AUTH_MODE and the token anew."""
     _extension().Config.initialize("")
     if (loader := token_loader()) is not None:
         loader.reset_cache()
 
 
 def send_token() -> None:
-    """Make Ray send the token with each call, as `ray.init` does if it finds a token."""
+    """Make Ray send its authentication token with each call, as `ray.init` does if it finds a token."""
     os.environ["RAY_AUTH_MODE"] = "token"
     _extension().Config.initialize("")
 

@@ -77,10 +77,10 @@ _REMOVE = (
 
 @contextlib.contextmanager
 def ray_environment(address: str | None) -> Iterator[None]:
-    """Set environment variables for the import and the start of Ray during the `with` block.
+    """Return a context manager that sets environment variables for importing and starting Ray, during its `with` block.
 
-    Variables that the user has set are not changed. `address`: cluster to join; None: Ray will be started here. Raises
-    ClusterError if a folder of Ray has too long a path for sockets.
+    Variables that the user has set are not changed. `address`: cluster to join; None: Ray will be started on this
+    machine. Raises ClusterError if the path of Ray's folder is too long for sockets.
     """
     wanted = _ALWAYS | (_JOINED if address else {**_STARTED_HERE, **ray_variables()})
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -95,7 +95,7 @@ def ray_environment(address: str | None) -> Iterator[None]:
 class RaySession:
     """The connection of this process to Ray.
 
-    `close` ends a Ray that this session has started; a Ray that the session has joined continues to run.
+    If the session has started Ray, `close` ends Ray. If the session has joined a running Ray, this Ray continues.
     """
 
     def __init__(self, config: RayConfig) -> None:
@@ -112,7 +112,9 @@ class RaySession:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        """Start or join Ray, as the config says; call once. Raise ClusterError if Ray cannot be started or reached."""
+        """Start or join Ray, as the config says. Call this once. Raise ClusterError if Ray cannot be started or
+        reached.
+        """
         with ray_environment(self._config.address):
             import ray
 
@@ -136,11 +138,11 @@ class RaySession:
 
     @property
     def local(self) -> bool:
-        """Whether this session has started Ray, so that Ray ends with the session."""
+        """Whether this session has started Ray itself, so that Ray ends with the session."""
         return self._config.address is None and not self._shared
 
     def machines(self) -> list[Machine]:
-        """Return the living nodes of the cluster, in the order of the plan."""
+        """Return the living nodes of the cluster, in the order of their node ranks."""
         import ray
 
         return [
@@ -153,7 +155,7 @@ class RaySession:
         ]
 
     def servers(self) -> dict[str, tuple[str, int]]:
-        """Return host and port of the Ray server of each living node, by node id."""
+        """Return the address of the Ray server of each living node: node id -> (host, port)."""
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -163,13 +165,13 @@ class RaySession:
         }
 
     def free(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the amount of each free resource, by node id."""
+        """Return the resources that are free: node id -> resource name -> amount."""
         return private.free_by_node()
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes that Ray has started on this machine, with workers that have not reported yet.
+        """Return all processes that Ray has started on this machine, including workers that have not reported yet.
 
-        The result is empty if this session has joined a running Ray.
+        Return an empty list if this session has joined a running Ray.
         """
         found: list[psutil.Process] = []
         for server in self._servers:
@@ -183,7 +185,7 @@ class RaySession:
                 server.kill()
 
     def close(self) -> None:
-        """End Ray if this session has started it; otherwise only disconnect from Ray. Idempotent."""
+        """End Ray if this session has started it, else disconnect from Ray. A second call does nothing."""
         if not self._begun:
             return
         self._begun = False
@@ -250,10 +252,9 @@ def _start_local(timeout_s: float) -> None:
 
 
 def _join(address: str) -> Callable[[], None] | None:
-    """Connect to the cluster at `address`.
+    """Connect to the Ray cluster at `address`; raise ClusterError if this fails.
 
-    Return a function that undoes the settings made for the connection; None if no setting was made. Raise ClusterError
-    if the connection fails.
+    Return a function that undoes the token settings made for the connection; None if none were made.
     """
     import ray
 
@@ -298,7 +299,7 @@ def _join(address: str) -> Callable[[], None] | None:
 
 
 def _of_other_versions(said: str, address: str) -> ClusterError | None:
-    """Return the error for a cluster with another version of Ray or Python; None if `said` gives another reason.
+    """Return the error for a cluster with a different version of Ray or Python; None if `said` gives another reason.
 
     `said`: Ray's message about the failed connection. `address`: address of the cluster in the config.
     """
@@ -337,11 +338,12 @@ def _of_other_versions(said: str, address: str) -> ClusterError | None:
 
 
 def _shared_address() -> str:
-    """Return the address of the cluster that `auto` joins.
+    """Return the address of the cluster that `ray.address: auto` joins.
 
-    This is the address in RAY_ADDRESS, which Ray jobs have too, else the address that `ray start` has written. Raises
-    ClusterError if every Ray of this machine belongs to a program, because `ray.init("auto")` would join one of them.
-    Raise ConnectionError if there is no cluster, or several.
+    This is the value of RAY_ADDRESS, which Ray sets in its jobs too. If it is not set, it is the address of the cluster
+    that `ray start` has started on this machine. Raise ConnectionError if there is no such cluster, or several. Raise
+    ClusterError if the only clusters on this machine belong to other programs, because `ray.init("auto")` would join
+    one of them.
     """
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
     if named != "auto":
@@ -367,10 +369,10 @@ def _shared_address() -> str:
 
 
 def _at_work() -> tuple[set[str], list[str]]:
-    """Return the clusters on this machine, in two groups.
+    """Return the Ray clusters on this machine, in two groups.
 
-    The first group has the addresses of the clusters that `ray start` has started or joined. The second group has one
-    text for each cluster that belongs to one program; the text names the program.
+    The first group has the addresses of clusters that `ray start` has started or joined. The second group has one text
+    for each cluster that a program has started for itself; the text names the program.
     """
     shared = set[str]()
     alone = list[str]()
@@ -397,9 +399,10 @@ def _at_work() -> tuple[set[str], list[str]]:
 
 
 def _starts_ray_for_itself(program: psutil.Process) -> bool:
-    """Return whether a program has started its own Ray: it uses Ray, and is not the command `ray start --block`.
+    """Return whether `program`, the parent process of a Ray server, has started this Ray for its own use.
 
-    `program`: parent process of a Ray server. A program that does not use Ray is only the server's later parent.
+    This is so if the program uses Ray and is not the command `ray start --block`. A program that does not use Ray has
+    only become the parent after the server's start.
     """
     words = [Path(word).name for word in program.cmdline()]
     if any(pair == ("ray", "start") for pair in itertools.pairwise(words)):
@@ -414,11 +417,11 @@ def _starts_ray_for_itself(program: psutil.Process) -> bool:
 
 
 class Guard:
-    """Runs a clean-up command after this process has ended, even if it was killed.
+    """Runs a clean-up command when this process has ended, even if it was killed.
 
-    A shell reads from a pipe that only this process holds open. A line in the pipe dismisses the guard, and the end of
-    the pipe makes the shell run the command. The shell is detached from its parent, because Ray kills the children of a
-    worker that it ends.
+    A shell process reads from a pipe that only this process holds open. When the pipe ends, the shell runs the command.
+    When a line arrives in the pipe, the shell ends without the command. The shell is detached, because Ray kills the
+    children of a worker that it ends.
     """
 
     def __init__(self, script: str, arguments: Iterable[str]) -> None:
@@ -435,9 +438,10 @@ class Guard:
 
     @classmethod
     def killing(cls, pids: Iterable[int]) -> Guard:
-        """Return a guard that kills the processes `pids`.
+        """Return a guard that kills the processes `pids` when this process has ended.
 
-        The kernel ends Ray's servers with the driver, but the agents of the servers would run for another minute.
+        The kernel ends Ray's servers together with the driver, but the agents of these servers would run for another
+        minute.
         """
         return cls(_KILL, map(str, pids))
 
@@ -446,7 +450,7 @@ class Guard:
         return cls(_REMOVE, map(str, folders))
 
     def dismiss(self) -> None:
-        """Cancel the clean-up. Idempotent."""
+        """Cancel the clean-up command. A second call does nothing."""
         pipe = self._shell.stdin
         assert pipe is not None
         if not pipe.closed:

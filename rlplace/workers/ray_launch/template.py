@@ -24,18 +24,19 @@ _LIBRARIES = ("numpy", "torch", "gymnasium")
 
 
 class Template:
-    """The template process of this node. Owns the process, and the folder of its socket.
+    """The template process of one node: it has imported the workers' modules, and is forked to start workers quickly.
 
-    The Template of another node lives in a Ray actor on that node.
+    Owns the process, and the folder with the socket at which forks are requested. For another node, this object lives
+    in a Ray actor on that node.
     """
 
     def __init__(
         self, modules: Iterable[str], variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start the template process, without waiting; clients wait until the template is ready to fork.
+        """Start the template process, without waiting. Clients that ask for a fork wait until the imports are done.
 
-        `modules`: names of the modules that the template imports. `variables`: environment variables that are added for
-        the imports.
+        `modules`: names of the modules that the template imports. `variables`: additional environment variables for the
+        imports.
         """
         self._door = (
             Path(tempfile.mkdtemp(prefix="rlplace_", dir=socket_folder())) / "door"
@@ -73,20 +74,20 @@ class Template:
         )
 
     def command(self) -> str:
-        """Return the command that starts a fork, to be used in place of the Python command."""
+        """Return the command line that starts a worker as a fork, which Ray runs instead of the Python interpreter."""
         return shlex.join(
             [sys.executable, "-I", "-S", fork.__file__, "--client", str(self._door)]
         )
 
     def why_not(self) -> str | None:
-        """Return why the template has ended, from its output; None while the template runs."""
+        """Return why the template has ended: the last line of its error output. Return None while the template runs."""
         if self._process.poll() is None:
             return None
         self.stop()
         return self._errors.strip().rpartition("\n")[2]
 
     def stop(self) -> None:
-        """End the template process; its forks go on. Idempotent."""
+        """End the template process; workers that were forked continue. A second call does nothing."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
                 # Closes its standard input.
@@ -102,11 +103,11 @@ class Template:
 
 
 def modules_of(workers: Iterable[type[Worker]]) -> list[str]:
-    """Return the names of the modules that a template imports for these worker classes.
+    """Return the names of the modules that a template imports for the worker classes `workers`.
 
-    These are modules of rlplace and libraries. Modules of users are left out, because a fork would lack the threads
-    that these modules start. If no class names modules, or some class is a user's, the list includes the slow libraries
-    that this process has imported.
+    These are modules of rlplace and libraries. A user's modules are not among them, because they may start threads,
+    which a fork would not have. If a class is a user's, or no class names modules, the result includes torch and other
+    slow libraries, as far as this process has imported them.
     """
     found: dict[str, None] = {}
     ours = True

@@ -17,16 +17,17 @@ _WAKE_S = 0.2  # longest wait between two deliveries of deferred signals
 
 
 class Templates:
-    """The templates of all nodes of a cluster. On a node without a template, Ray starts workers in its own way."""
+    """The template processes of all nodes of a cluster. On a node without a template, Ray starts workers in its own
+    way.
+    """
 
     def __init__(
         self, here: Template | None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """Hold the templates.
+        """Start without templates, or with the template of this machine.
 
-        `here`: template of this machine, for a Ray with one machine; None: `start_on` starts templates.
-
-        `variables`: environment variables of workers.
+        `here`: template of this machine, if Ray runs on this machine alone; None: `start_on` starts templates on the
+        nodes. `variables`: environment variables of workers.
         """
         self._variables = variables or {}
         self._here = here
@@ -41,13 +42,14 @@ class Templates:
         modules: Iterable[str],
         timeout_s: float,
     ) -> None:
-        """Start a template on each node where no start was tried yet.
+        """Start a template on each node of `nodes` where none was tried before; wait for all of them, at most
+        `timeout_s` seconds.
 
-        Wait up to `timeout_s` seconds for all started templates.
+        A node has no template if the start fails or takes too long. If the template of this machine is used, do
+        nothing.
 
-        `nodes`: options of the template's Ray actor, by node number. `modules`: names of the modules that a template
-        imports. A node whose template fails, or does not start in time, has no template. Do nothing if this machine's
-        template is used.
+        `nodes`: node number -> options of the Ray actor that starts the template there. `modules`: names of the modules
+        that a template imports.
         """
         if self._here is not None:
             return
@@ -75,7 +77,8 @@ class Templates:
                 self._without[node] = str(error).strip().rpartition("\n")[2]
 
     def command(self, node: int) -> str | None:
-        """Return the command that starts a fork on a node, in place of the Python command.
+        """Return the command line that starts a worker of `node` as a fork, which Ray runs instead of the Python
+        interpreter.
 
         Return None if the node has no template.
         """
@@ -86,7 +89,9 @@ class Templates:
         return None
 
     def why_not(self) -> str | None:
-        """Return why workers on some nodes start without a template, in one line; None if all nodes have a template."""
+        """Return one line of text that says which nodes have no template, and why. Return None if all nodes have a
+        template.
+        """
         if self._here is not None:
             return self._here.why_not()
         asked = {
@@ -109,7 +114,7 @@ class Templates:
         )
 
     def stop(self) -> None:
-        """End all templates; their forks go on. Idempotent."""
+        """End all templates; workers that were forked continue. A second call does nothing."""
         if self._here is not None:
             self._here.stop()
         hosts = [host for host, _ in self._elsewhere.values()]
@@ -126,9 +131,9 @@ class Templates:
 
 
 def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
-    """Wait up to `timeout_s` seconds for Ray results, and return the references whose results are late.
+    """Wait up to `timeout_s` seconds for the results of Ray calls; return the references that have no result by then.
 
-    During the wait, deferred signals are delivered.
+    Signals that were deferred are delivered during the wait.
     """
     late = list(references)
 
@@ -143,9 +148,11 @@ def late_of(references: Sequence[Any], timeout_s: float) -> list[Any]:
 
 
 def wait_ready(poll: Callable[[float], bool], timeout_s: float) -> bool:
-    """Call `poll` until it returns True, and return True; return False after `timeout_s` seconds without success.
+    """Call `poll` repeatedly until it returns True; return True. Return False if this takes more than `timeout_s`
+    seconds.
 
-    `poll`: gets the seconds that it may wait. Deferred signals are delivered between the calls.
+    `poll`: its argument is the number of seconds that it may wait. Signals that were deferred are delivered between
+    calls.
     """
     until = time.monotonic() + timeout_s
     while True:

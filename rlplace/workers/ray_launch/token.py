@@ -24,10 +24,10 @@ _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 def make_token() -> Callable[[], None] | None:
-    """Create a token for a Ray that will be started here, and return a function that removes the token again.
+    """Create a token for a Ray that will be started here. Return a function that removes the token.
 
-    Without a token, Ray would write one into HOME. The token must be removed for clusters that are joined later, and
-    for subprocesses. Return None, and create no token, if a token exists already or Ray uses no tokens.
+    Without this token, Ray would write one into HOME. The token must be removed before another cluster is joined, or
+    other subprocesses are started. If a token exists already or Ray uses no tokens, create nothing and return None.
     """
     loader = private.token_loader()
     mode = os.environ.get(_MODE)
@@ -53,10 +53,11 @@ def make_token() -> Callable[[], None] | None:
 
 
 def use_token(address: str) -> Callable[[], None] | None:
-    """Make Ray send the token to the cluster at `address`, or switch tokens off if this cluster asks for no token.
+    """Make Ray send its token to the cluster at `address`; if this cluster asks for no token, switch tokens off in this
+    process.
 
-    `address`: "host:port". Return a function that switches tokens on again; None if tokens were not switched off.
-    Raise ClusterError if the cluster asks for a token, and the token is missing or wrong.
+    `address`: "host:port". Return a function that switches tokens on again, or None if they were not switched off.
+    Raise ClusterError if the cluster asks for a token, and this process has none or a wrong one.
     """
     loader = private.token_loader()
     if loader is None:
@@ -85,14 +86,13 @@ def use_token(address: str) -> Callable[[], None] | None:
 
 
 def _ask_for_none(loader: Any) -> Callable[[], None] | None:
-    """Switch tokens off in this process if Ray would find a token.
+    """Switch tokens off in this process, if Ray would find one. Return a function that switches tokens on again, else
+    None.
 
-    Return a function that switches tokens on again; None if tokens were not switched off.
+    With a token, Ray would reject calls to this process that have none. A cluster without tokens makes such calls: it
+    would take this process for dead, and end its actors.
 
-    Ray would otherwise ask for the token in calls to this process. A cluster without tokens sends none, so its calls
-    would be rejected: Ray would take this process for dead, and end its actors.
-
-    `loader`: object of `private.token_loader`.
+    `loader`: result of `private.token_loader`.
     """
     if _MODE in os.environ or not loader.has_token(ignore_auth_mode=True):
         return None
@@ -107,9 +107,9 @@ def _ask_for_none(loader: Any) -> Callable[[], None] | None:
 
 
 def _refuses(address: str, headers: Mapping[str, str]) -> bool:
-    """Return whether the cluster at `address` rejects a request with these headers, for a missing or wrong token.
+    """Return whether the cluster at `address` rejects a request with `headers` because the token is missing or wrong.
 
-    Ray's own connection would try for 20 s, and would say less about the reason.
+    Ray's own connection would try for 20 s, and its error would say less about the reason.
     """
     import grpc
 

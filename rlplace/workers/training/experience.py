@@ -56,7 +56,11 @@ from rlplace.workers.training.variant import variant_of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """Samples with their total rewards, and the learning targets of their response tokens."""
+    """Samples with their total rewards, and what the learner needs for each of their response tokens.
+
+    `targets`: name of the target -> one array per sample, in the order of `groups`. `kl_coef`: weight of the KL from
+    the reference.
+    """
 
     groups: Groups
     # Samples left out of `groups` because of NaN or infinity, each with a text that names the numbers
@@ -68,8 +72,8 @@ class Experience:
     def learned(self, algorithm: AlgorithmConfig) -> Experience:
         """Return a copy of this experience without the samples that the algorithm does not learn from.
 
-        With `only_with_signal` in the config, groups whose rewards are all equal are left out. With `truncated: mask`,
-        truncated answers are left out.
+        With `only_with_signal`, these are the groups whose rewards are all equal. With `truncated: mask`, these are the
+        answers that were cut at a length limit. If the config has neither, return this experience itself.
         """
         mask_truncated = algorithm.truncated == "mask"
         only_with_signal = algorithm.only_with_signal
@@ -97,9 +101,10 @@ class Experience:
         return dataclasses.replace(self, groups=groups, targets=targets)
 
     def returns(self) -> list[tuple[Scores, ...]]:
-        """Return the returns to send to the critic: one tuple for each group, with the returns of each of its samples.
+        """Return what is sent to the critic: one tuple for each group, with the returns of each sample of the group.
 
-        Samples that were left out as non-finite have NaN returns, because the critic waits for every sample.
+        Samples that were left out because of non-finite numbers have NaN returns, because the critic waits for every
+        sample.
         """
         # Samples with returns first, then NaN for the others
         samples = [sample for group in self.groups for sample in group]
@@ -117,9 +122,9 @@ class Experience:
 
 
 class AdvantageEstimator:
-    """Computes the advantages of samples from rewards, KL and values. Only rank 0 of the actor calls it.
+    """Computes the advantages of samples from rewards, KL and values. Only rank 0 of the actor uses it.
 
-    It owns the state that lasts over iterations: the current weight of the KL, and the running moments of rewards.
+    It owns the state that lasts over iterations: the present weight of the KL, and the running moments of rewards.
     """
 
     def __init__(self, job: WorkerArguments) -> None:
@@ -140,9 +145,9 @@ class AdvantageEstimator:
     ) -> Experience:
         """Return the samples with their total rewards, and the learning targets of their response tokens.
 
-        `scores`: for each scoring component, one array per sample. `inferred`: targets that the actor computed with its
-        own weights. Both are in the order of the samples in `groups`. If the config leaves out non-finite samples, they
-        are separated before anything is computed.
+        `scores`: scoring component -> one array per sample. `inferred`: target that the actor has computed with its own
+        weights -> one array per sample. Arrays are in the order of the samples in `groups`. If the config leaves out
+        samples with non-finite numbers, they are removed first.
         """
         algorithm = self._algorithm
         # Total reward of each sample: the environment's and the weighted scores of reward components
@@ -223,13 +228,15 @@ class AdvantageEstimator:
         return experience
 
     def state(self) -> Tensor:
-        """Return [4] float64: the weight of the KL, then count, mean and variance of all rewards so far."""
+        """Return a float64 tensor [4]: the present weight of the KL, and the count, mean and variance of all rewards so
+        far.
+        """
         coef = torch.tensor(self._kl_coef, dtype=torch.float64)
         seen = self._reward_moments
         return torch.stack([coef, seen.count, seen.mean, seen.var])
 
     def take_over(self, state: Tensor) -> None:
-        """Continue from `state` as the method `state` returns it, perhaps in another process."""
+        """Continue from `state`, a result of the method `state`, which another process may have returned."""
         coef, count, mean, var = state.unbind()
         self._kl_coef = float(coef)
         self._reward_moments = Moments(count=count, mean=mean, var=var)
@@ -240,9 +247,9 @@ class AdvantageEstimator:
         number: int,
         scores: Mapping[str, BySample],
     ) -> Sample:
-        """Return a copy of the sample whose reward includes the weighted scores of all reward components.
+        """Return a copy of `sample` whose reward includes the weighted scores of all reward components.
 
-        `number`: position of the sample among all samples. `scores`: for each scoring component, one array per sample.
+        `number`: position of the sample among all samples. `scores`: scoring component -> one array per sample.
         """
         if not self._rewards:
             return sample
@@ -258,9 +265,9 @@ class AdvantageEstimator:
         )
 
     def _shaped(self, rewards: Tensor) -> Tensor:
-        """Return the rewards [S], normalised and clipped if the algorithm asks for it.
+        """Return the rewards [S], normalised and clipped as far as the config asks for it.
 
-        The moments for normalising are those of all rewards so far, including these. Ziegler et al. 2019
+        They are normalised by the moments of all rewards of the run so far, including these. Ziegler et al. 2019
         (arXiv:1909.08593) normalise once, by samples of the first policy.
         """
         if self._algorithm.normalize_rewards:
@@ -277,11 +284,11 @@ class AdvantageEstimator:
         groups: Groups,
         known: Mapping[Target, BySample],
     ) -> tuple[Tensor | None, dict[str, Metric]]:
-        """Return the KL from the reference for each response token, [M], and its metrics; None and no metrics without a
-        reference.
+        """Return the KL of each response token from the reference, [M], and its metrics; without a reference, None and
+        no metrics.
 
-        `known`: targets computed so far. The policy's log-probabilities are those of the trainer if the actor has
-        computed the trainer's, else those of the inference engine. `groups`: the samples.
+        `groups`: the samples. `known`: target -> one array per sample. The policy's log-probabilities are those of the
+        trainer (`old`) if they are in `known`, else those of the generation engine.
         """
         if "reference" not in known:
             return None, {}
@@ -302,11 +309,12 @@ class AdvantageEstimator:
         }
 
     def _group_advantages(self, outcomes: Outcomes, penalty: Tensor | None) -> Tensor:
-        """Return the advantages [M] of an estimator that compares the samples of a group: all tokens of a sample have
-        the same advantage.
+        """Return the advantages [M] of an estimator that compares the samples of a group.
 
-        `outcomes`: reward, length and group of each sample. `penalty`: KL of each token, [M], which is subtracted from
-        the sample's reward; None: subtract nothing.
+        All tokens of a sample have the same advantage.
+
+        `outcomes`: reward, length and group of each sample. `penalty`: KL of each token, [M], whose weighted sum is
+        subtracted from the sample's reward; None: subtract nothing.
         """
         if penalty is not None:
             # Sum of the KL over the tokens of each sample, [S]
@@ -330,9 +338,11 @@ def without_non_finite(
 ]:
     """Separate the samples that have NaN or infinity in their rewards, log-probabilities, scores or inferred values.
 
-    Return four values: the groups of the finite samples; the other samples, each with a text that names its non-finite
-    numbers; and `scores` and `inferred` of the finite samples. Raises RewardError (`all-poisoned`) if no sample is
-    finite.
+    Return four values: the groups of the finite samples; the separated samples, each with a text that names its
+    non-finite numbers; and `scores` and `inferred` of the finite samples only. Raises RewardError (`all-poisoned`) if
+    no sample is finite.
+
+    `scores`, `inferred`: name -> one array per sample.
     """
     samples = [sample for group in groups for sample in group]
     known = dict[str, BySample]([*scores.items(), *inferred.items()])
@@ -374,9 +384,9 @@ def without_non_finite(
 
 
 def _not_finite(sample: Sample, known: Mapping[str, TokenArray]) -> str:
-    """Return a text that names the non-finite numbers of a sample; empty if all numbers are finite.
+    """Return a text that names the non-finite numbers of a sample; empty if all its numbers are finite.
 
-    `known`: further arrays of the sample, by the name of the scoring component or target.
+    `known`: scoring component or target -> array of this sample.
     """
     found: list[str] = []
     for name, value in sample.rewards.items():

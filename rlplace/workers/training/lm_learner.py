@@ -71,9 +71,9 @@ Differentiate = Callable[[MicroBatch, Totals], tuple[Tensor, dict[str, Tensor]]]
 
 
 class LmLearner:
-    """Base of the learners of language models: it assigns samples to ranks and makes the optimizer steps.
+    """Base class of the learners of language models: it assigns samples to ranks and makes the optimizer steps.
 
-    It borrows the model and the trainer. Inference and learning are collectives.
+    It uses the model and the trainer, but does not own them. Its inference and learning methods are collectives.
     """
 
     def __init__(
@@ -85,10 +85,11 @@ class LmLearner:
         shared_prefix_cost: float | None,
         token_budget: int,
     ) -> None:
-        """`shared_prefix_cost`: cost of a prompt token for each answer that shares it, relative to a token of its own,
-        as in `sizes_of`; None: answers share no prompt.
+        """Prepare the learner.
 
-        `token_budget`: most tokens of one micro-batch.
+        `shared_prefix_cost`: the samples of a group share their prompt, which is computed once; this is the cost of a
+        shared prompt token for each sample, relative to a token of the sample's own; None: each sample computes its own
+        prompt. `token_budget`: the most tokens of one micro-batch.
         """
         self._shared_prefix_cost = shared_prefix_cost
         self._config = config
@@ -106,11 +107,11 @@ class LmLearner:
     # ── which rank computes what ─────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """Return the packing of each optimizer step of `iteration`, which assigns samples to replicas; equal on every
-        rank.
+        """Return for each optimizer step of `iteration` which replica computes which samples. The result is equal on
+        every rank.
 
-        `lengths`: lengths of all samples. Actor and critic step on the same samples. Without any response token there
-        is nothing to learn, so the result has no steps.
+        `lengths`: lengths of all samples. Actor and critic step on the same samples. The result is empty if the samples
+        have no response tokens, because there is nothing to learn.
         """
         has_responses = any(lengths.responses)
         return pack_steps(
@@ -123,8 +124,8 @@ class LmLearner:
         )
 
     def inference_plan(self, lengths: Lengths) -> Packing:
-        """Return the packing for one forward pass over all samples, which assigns samples to replicas; equal on all
-        ranks.
+        """Return which replica computes which samples in one forward pass over all samples. The result is equal on
+        every rank.
 
         `lengths`: lengths of all samples.
         """
@@ -139,11 +140,11 @@ class LmLearner:
         targets: Mapping[Target, BySample] | None = None,
         kl_coef: float = 0.0,
     ) -> list[SampleShard]:
-        """Return for each rank the samples, with their targets, that the rank needs for the requested passes.
+        """Return for each rank the samples and targets that it needs.
 
-        `iteration`: include the learning passes of this iteration; None: no learning. `infer`: include the forward pass
-        over all samples. `targets`: for each target, one array per sample, in the order of `groups`. `kl_coef`: weight
-        of the KL from the reference in the loss.
+        `iteration`: include what the learning passes of this iteration need; None: no learning passes. `infer`: include
+        what a forward pass over all samples needs. `targets`: target -> one array per sample, in the order of `groups`.
+        `kl_coef`: weight of the KL from the reference in the loss.
         """
         lengths = Lengths.of(groups, shared_prefix_cost=self._shared_prefix_cost)
         samples = [sample for group in groups for sample in group]
@@ -179,11 +180,12 @@ class LmLearner:
         scores: Callable[[Packed], Sequence[Tensor]],
         rows: int,
     ) -> Tensor:
-        """Return the outputs of the model for all M response tokens, [rows, M], on every rank. A collective.
+        """Return the outputs of the model for all M response tokens of all ranks, [rows, M]. Every rank gets all. A
+        collective.
 
-        `micro_batches`: micro-batches of this rank. All replicas together have each sample in one micro-batch, and all
-        replicas have equally many micro-batches. `scores`: runs the model on a packed micro-batch, and returns `rows`
-        tensors [N].
+        `micro_batches`: micro-batches of this rank. Over all replicas, each sample is in one micro-batch, and each
+        replica has the same number of micro-batches. `scores`: runs the model on a packed micro-batch, and returns
+        `rows` tensors [N].
         """
         watch = Stopwatch()
         # Each token is filled by one primary rank and stays zero elsewhere, so a sum assembles all tokens
@@ -204,7 +206,11 @@ class LmLearner:
         old_values: Tensor,
         returns: Tensor,
     ) -> Tensor:
-        """Return the value loss of each token, [N]; all arguments are [N] too."""
+        """Return the loss of each token's value, [N].
+
+        `values`: values by the present weights. `old_values`: values before the update, to which clipping refers. All
+        arguments are [N].
+        """
         if self._variant is not None and self._variant.has("value_loss"):
             return self._variant.value_loss(values, old_values, returns)
         return value_loss(values, old_values, returns, self._algorithm.value_clip)
@@ -215,19 +221,21 @@ class LmLearner:
         part: str,
         size: float = 0,
     ) -> None:
-        """End a lap of the stopwatch once the accelerator has finished its queued work.
+        """Wait until the accelerator has finished its queued work, then add the time since the last lap to the part
+        `part`.
 
-        Without the wait, the time of that work would be measured in the next lap that synchronizes.
+        Without the wait, the time of the queued work would be counted for a later part.
 
-        `part`: name of the lap. `size`: amount of work in the lap.
+        `size`: amount of work in this lap, such as its tokens.
         """
         self._lm.synchronize()
         watch.lap(part, size)
 
     def _part(self, name: str) -> str:
-        """Return the name of the lap in which the stopwatch measures a pass: `name`, or `sharded_<name>`.
+        """Return the name under which a stopwatch counts a pass: `name` for a single rank, `sharded_<name>` for several
+        ranks.
 
-        The prefix marks passes on several ranks. These also exchange weights, so they are timed separately.
+        Passes on several ranks also exchange weights, so their times are kept apart.
         """
         if self._ranks.world_size > 1:
             return f"sharded_{name}"
@@ -245,9 +253,10 @@ class LmLearner:
     ) -> Update:
         """Make the optimizer steps of `plan`, and return their result. A collective.
 
-        `lengths`: of all samples. `differentiate`: runs the model on a micro-batch, and returns loss and metrics.
-        `counted`: number of response tokens of each sample that are learned; None: all response tokens. A replica also
-        runs a micro-batch that has no samples, because the other ranks wait for this replica in the collectives.
+        `lengths`: lengths of all samples. `differentiate`: runs the model on a micro-batch, and returns the loss and
+        metrics. `counted`: number of response tokens of each sample that are learned; None: all response tokens.
+
+        A replica also runs micro-batches without samples, because all ranks must take part in the collectives.
         """
         steps: list[Numbers] = []
         lr = 0.0
@@ -295,9 +304,10 @@ _Sampled = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclasses.dataclass(slots=True)
 class _Accumulated:
-    """An optimizer step in progress: counts and metrics of the samples whose gradients were accumulated.
+    """An optimizer step in progress: counts and metrics of the samples whose gradients were added up so far.
 
-    The partial sums are divided by the largest totals possible, because the totals of the step are not known yet.
+    The metrics are sums of numbers that are divided by the largest totals that the step can have, because the step's
+    real totals are not known yet.
     """
 
     # Counts over all ranks
@@ -312,7 +322,7 @@ class _Accumulated:
 
 
 class ActorLearner(LmLearner):
-    """Learner of a policy, and of a value head on the policy's trunk if `critic.on_actor` asks for it."""
+    """Learner of a policy. With `critic.on_actor`, it also trains a value head on the policy's trunk."""
 
     _accumulated: _Accumulated | None = None
 
@@ -351,7 +361,9 @@ class ActorLearner(LmLearner):
         self._temperature = config.text_rollout.temperature or 1.0
 
     def plan(self, lengths: Lengths, iteration: int) -> tuple[Packing, ...]:
-        """Return the packings of `LmLearner.plan`; none in the first iterations, in which only the critic learns."""
+        """Return the result of `LmLearner.plan`, or an empty tuple in the first iterations, in which only the critic
+        learns.
+        """
         if iteration < self._config.critic.warmup_iterations:
             return ()
         return super().plan(lengths, iteration)
@@ -361,9 +373,10 @@ class ActorLearner(LmLearner):
         shard: SampleShard,
         asked: Collection[Target],
     ) -> dict[Target, BySample]:
-        """Return the `asked` targets of all samples under the current weights; equal on every rank. A collective.
+        """Return the requested targets of all samples, computed with the present weights; equal on every rank. A
+        collective.
 
-        `shard`: samples of this rank's forward passes.
+        `shard`: the samples that this rank computes. `asked`: names of the targets.
         """
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
@@ -394,10 +407,11 @@ class ActorLearner(LmLearner):
         micro_batches: Iterable[MicroBatch],
         fields: Sequence[str],
     ) -> Tensor:
-        """Return outputs of the model for all M response tokens, [fields, M], on every rank. A collective.
+        """Return outputs of the model for all M response tokens of all ranks, [fields, M]. Every rank gets all. A
+        collective.
 
-        `fields`: names of the outputs, such as `logprobs`. `micro_batches`: micro-batches of this rank. All replicas
-        together have each sample in one micro-batch.
+        `fields`: names of the outputs, such as `logprobs`. `micro_batches`: micro-batches of this rank. Over all
+        replicas, each sample is in one micro-batch.
         """
 
         def scores(packed: Packed) -> list[Tensor]:
@@ -454,9 +468,9 @@ class ActorLearner(LmLearner):
         return update
 
     def _mismatch(self, sampled: Sequence[_Sampled], iteration: int) -> Metrics:
-        """Return the metrics of the difference between the log-probabilities of engine and trainer.
+        """Return metrics of the difference between the engine's and the trainer's log-probabilities of the same tokens.
 
-        `iteration`: also the version of the policy that learns; only tokens that were sampled under this version are
+        `iteration`: equal to the version of the policy that learns. Only tokens that this version has sampled are
         compared.
         """
         by_trainer, by_engine, versions, cut = (
@@ -470,9 +484,11 @@ class ActorLearner(LmLearner):
         engine: Tensor,
         lengths: Tensor,
     ) -> Corrected | tuple[None, Tensor]:
-        """Return the importance weights [N], trainer over engine, and bool [N]: which weights were cut.
+        """Return the importance weight of each token, trainer over engine, and whether it was cut at its limit: [N] and
+        bool [N].
 
-        If the config does not correct for the engine's rounding, the weights are None, and the bools are all False.
+        If the config does not correct for the engine's rounding, return None in place of the weights, and False for
+        each token.
 
         `behaviour`, `engine`: log-probabilities by trainer and engine, [N]. `lengths`: response tokens of each sample.
         """
@@ -481,11 +497,11 @@ class ActorLearner(LmLearner):
         return importance_weights(behaviour, engine, lengths, self._correction)
 
     def accumulate(self, shard: SampleShard) -> None:
-        """Add the gradients of the shard's samples to the accumulated gradients; `learn` makes the optimizer step. A
+        """Add the gradients of this rank's samples to the gradients so far; `learn` makes the optimizer step. A
         collective.
 
-        The number of tokens in the step is not known yet, so the gradients are divided by the largest number possible;
-        `_step` rescales them. Until `learn` or `drop`, no other call may discard the gradients.
+        The number of tokens in the step is not known yet, so the gradients are divided by the largest possible number,
+        and `_step` corrects this. No other call may discard the gradients before `learn` or `drop`.
         """
         lengths = shard.lengths
         if self._accumulated is None:
@@ -526,7 +542,7 @@ class ActorLearner(LmLearner):
 
     @property
     def _most(self) -> Totals:
-        """The largest totals that a step over all samples of an iteration can have."""
+        """The largest numbers of samples and tokens that a step over all samples of an iteration can have."""
         samples = (self._algorithm.prompts or 1) * self._algorithm.samples_per_prompt
         return Totals(
             samples=samples,
@@ -535,9 +551,10 @@ class ActorLearner(LmLearner):
         )
 
     def _step(self, iteration: int) -> Update:
-        """Make one optimizer step from all accumulated gradients, and return its result. A collective.
+        """Make one optimizer step from all gradients that `accumulate` has added up, and return its result. A
+        collective.
 
-        The step equals a step over all samples at once.
+        The result is the same as that of a step over all samples at once.
         """
         held = self._accumulated or _Accumulated()
         most = self._most
@@ -578,7 +595,7 @@ class ActorLearner(LmLearner):
         )
 
     def drop(self) -> None:
-        """Discard the accumulated gradients and their counts."""
+        """Discard the gradients that `accumulate` has added up, and their counts."""
         self._accumulated = None
         self._lm.drop_gathered()
 
@@ -591,10 +608,11 @@ class ActorLearner(LmLearner):
         old_logprobs: Tensor,
         importance: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a micro-batch, and its partial sums of the step's means, by name, float64.
+        """Return the loss of a micro-batch, and what it adds to each metric of the step: name -> float64 tensor.
 
-        `picks`: the samples of the micro-batch. `totals`: samples and tokens of the step over all ranks. `scores`: the
-        model's outputs. `old_logprobs`: [N]. `importance`: weights [N]; None: all 1.
+        `picks`: the samples of the micro-batch. `totals`: numbers of samples and tokens of the step over all ranks, by
+        which sums are divided. `scores`: the model's outputs. `old_logprobs`: [N]. `importance`: weights [N]; None: all
+        1.
         """
         algorithm = self._algorithm
         lengths = batch.lengths(picks)
@@ -643,7 +661,7 @@ class ActorLearner(LmLearner):
 
 
 class CriticLearner(LmLearner):
-    """Learner of a critic: it fits the values of response tokens to their returns."""
+    """Learner of a critic: it trains the values of response tokens to match their returns."""
 
     def __init__(
         self,
@@ -663,11 +681,12 @@ class CriticLearner(LmLearner):
         )
 
     def values(self, shard: SampleShard) -> Tensor:
-        """Return the values [M] of all samples' response tokens under the current weights, on every rank. A collective.
+        """Return the values [M] of the response tokens of all samples, by the present weights, on every rank. A
+        collective.
 
         Every rank needs all values, because the learning passes may assign a sample to another rank.
 
-        `shard`: samples of this rank's forward passes.
+        `shard`: the samples that this rank computes.
         """
         batch = Batch(shard, self._lm.device)
         micro_batches = self.inference_plan(shard.lengths).ranks[self._ranks.replica]
@@ -684,10 +703,11 @@ class CriticLearner(LmLearner):
         returns: Tensor,
         iteration: int,
     ) -> Update:
-        """Learn from an iteration's samples in all epochs, and return the result of the optimizer steps. A collective.
+        """Learn from all samples of `iteration`, in all epochs, and return the result of the optimizer steps. A
+        collective.
 
-        `shard`: samples of this rank's learning passes. `old_values`, `returns`: [M], on this rank's device. Tokens
-        with NaN returns belong to non-finite samples, and are not learned.
+        `shard`: the samples that this rank learns from. `old_values`, `returns`: [M], on this rank's device. Tokens
+        with NaN returns are not learned; they belong to samples with non-finite numbers.
         """
         batch = Batch(shard, self._lm.device)
         clip = self._algorithm.value_clip

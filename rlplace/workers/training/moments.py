@@ -24,7 +24,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class Moments(Protocol):
-    """The two moments of a list of tensors that the optimizer steps, in the order of the tensors."""
+    """Adam's two moments of each tensor that the optimizer changes, in the order of these tensors."""
 
     packed: bool  # whether `read` returns new float32 tensors on the host
 
@@ -34,20 +34,20 @@ class Moments(Protocol):
         gradients: Sequence[Tensor],
         lr: float,
     ) -> None:
-        """Make an optimizer step on the tensors, in place, and update the moments.
+        """Make one optimizer step: change the tensors `stepped` in place, and update their moments.
 
-        `gradients`: of the dtypes of `stepped`; they may be overwritten. `lr`: learning rate.
+        `gradients`: in the dtypes of `stepped`; they may be overwritten. `lr`: learning rate.
         """
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that the moments consist of, to offload them and to count their bytes."""
+        """Return all tensors in which the moments are stored, to offload them and to count their bytes."""
 
     def read(self, where: Where) -> Values:
-        """Return the moments by name, in the shapes of the stepped tensors.
+        """Return the moments by name: for each name, one tensor per stepped tensor, with its shape.
 
-        The tensors can be saved, or filled from a checkpoint and passed to `take_over`.
+        The tensors can be saved. They can also be filled from a checkpoint and then passed to `take_over`.
 
-        `where`: function from a tensor to where its bytes are now, on accelerator or host.
+        `where`: returns for a tensor the place of its bytes now: the tensor itself, or its copy on the host.
         """
 
     def take_over(
@@ -56,14 +56,15 @@ class Moments(Protocol):
         steps_made: int,
         where: Where,
     ) -> None:
-        """Continue after `steps_made` optimizer steps from `values`.
+        """Continue with the moments `values`, after `steps_made` optimizer steps.
 
-        `values`: the tensors that `read` returned, filled from a checkpoint. `where`: as in `read`.
+        `values`: the result of `read`, filled from a checkpoint. `where`: returns for a tensor the place of its bytes
+        now: the tensor itself, or its copy on the host.
         """
 
 
 class FloatMoments:
-    """Moments in the dtypes of the stepped tensors, not packed."""
+    """Moments that are stored as tensors like the stepped tensors, with their shapes and dtypes."""
 
     packed = False
 
@@ -100,12 +101,12 @@ class FloatMoments:
 
 
 class ByteMoments:
-    """Moments in 8 bits: codes into a table, and a float32 scale for each block (Dettmers et al. 2022,
+    """Moments in 8 bits: each number is a code into a table, times a float32 scale of its block (Dettmers et al. 2022,
     arXiv:2110.02861).
 
     The second moment is stored as its square root, which spans half as many decades. The table of the root has no zero,
     because Adam divides by the root: a zero would blow up the step (Li et al. 2023, arXiv:2309.01507, section 4.1).
-    Both tables contain the ends of their range, so unpacked values pack to the same bits again.
+    Both tables contain the ends of their range, so numbers that were unpacked are packed to the same bits again.
     """
 
     packed = True
@@ -196,9 +197,9 @@ class ByteMoments:
 
 
 class _Packed:
-    """Numbers as 8-bit codes [blocks, 256] and float32 scales [blocks, 1].
+    """Numbers that are stored as 8-bit codes [blocks, 256] into a table, and one float32 scale per block, [blocks, 1].
 
-    `signed`: whether the table of numbers ranges from -1 to 1, or else from 0 to 1.
+    `signed`: whether the numbers of the table range from -1 to 1 instead of 0 to 1.
     """
 
     def __init__(
@@ -214,19 +215,19 @@ class _Packed:
 
     @classmethod
     def zeros(cls, like: Tensor, *, signed: bool) -> _Packed:
-        """Return packed zeros with as many blocks as the elements of `like` need, on the device of `like`."""
+        """Return packed zeros on the device of `like`, with as many blocks as the elements of `like` need."""
         blocks = -(-like.numel() // MOMENT_BLOCK)
         codes = torch.zeros(blocks, MOMENT_BLOCK, dtype=torch.uint8, device=like.device)
         scales = codes.new_zeros(blocks, 1, dtype=torch.float32)
         return cls(codes, scales, signed=signed)
 
     def pieces(self) -> list[_Packed]:
-        """Return views of this object, each of up to `_AT_ONCE` blocks."""
+        """Return this object in pieces of up to `_AT_ONCE` blocks each; the pieces share its memory."""
         cut = zip(self.codes.split(_AT_ONCE), self.scales.split(_AT_ONCE), strict=True)
         return [_Packed(codes, scales, signed=self.signed) for codes, scales in cut]
 
     def at(self, where: Where) -> _Packed:
-        """Return the same numbers with tensors at the place to which `where` maps the tensors of this object."""
+        """Return an object with the same numbers whose tensors are `where(codes)` and `where(scales)`."""
         return _Packed(where(self.codes), where(self.scales), signed=self.signed)
 
     def unpack(self) -> Tensor:
@@ -236,9 +237,10 @@ class _Packed:
         return numbers.view(self.codes.shape).mul_(self.scales).view(-1)
 
     def pack(self, numbers: Tensor) -> None:
-        """Store `numbers`, each as the nearest entry of the table, scaled by its block.
+        """Store `numbers`: each number becomes the nearest entry of the table, after division by the scale of its
+        block.
 
-        `numbers`: one dimension; its end may lack a part of the last block.
+        `numbers`: [n]; they may fill only a part of the last block.
         """
         missing = self.codes.numel() - len(numbers)
         blocks = pad(numbers, (0, missing)).view(self.codes.shape)
@@ -252,7 +254,7 @@ class _Packed:
 
 @functools.cache
 def _table(signed: bool, device: torch.device) -> Tensor:
-    """Return the 256 entries of the table, ascending to 1 from -1 (`signed`) or from almost 0.
+    """Return the 256 entries of the table in ascending order: from -1 to 1 if `signed`, else from almost 0 to 1.
 
     The positive entries span seven decades. Each decade has twice as many entries as the decade below it.
     """
@@ -282,11 +284,12 @@ def _step(
     lr: float,
     config: OptimizerConfig,
 ) -> None:
-    """Make one step of AdamW on the tensors `stepped`, in place, by the function that `torch.optim.AdamW` calls.
+    """Make one step of AdamW on the tensors `stepped`, in place, with the function that `torch.optim.AdamW` calls.
 
-    The class `torch.optim.AdamW` does more around this call, which takes longer than the step of a small policy.
+    The class `torch.optim.AdamW` does more around this call, which would take longer than the step of a small policy.
 
-    `first`, `second`: moments of each tensor. `steps`: count of steps of each tensor, as a tensor. `lr`: learning rate.
+    `first`, `second`: moments of each tensor. `steps`: number of steps of each tensor so far, as a tensor. `lr`:
+    learning rate.
     """
     adamw(
         list(stepped),

@@ -31,8 +31,8 @@ Numbers = Mapping[str, float]
 def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> float:
     """Return the learning rate of the next optimizer step.
 
-    `steps_made`: optimizer steps so far, for the warm-up. `progress`: share of the run's iterations that are over, 0 to
-    1, for the decay.
+    `steps_made`: number of optimizer steps so far, for the warm-up. `progress`: share of the run's iterations that are
+    over, from 0 to 1, for the decay.
     """
     # Linear warm-up over optimizer steps
     warmup = 1.0
@@ -50,16 +50,18 @@ def learning_rate(config: OptimizerConfig, steps_made: int, progress: float) -> 
 
 
 class Adam:
-    """AdamW over this rank's shards in place, or over float32 copies that are rounded to the shards after each step.
+    """AdamW for this rank's shards of the trained parameters.
 
-    Owns the moments and the copies. The copies are on the accelerator (`kind: adamw_master`) or on the host
-    (`on_host`), with the moments beside them. The constructor allocates everything, so the size is known from the
-    start.
+    It changes the shards in place, or float32 copies of the shards, which are rounded to the shards after each step.
+    There are copies with `kind: adamw_master` (on the accelerator) and with `on_host` (on the host). The moments are
+    beside the copies. The constructor allocates all memory, so its size is known from the start.
     """
 
     def __init__(self, shards: Sequence[Tensor], config: OptimizerConfig) -> None:
-        """`shards`: the trained parameters of this rank. They are plain tensors, which the model keeps and never
-        replaces; each may be empty.
+        """Allocate the moments, and the float32 copies if the config asks for them.
+
+        `shards`: the trained parameters of this rank, as plain tensors, which the model never replaces. A shard may be
+        empty.
         """
         self._shards = tuple(shards)
         self._on_host = config.on_host
@@ -82,9 +84,9 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
-        """Make one step on the shards.
+        """Make one optimizer step on the shards.
 
-        `gradients`: in the order of the shards; they may be overwritten. `lr`: learning rate.
+        `gradients`: gradient of each shard, in their order; they may be overwritten. `lr`: learning rate.
         """
         # Move each gradient to the device and dtype of the tensor that is stepped
         fitting = [
@@ -96,20 +98,20 @@ class Adam:
 
     @torch.no_grad()
     def follow(self, where: Where) -> None:
-        """Copy the float32 copies into the shards, rounded to the shards' dtypes; do nothing without copies.
+        """Round the float32 copies to the shards' dtypes and write them into the shards. Without copies, do nothing.
 
-        `where`: function from a tensor to where its bytes are now, on accelerator or host.
+        `where`: returns for a tensor the place of its bytes now: the tensor itself, or its copy on the host.
         """
         if self._copied:
             for shard, master in zip(self._shards, self.stepped, strict=True):
                 where(shard).copy_(where(master), non_blocking=True)
 
     def tensors(self, *, on_host: bool = False) -> list[Tensor]:
-        """Return the tensors that the optimizer holds beside the shards: the moments, and the float32 copies if there
-        are any.
+        """Return the tensors of the optimizer that are in one place: the moments, and the float32 copies if there are
+        any.
 
-        `on_host`: the place to list: True, the host; False, the accelerator. The list is empty if these tensors are in
-        the other place.
+        `on_host`: whether to return the tensors on the host instead of those on the accelerator. The optimizer has all
+        of its tensors in one place, so the list for the other place is empty.
         """
         if on_host != self._on_host:
             return []
@@ -123,12 +125,13 @@ class Adam:
 class MovingAverage:
     """Moving average of the weights: a = decay * a + (1 - decay) * w (Polyak and Juditsky 1992, exponential weights).
 
-    Owns the averages of this rank's shards: float32, on the host.
+    Owns the averages of this rank's shards, as float32 tensors on the host.
     """
 
     def __init__(self, shards: Sequence[Tensor], decay: float) -> None:
-        """`shards`: the trained parameters, which must be on the accelerator now. The model never replaces these
-        tensors.
+        """Start the averages with the present weights.
+
+        `shards`: the trained parameters, which must be on the accelerator now, and which the model never replaces.
         """
         self._shards = tuple(shards)
         self._decay = decay
@@ -147,7 +150,9 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the weights by their averages for the duration of the `with` block, to save the averages."""
+        """Return a context manager that replaces the weights by their averages during its `with` block, to save the
+        averages.
+        """
         kept = [shard.detach().to("cpu", copy=True) for shard in self._shards]
         try:
             self._write(self.averages)
@@ -163,7 +168,7 @@ class MovingAverage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The result of an iteration's optimizer steps; all fields except `metrics` are equal on every rank."""
+    """The result of the optimizer steps of one iteration. All fields except `metrics` are equal on every rank."""
 
     # Means over the evaluated steps; None if there was nothing to learn
     mean: Numbers | None
@@ -182,7 +187,7 @@ class Update:
 
 
 def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
-    """Return the mean over steps of each number, by name; None for no steps."""
+    """Return the mean of each number over all `steps`, by name; None if `steps` is empty."""
     if not steps:
         return None
     means: dict[str, float] = {}
@@ -195,7 +200,7 @@ def mean_of(steps: Sequence[Numbers]) -> Numbers | None:
 class Trainer:
     """Makes the optimizer steps of one model.
 
-    Owns the optimizer, the moving average and the count of steps; borrows the model.
+    Owns the optimizer, the moving average and the number of steps made. It uses the model, but does not own it.
     """
 
     def __init__(
@@ -209,10 +214,11 @@ class Trainer:
         ema_decay: float | None = None,
         on_poison: OnPoison = "stop",
     ) -> None:
-        """`iterations`: number of iterations of the run. `component`: name of the trained component, for errors.
+        """Create the optimizer, and the moving average if there is one.
 
-        `ema_decay`: decay of the moving average of the weights; None: keep no average. `on_poison`: whether to skip a
-        non-finite step, or to stop.
+        `iterations`: number of iterations of the run. `component`: name of the trained component, for errors.
+        `ema_decay`: decay of the moving average of the weights; None: keep no average. `on_poison`: what to do with a
+        step that has non-finite numbers: "skip" or "stop".
         """
         self._model = model
         self._config = config
@@ -233,7 +239,7 @@ class Trainer:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of optimizer and moving average that stay on the host, also while the component is offloaded."""
+        """Bytes of optimizer and moving average that are always on the host, even if the component is not offloaded."""
         if self.average is None:
             return self.optimizer.host_bytes
         return self.optimizer.host_bytes + self.average.host_bytes
@@ -251,14 +257,14 @@ class Trainer:
         shares: Tensor,
         iteration: int,
     ) -> Numbers | None:
-        """Return the sums of `shares` over ranks, by name, and the norm of the whole gradient before clipping. A
+        """Return the sum of each share over ranks, and the norm of the whole gradient before clipping, by name. A
         collective.
 
-        If one of these numbers is NaN or infinite, and the config skips non-finite steps, all ranks drop the gradients
-        and return None. If the config does not skip, or too many steps in a row were skipped, all ranks raise
+        If one of these numbers is not finite, all ranks drop the gradients and return None, so that the step is
+        skipped. If the config does not skip such steps, or too many in a row were skipped, all ranks raise
         DivergedError.
 
-        `names`: names of the shares. `shares`: this rank's partial sums of means, one for each name.
+        `shares`: this rank's parts of the step's means, [k]. `names`: their names.
         """
         summed = self._model.sum_shares(shares).tolist()
         numbers = dict(zip((*names, "grad_norm"), summed, strict=True))
@@ -287,16 +293,16 @@ class Trainer:
         return None
 
     def take_skipped(self) -> tuple[str, ...]:
-        """Return one line for each step that was skipped since the last call."""
+        """Return one line of text for each step that was skipped since the last call of this method."""
         notes = tuple(self._notes)
         self._notes = []
         return notes
 
     def _ranks_at_fault(self, shares: Tensor) -> str:
-        """Return a text that names the ranks whose part of the loss is not finite, or else of the gradient. A
-        collective.
+        """Return a text that names the ranks with a non-finite loss; if all losses are finite, with a non-finite
+        gradient. A collective.
 
-        `shares`: this rank's partial sums of means.
+        `shares`: this rank's parts of the step's means.
         """
         # Row 0: loss, row 1: gradient; a column per rank, 1.0 for a non-finite one
         faults = torch.zeros(2, self._ranks.world_size, device=shares.device)
@@ -330,10 +336,10 @@ class Trainer:
 
     @torch.no_grad()
     def step(self, gradient_norm: float, lr: float) -> None:
-        """Clip the gradients to the global norm `max_grad_norm`, make one optimizer step, and drop the gradients.
+        """Clip the gradients to the norm `max_grad_norm`, make one optimizer step, and drop the gradients.
 
-        Clipping is algorithm 1 of Pascanu et al. 2013. `gradient_norm`: norm of the whole gradient, from
-        `sum_over_ranks`; `clip_grad_norm_` would need further collectives. `lr`: learning rate.
+        Clipping is algorithm 1 of Pascanu et al. 2013. `gradient_norm`: norm of the whole gradient over all ranks, from
+        `sum_over_ranks`. `lr`: learning rate.
         """
         gradients = self._model.gradients()
         if gradient_norm > self._config.max_grad_norm:

@@ -49,9 +49,9 @@ _AT_ONCE = 1024  # last observations per forward pass
 
 
 class PolicyLearner:
-    """PPO of a simulator policy on one rank. `learn` is a collective.
+    """PPO of a simulator policy, on one rank. `learn` is a collective.
 
-    Owns the statistics that scale rewards; borrows the policy and the trainer.
+    Owns the statistics by which rewards are scaled. It uses the policy and the trainer, but does not own them.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class PolicyLearner:
         self._custom_loss = self._variant if differentiates else None
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Update:
-        """Learn from an iteration's samples in all epochs, and return the result of the optimizer steps. A collective.
+        """Learn from all samples of `iteration`, in all epochs, and return the result of the optimizer steps. A
+        collective.
 
-        `trajectory`: the steps of exactly this rank's rows.
+        `trajectory`: all steps of this rank's rows, and of no other rows.
         """
         # Advantages and returns of this rank's samples
         watch = Stopwatch()
@@ -141,9 +142,10 @@ class PolicyLearner:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return the statistics that scale rewards, for all rows of all ranks, in new tensors. A collective.
+        """Return the statistics by which rewards are scaled, of all rows of all ranks, in new tensors. A collective.
 
-        `return_scale.returns`: [all rows] float64. `return_scale.moments`: [3], count, mean and variance.
+        `return_scale.returns`: discounted return of each row so far, [all rows] float64. `return_scale.moments`: [3],
+        count, mean and variance of these returns.
         """
         rows = self._rows
         scale = self._return_scale
@@ -158,9 +160,9 @@ class PolicyLearner:
         }
 
     def take_over(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state` as the method `state` returns it.
+        """Continue from `state`, a result of the method `state`.
 
-        The ranks that saved `state` may have had other rows.
+        The rows may have been distributed over other ranks when `state` was saved.
         """
         count, mean, var = state["return_scale.moments"].unbind()
         self._return_scale.moments = Moments(count=count, mean=mean, var=var)
@@ -171,9 +173,9 @@ class PolicyLearner:
         ].clone()
 
     def _samples(self, trajectory: Trajectory) -> StepSamples:
-        """Return this rank's samples with advantages, which are not normalised, and returns.
+        """Return this rank's samples with their returns and advantages. The advantages are not normalised yet.
 
-        If the config asks for it, rewards are scaled before advantages and returns are computed from the rewards.
+        If the config asks for it, the rewards are scaled first.
         """
         terminated = self._tensor(trajectory.terminated)
         truncated = self._tensor(trajectory.truncated)
@@ -232,10 +234,10 @@ class PolicyLearner:
         samples: StepSamples,
         sound: Tensor,
     ) -> tuple[Moments, Tensor]:
-        """Return the moments [3] of advantages, returns and value errors, and the sums of the observation statistics.
+        """Return the moments [3] of advantages, returns and value errors, and the sums for the observation statistics.
 
-        Both are over all ranks, and count only samples that are sound. The sums are empty without an observation
-        normalizer. A collective.
+        Both are over the sound samples of all ranks. The sums are empty if the policy does not normalise observations.
+        A collective.
 
         `sound`: [N] bool on the host, true for samples whose reward is not NaN.
         """
@@ -256,9 +258,10 @@ class PolicyLearner:
         return merge(nothing, sums[:cut]), sums[cut:]
 
     def _sound_of_all(self, sound: Tensor) -> Tensor:
-        """Return which samples of all ranks are sound, [T * all rows] bool on the host. A collective.
+        """Return for each sample of all ranks whether its reward is not NaN, [T * all rows] bool on the host. A
+        collective.
 
-        `sound`: which samples of this rank are sound, [N] bool.
+        `sound`: the same for the samples of this rank, [N] bool.
         """
         rows = self._rows
         found = torch.zeros(rows.steps, rows.total, device=self._device)
@@ -273,9 +276,10 @@ class PolicyLearner:
         trajectory: Trajectory,
         sound: Tensor | None,
     ) -> SequenceSamples | None:
-        """Return an object that cuts the samples into sequences; None for a policy without memory.
+        """Return an object that cuts this rank's samples into sequences, for a policy with memory; None for any other
+        policy.
 
-        `sound`: which of this rank's samples count, [N] bool; None: all.
+        `sound`: which of this rank's samples are learned from, [N] bool; None: all.
         """
         policy = self._policy.module
         algorithm = self._algorithm
@@ -304,11 +308,11 @@ class PolicyLearner:
     ) -> tuple[list[Numbers], bool]:
         """Make the optimizer steps on the minibatches of all epochs. A collective.
 
-        Return the numbers of each evaluated step, and whether the KL stopped the iteration. It stops if the KL of a
-        minibatch is above `target_kl`; that minibatch is evaluated, but its step is not made.
+        Return the numbers of each evaluated minibatch, and whether the KL ended the iteration early. It does so if the
+        KL of a minibatch is above `target_kl`; this minibatch is evaluated, but its step is not made.
 
-        `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks count, [T * all rows] bool
-        on the host; None: all. `lr`: learning rate. `watch`: measures the parts of the work.
+        `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks are learned from, [T * all
+        rows] bool on the host; None: all. `lr`: learning rate. `watch`: measures the seconds of each part of the work.
         """
         steps: list[Numbers] = []
         target = self._algorithm.target_kl
@@ -353,8 +357,8 @@ class PolicyLearner:
         """Yield for each minibatch of one epoch: the input of the forward pass, this rank's samples, and the number of
         samples over all ranks.
 
-        `sound`: which samples of all ranks count, on the host; None: all. `generator`: draws the order of the samples.
-        `sequences`: for a policy with memory, else None.
+        `sequences`: for a policy with memory, else None. `sound`: which samples of all ranks are learned from, on the
+        host; None: all. `generator`: draws the order of the samples.
         """
         number = self._algorithm.num_minibatches
         if sequences is not None:
@@ -385,10 +389,11 @@ class PolicyLearner:
         mine: StepSamples,
         count: int,
     ) -> Tensor:
-        """Run forward and backward pass of a minibatch; return this rank's partial sums of the step's means.
+        """Run forward and backward pass of a minibatch on this rank, and return what its samples add to the means of
+        the step.
 
         `passes`: forward and backward pass of the policy. `given`: input of the forward pass. `mine`: samples of this
-        rank; may be empty, but the call must be made, because the other ranks wait for it. `count`: samples of the
+        rank; may be empty, but the pass must run all the same, because of the collectives. `count`: samples of the
         minibatch over all ranks.
         """
         algorithm = self._algorithm
@@ -419,5 +424,5 @@ class PolicyLearner:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return the tensor with each sample flattened: [N, *shape] becomes [N, elements]."""
+    """Return `tensor` with each sample flattened: [N, *shape] becomes [N, elements]."""
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))

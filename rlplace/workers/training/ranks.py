@@ -51,10 +51,10 @@ _MOST_NAMED = 8  # ranks named in an error
 
 
 class Ranks:
-    """This rank as a member of its worker group's process group, with the collectives of the group.
+    """This rank as a member of the process group of its worker group, with the group's collectives.
 
-    torch allows one default process group in a process. Workers that are threads of one process are single ranks, and
-    share a process group of size 1. The last member of a process that closes destroys the process group.
+    torch allows one default process group per process. Workers that are threads of one process are groups with a single
+    rank each, and share a process group of size 1. The last of them that closes destroys the process group.
     """
 
     _opening = threading.Lock()
@@ -66,17 +66,17 @@ class Ranks:
         timeout_s: float,
         parallel: Parallel = _ALONE,
     ) -> None:
-        """Block until all ranks of the worker's group have joined. The calling thread then computes on the worker's
-        device.
+        """Join the process group, and wait until all ranks have joined. Set the calling thread's CUDA device to the
+        worker's GPU.
 
-        `timeout_s`: longest wait for rank 0. It must be as long as a stage, since rank 0 may take from channels many
-        times, each time with a shorter deadline.
+        `timeout_s`: the most seconds to wait for rank 0. It must be as long as a stage, because rank 0 may receive from
+        channels many times, each time with a shorter deadline.
 
         `parallel`: how ranks share a model. `tensor_parallel_size` neighbouring ranks hold one copy of the model, and
         `context_parallel_size` neighbouring copies split the tokens. The ranks of these copies together are a
         data-parallel replica, and compute the same samples.
 
-        Raises ClusterError, which names the absent ranks, and ChannelBroken if the run is cancelled.
+        Raises ClusterError, which names the missing ranks, and ChannelBroken if the run is cancelled.
         """
         # Place of this rank: replicas, and within a replica context-parallel copies of tensor-parallel ranks
         rank = context.rank
@@ -155,12 +155,10 @@ class Ranks:
             self._shared = self._share_memory(meet.timeout_s)
 
     def _meet(self, timeout_s: float) -> None:
-        """Wait until every rank of the group has written its number to the store, the key-value store of the group.
+        """Wait until every rank of the group has written its number to the key-value store of the group.
 
-        NCCL would wait without a deadline for a rank that never comes. Raises ClusterError, which names the absent
-        ranks, and ChannelBroken if the run is cancelled meanwhile.
-
-        `timeout_s`: longest wait.
+        NCCL would wait without a deadline for a rank that never comes. Raises ClusterError, which names the missing
+        ranks, after `timeout_s` seconds, and ChannelBroken if the run is cancelled.
         """
         self.store.set(f"here {self.rank}", "1")
         here = self.store.add("here", 1)
@@ -177,7 +175,7 @@ class Ranks:
             here = self.store.add("here", 0)
 
     def _absent(self, timeout_s: float) -> ClusterError:
-        """Return the error that names the ranks that have not written their numbers to the store within `timeout_s`."""
+        """Return the error that names the ranks that have not joined the process group within `timeout_s` seconds."""
         component = self._context.slot.component
         absent = [
             rank
@@ -199,7 +197,7 @@ class Ranks:
     def _tensor_parallel_mesh(self, device_type: str, timeout: timedelta) -> DeviceMesh:
         """Return the device mesh with the dimensions [copies of the model, ranks of a copy]. A collective.
 
-        `timeout`: longest wait of a collective.
+        `device_type`: "cpu" or "cuda". `timeout`: longest wait of a collective.
         """
         ranks = torch.arange(self.world_size).view(-1, self.tensor_parallel)
         groups = [_subgroup(of, timeout) for of in (ranks.T, ranks)]
@@ -211,9 +209,10 @@ class Ranks:
         )
 
     def _share_memory(self, timeout_s: float) -> SharedSum | None:
-        """Return shared memory for sums over ranks of one host; None unless all ranks can map it. A collective.
+        """Return an object that sums over ranks through shared memory; None if not all ranks can use the memory. A
+        collective.
 
-        `timeout_s`: longest wait of a sum for another rank.
+        `timeout_s`: the most seconds that a sum waits for another rank.
         """
         # Rank 0 picks a name and creates the file
         if self.rank == 0:
@@ -240,7 +239,7 @@ class Ranks:
         return None
 
     def alone(self) -> DeviceMesh:
-        """Return a device mesh that contains this rank only. A collective."""
+        """Return a device mesh with this rank only. A collective."""
         if self.world_size == 1:
             return self.mesh
         group, _ = dist.new_subgroups(group_size=1)
@@ -251,9 +250,9 @@ class Ranks:
         )
 
     def beside(self) -> dist.ProcessGroup | None:
-        """Return a second process group of all ranks, by gloo; None for a single rank. A collective.
+        """Return a second process group of all ranks, with the backend gloo; None for a single rank. A collective.
 
-        Another thread can use it for collectives on host memory. The group lives as long as the default group.
+        Another thread can use it for collectives on host memory. It exists as long as the default process group.
         """
         if self.world_size == 1:
             return None
@@ -263,9 +262,9 @@ class Ranks:
         return group
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of `values` [n] over ranks, bit-equal on all ranks. A collective.
+        """Return the sum of `values` [n] over ranks, with equal bits on all ranks. A collective.
 
-        A single rank gets the tensor `values` itself, not a copy.
+        With a single rank, return `values` itself, not a copy.
         """
         if self.world_size == 1:
             return values
@@ -286,7 +285,10 @@ class Ranks:
         return total
 
     def carry(self, module: FSDPModule) -> None:
-        """Make a sharded module sum its gradients over ranks, instead of averaging, by the fastest collectives."""
+        """Make a sharded module sum its gradients over ranks instead of averaging them.
+
+        On the host, the module also gets faster collectives than those of gloo.
+        """
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         if self._on_host:
@@ -297,10 +299,10 @@ class Ranks:
             module.set_custom_reduce_scatter(scatter)
 
     def scatter(self, shards: Sequence[Shard] | None, what: str) -> Shard:
-        """Return this rank's element of the `shards` that rank 0 passes. A collective.
+        """Return this rank's element of `shards`, which rank 0 passes. A collective.
 
-        `shards`: one for each rank, on rank 0; None on other ranks. `what`: noun for the shards, in errors. The other
-        ranks wait as in `wait_for_rank_0`, and raise its errors.
+        `shards`: on rank 0, one element for each rank; None on all other ranks. `what`: noun for the elements, in
+        errors. The other ranks wait for rank 0 by `wait_for_rank_0`, and raise its errors.
         """
         self.wait_for_rank_0(what)
         if self.world_size == 1:
@@ -312,12 +314,12 @@ class Ranks:
         return mine[0]
 
     def wait_for_rank_0(self, what: str) -> None:
-        """Return once rank 0 has made this call too; on rank 0 return at once.
+        """Wait until rank 0 has called this method too. On rank 0, return at once.
 
-        All ranks must make the call equally often. It leaves no key in the store. Raises ChannelTimeout, and
-        ChannelBroken if the run is cancelled meanwhile.
+        All ranks must call this method equally often. Raises ChannelTimeout at the deadline, and ChannelBroken if the
+        run is cancelled.
 
-        `what`: noun for the data that rank 0 brings to the other ranks, for errors.
+        `what`: noun for the data that rank 0 will send afterwards, for errors.
         """
         number = f"{self._epoch}.{self._waits}"
         self._waits += 1
@@ -347,15 +349,15 @@ class Ranks:
         self.store.delete_key(key)
 
     def begin_again(self) -> None:
-        """Restart the count of calls of `wait_for_rank_0`; all ranks must do so.
+        """Count the calls of `wait_for_rank_0` from 0 again. All ranks must call this after a failure.
 
-        After a fault, some ranks may have waited for a call that rank 0 never made.
+        Some ranks may have waited for a call that rank 0 never made, so their counts could differ.
         """
         self._epoch = self._epoch + 1
         self._waits = 0
 
     def close(self) -> None:
-        """Leave the process group; the last member of this process destroys it."""
+        """Leave the process group. The last member in this process destroys the process group."""
         with Ranks._opening:
             Ranks._members -= 1
             if not Ranks._members:
@@ -370,9 +372,9 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
-    """Make a process group of each row of `ranks`, and return the group that contains this rank. A collective.
+    """Create a process group for each row of `ranks`, and return the group that contains this rank. A collective.
 
-    `ranks`: [groups, ranks of a group], the numbers of the ranks. `timeout`: longest wait of a collective.
+    `ranks`: numbers of the ranks, [groups, ranks of a group]. `timeout`: longest wait of a collective.
     """
     group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
         ranks.tolist(), timeout=timeout
@@ -381,7 +383,7 @@ def _subgroup(ranks: Tensor, timeout: timedelta) -> dist.ProcessGroup:
 
 
 class _OnHost:
-    """Base of collectives that FSDP uses on the host; it allocates their buffers."""
+    """Base class of collectives that FSDP uses on the host instead of its own."""
 
     def allocate(
         self,
@@ -394,7 +396,7 @@ class _OnHost:
 
 
 class _DirectAllGather(_OnHost):
-    """All-gather in one exchange: every rank sends its shard to every other rank."""
+    """All-gather in one exchange: every rank sends its shard to all other ranks at once."""
 
     def __call__(
         self,
@@ -407,7 +409,9 @@ class _DirectAllGather(_OnHost):
 
 
 class _DirectReduceScatter(_OnHost):
-    """Reduce-scatter in one exchange: every rank receives its shard of all gradients, and sums these in rank order."""
+    """Reduce-scatter in one exchange: each rank receives its shard of every rank's gradients, and sums them in rank
+    order.
+    """
 
     def __call__(
         self,
@@ -429,9 +433,9 @@ def _exchange(
     incoming: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Send piece i of `outgoing` to rank i, and return the received pieces, in rank order. A collective.
+    """Send piece i of `outgoing` to rank i, and return the pieces that arrive, in rank order. A collective.
 
-    `incoming`: tensor for the result; None: a new one. `group`: the ranks that exchange; None: all ranks.
+    `incoming`: tensor for the result; None: a new tensor. `group`: the ranks that exchange; None: all ranks.
     """
     incoming = torch.empty_like(outgoing) if incoming is None else incoming
     dist.all_to_all_single(incoming, outgoing, group=group)

@@ -44,7 +44,10 @@ SCORES_TIMEOUT_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The lengths of all samples of an iteration, [S] each; every rank knows them."""
+    """The lengths of all S samples of an iteration, which every rank knows.
+
+    `sizes`: tokens of each sample, and the prefixes that samples share.
+    """
 
     sizes: SampleSizes
     responses: tuple[int, ...]  # tokens of each sample that the policy sampled
@@ -53,7 +56,9 @@ class Lengths:
     def of(cls, groups: Groups, *, shared_prefix_cost: float | None) -> Lengths:
         """Return the lengths of all samples in `groups`.
 
-        `shared_prefix_cost`: as in `sizes_of`.
+        `shared_prefix_cost`: the samples of a group share their prompt, which is computed once; this is the cost of a
+        shared prompt token for each sample, relative to a token of the sample's own; None: each sample computes its own
+        prompt.
         """
         samples = [sample for group in groups for sample in group]
         return cls(
@@ -67,7 +72,10 @@ class Lengths:
 
 
 class Masked(Protocol):
-    """The fields of a sample that a forward pass reads."""
+    """The attributes of a sample that a forward pass needs.
+
+    `mask`: true at the tokens that are scored.
+    """
 
     @property
     def group(self) -> int: ...
@@ -84,13 +92,14 @@ def sizes_of(
     *,
     shared_prefix_cost: float | None,
 ) -> SampleSizes:
-    """Return the sizes of samples for packing, with the length of the prefix that the samples of each group share.
+    """Return the sizes of samples for packing: their lengths, and the length of the prefix that the samples of a group
+    share.
 
-    `samples`: the samples of a group must be neighbours. `shared_prefix_cost`: cost of a prefix token for each sample
-    that shares it, relative to a token of its own (`SampleSizes.again`); None: nothing is shared.
+    `samples`: samples of the same group must be neighbours. `shared_prefix_cost`: cost of a shared prefix token for
+    each sample, relative to a token of the sample's own; None: samples share no prefix.
 
-    A shared prefix ends before the first scored token of any sample. With images, either the whole unscored prefix is
-    shared, or nothing.
+    A shared prefix ends before the first scored token of any sample of the group. If samples have images, they share
+    the whole prefix before the first scored token, or no prefix.
     """
     tokens = tuple(len(sample.tokens) for sample in samples)
     groups = tuple(sample.group for sample in samples)
@@ -122,8 +131,10 @@ def sizes_of(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShard:
-    """The data of an iteration for one rank: lengths of all samples, and the samples and targets of the rank's own
-    passes.
+    """What one rank needs of an iteration: the lengths of all samples, and the samples and targets that the rank
+    computes with.
+
+    `samples`: sample number -> sample. `targets`: target -> sample number -> one value per response token.
     """
 
     lengths: Lengths
@@ -143,10 +154,11 @@ def take_groups(
     *,
     part: int | None = None,
 ) -> list[list[Sample]]:
-    """Block until groups have arrived, in any order; return them, with their samples, in ascending order.
+    """Wait until groups have arrived, in any order, and return their samples, in ascending order of group numbers.
 
-    `groups`: number of groups of the iteration. `part`: number of groups to wait for; None: all. `owner`: this rank,
-    for errors. Raises ChannelTimeout, and ChannelMisuse if a group came twice or has a number outside the iteration.
+    `groups`: number of groups of the iteration. `part`: number of groups to wait for; None: all. `owner`: name of this
+    rank in errors. Raises ChannelTimeout, and ChannelMisuse if a group arrives twice or its number is outside the
+    iteration.
     """
     arriving = arriving_groups(channel, groups, owner)
     taken = itertools.islice(arriving, groups if part is None else part)
@@ -160,7 +172,8 @@ def arriving_groups(
 ) -> Iterator[Sequence[Sample]]:
     """Yield the groups of an iteration in the order of arrival.
 
-    `groups`: number of groups. `owner`: this rank, for errors. Raises the errors of `take_groups`.
+    `groups`: number of groups of the iteration. `owner`: name of this rank in errors. Raises ChannelTimeout, and
+    ChannelMisuse if a group arrives twice or its number is outside the iteration.
     """
     taken = set[int]()
     while len(taken) < groups:
@@ -184,12 +197,13 @@ def streamed_batches(
     *,
     shared_prefix_cost: float | None,
 ) -> Generator[Groups, None, Groups]:
-    """Yield batches of the arriving groups, and return the last batch, which is incomplete.
+    """Yield the arriving groups in batches of at most `tokens` tokens; return the last batch, which may have room left.
 
-    A batch has one group of any size, or several groups of at most `tokens` tokens together. A batch is yielded when
-    the next group has arrived and does not fit into the batch.
+    A group with more than `tokens` tokens is a batch of its own. A batch is yielded when the next group has arrived and
+    does not fit into the batch any more.
 
-    `shared_prefix_cost`: as in `sizes_of`.
+    `shared_prefix_cost`: cost of a token of the shared prompt for each sample, relative to a token of the sample's own;
+    None: samples share no prompt.
     """
     batch = list[Sequence[Sample]]()
     held = 0
@@ -214,10 +228,11 @@ def take_scores(
     *,
     skip: bool = False,
 ) -> list[TokenArray]:
-    """Return the scores of each of `samples`, in their order; block until all have arrived from the channel.
+    """Wait until the scores of all `samples` have arrived from the channel, and return one array per sample, in their
+    order.
 
-    `scorer`: component that computes them. `owner`: this rank, for errors. `timeout_s`: longest wait for one item.
-    `skip`: replace all scores of a sample with non-finite scores by NaN, instead of raising RewardError.
+    `scorer`: component that computes the scores. `owner`: name of this rank in errors. `timeout_s`: longest wait for
+    one item. `skip`: if a sample has non-finite scores, replace all its scores by NaN instead of raising RewardError.
 
     Raises ChannelTimeout, which names the samples without scores, and ChannelMisuse for scores of other samples.
     """
@@ -258,10 +273,11 @@ def take_returns(
     *,
     skip: bool = False,
 ) -> list[TokenArray]:
-    """Return the returns of each of `samples`, in their order; block until all have arrived from the actor.
+    """Wait until the returns of all `samples` have arrived from the actor, and return one array per sample, in their
+    order.
 
-    `owner`: this rank, for errors. `skip`: replace all returns of a sample with non-finite returns by NaN, instead of
-    raising DivergedError.
+    `owner`: name of this rank in errors. `skip`: if a sample has non-finite returns, replace all its returns by NaN
+    instead of raising DivergedError.
 
     Raises ChannelTimeout, and ChannelMisuse for returns of other samples.
     """
@@ -298,10 +314,10 @@ def _arriving(
     owner: str,
     timeout_s: float | None = None,
 ) -> Iterator[Scores]:
-    """Yield the scores of each of `samples`, in the order in which the scores arrive.
+    """Yield the scores of each of `samples`, in the order of arrival, until all have arrived.
 
-    `giver`: component that puts the scores. `owner`: this rank, for errors. `timeout_s`: longest wait for one item;
-    None: the limit of the channel. Raises ChannelMisuse for scores of another sample, for a sample that is scored
+    `giver`: component that sends the scores. `owner`: name of this rank in errors. `timeout_s`: longest wait for one
+    item; None: the limit of the channel. Raises ChannelMisuse for scores of another sample, for a sample that is scored
     twice, and for a wrong number of scores.
     """
     # Samples without scores, by group and number
@@ -340,15 +356,15 @@ def _arriving(
 
 
 def joined(parts: BySample) -> TokenArray:
-    """Return the arrays of all samples as one array [M]; empty without samples."""
+    """Return the arrays of all samples as one array [M]; without samples, an empty array."""
     return np.concatenate([np.zeros(0, np.float32), *parts])
 
 
 class Batch:
     """The samples of one rank, from which it makes the tensors of each micro-batch.
 
-    The response tokens of all ranks' samples are numbered 0 to M - 1, sample after sample. `places` returns these
-    numbers.
+    A micro-batch is given by the numbers of its samples (`picks`). The response tokens of the samples of all ranks are
+    numbered from 0 to M - 1, sample after sample; `places` returns these numbers.
     """
 
     def __init__(self, shard: SampleShard, device: torch.device) -> None:
@@ -359,11 +375,11 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """M, the number of response tokens of all samples of all ranks."""
+        """M, the number of response tokens in the samples of all ranks."""
         return int(self._first[-1])
 
     def packed(self, picks: MicroBatch) -> Packed:
-        """Return the input of a forward pass over the picked samples."""
+        """Return the input of a forward pass over the samples `picks`."""
         chosen = [self._shard.samples[i] for i in picks]
         # Neighbours with a common prefix, which is computed once
         alike = self._shard.lengths.sizes.alike(picks)
@@ -377,11 +393,11 @@ class Batch:
         )
 
     def size(self, picks: MicroBatch) -> int:
-        """Return the cost of a forward pass over the picked samples, in tokens."""
+        """Return the cost of a forward pass over the samples `picks`, in tokens. A shared prefix is counted once."""
         return self._shard.lengths.sizes.size(picks)
 
     def lengths(self, picks: MicroBatch) -> Tensor:
-        """Return the number of response tokens of each picked sample, [samples] int64."""
+        """Return the number of response tokens of each of the samples `picks`, [samples] int64."""
         return torch.tensor(
             [self._shard.lengths.responses[i] for i in picks],
             dtype=torch.int64,
@@ -389,8 +405,8 @@ class Batch:
         )
 
     def engine_logprobs(self, picks: MicroBatch) -> Tensor:
-        """Return the engine's log-probabilities of the picked samples' response tokens, [N], under which it sampled
-        them.
+        """Return the log-probabilities of the response tokens of the samples `picks`, as the engine reported them when
+        it sampled the tokens, [N].
         """
         chosen = [self._shard.samples[i] for i in picks]
         return torch.tensor(
@@ -398,7 +414,7 @@ class Batch:
         )
 
     def versions(self, picks: MicroBatch) -> Tensor:
-        """Return the policy version under which each response token of the picked samples was sampled, [N] int32."""
+        """Return the policy version that sampled each response token of the samples `picks`, [N] int32."""
         chosen = [self._shard.samples[i] for i in picks]
         versions = np.concatenate(
             [np.zeros(0, np.int32), *(s.versions[s.mask] for s in chosen)]
@@ -406,13 +422,13 @@ class Batch:
         return torch.tensor(versions, device=self._device)
 
     def target(self, name: Target, picks: MicroBatch) -> Tensor:
-        """Return the target `name` of the picked samples' response tokens, [N]; it must have been computed."""
+        """Return the target `name` for the response tokens of the samples `picks`, [N]. It must be in the shard."""
         return torch.tensor(
             joined([self._shard.targets[name][i] for i in picks]), device=self._device
         )
 
     def places(self, picks: MicroBatch) -> Tensor:
-        """Return the numbers of the picked samples' response tokens among all M, [N] int64."""
+        """Return the numbers, among all M response tokens, of the response tokens of the samples `picks`, [N] int64."""
         pieces = [
             torch.arange(self._first[i], self._first[i + 1], device=self._device)
             for i in picks

@@ -26,7 +26,7 @@ from rlplace.trajectory import Trajectory
 
 
 class SequenceSamples:
-    """The samples of one rank in an iteration, which it cuts into sequences."""
+    """The samples of one rank in an iteration. `pick` cuts sequences out of them."""
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class SequenceSamples:
         burn_in: int,
         sound: Tensor | None,
     ) -> None:
-        """`samples`: [T * B], each observation flattened. `trajectory`: the same steps, to know where episodes end.
+        """Prepare the samples.
 
-        `length`: learned steps of a sequence. `burn_in`: steps of a sequence before its learned steps. `sound`: which
-        samples count, [T * B] bool; None: all.
+        `policy`: a policy with memory. `samples`: [T * B], with each observation flattened. `trajectory`: the same
+        steps, to know where episodes end. `length`: number of learned steps of a sequence. `burn_in`: number of steps
+        before them, which only bring the memory up to date. `sound`: which samples are learned from, [T * B] bool;
+        None: all.
         """
         self._policy = policy
         self._samples = samples
@@ -55,9 +57,9 @@ class SequenceSamples:
         self._begins = begins.flatten().to(samples.actions.device)
 
     def pick(self, numbers: Tensor) -> tuple[Sequences, StepSamples]:
-        """Return sequences as input of a forward pass, and the samples that are learned from them.
+        """Return some sequences as input of a forward pass, and the samples that are learned from them.
 
-        `numbers`: numbers of the sequences, [M], as indices into [T / L, B] flattened.
+        `numbers`: numbers of the sequences, [M]: indices into a flattened array [T / L, B].
         """
         numbers = numbers.to(self._begins.device)
         # Sample numbers [b + L, M] of all steps; burn-in before step 0 repeats step 0 and is not used

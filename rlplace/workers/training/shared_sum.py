@@ -31,10 +31,9 @@ MOST_BYTES = 16 * _SLOT_BYTES
 
 
 class SharedSum:
-    """One rank's view of memory that the ranks of a host share for sums. All ranks make the same calls in the same
-    order.
+    """One rank's access to memory of a host by which ranks sum. All ranks must make the same calls in the same order.
 
-    After a TimeoutError the object cannot be used any more; restarted ranks map another file.
+    After a TimeoutError, the object cannot be used any more; restarted ranks use another file.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class SharedSum:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Map `file`, which `create` has made for the same number of ranks.
+        """Map `file` into memory. It must have been made by `create` for the same number of ranks.
 
-        `rank`: number of this rank. `ranks`: number of all ranks. `timeout_s`: longest wait for another rank. Raises
-        OSError if the file is missing or has another size.
+        `rank`: number of this rank. `ranks`: number of ranks. `timeout_s`: the most seconds to wait for another rank.
+        Raises OSError if the file is missing or its size is wrong.
         """
         self._rank = rank
         self._timeout_s = timeout_s
@@ -65,26 +64,26 @@ class SharedSum:
 
     @staticmethod
     def create(file: Path, ranks: int) -> None:
-        """Create the file for `ranks` ranks, and allocate all of its memory. Raises OSError.
+        """Create the file for `ranks` ranks and allocate its memory. Raises OSError if there is no room.
 
-        Without the allocation, a full file system would end the process at a later write.
+        Without the allocation, a full file system would kill the process at a later write.
         """
         with open(file, "xb") as opened:
             os.posix_fallocate(opened.fileno(), 0, _size(ranks))
 
     @staticmethod
     def possible() -> bool:
-        """Return whether other cores of this processor see writes in the order in which they were made.
+        """Return whether this machine's processor shows writes to other cores in the order in which they were made.
 
-        The class relies on this order, which Arm processors do not keep.
+        The class relies on this order. It holds for x86 processors, but not for Arm processors.
         """
         return platform.machine() in ("x86_64", "AMD64")
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks of `values` [n], which are on the host; bit-equal on all ranks.
+        """Return the sum over ranks of `values` [n], a tensor on the host. The bits are equal on all ranks.
 
-        Raises TimeoutError if a rank does not come. This includes a rank that has ended, because shared memory does not
-        report it, unlike a socket.
+        Raises TimeoutError if a rank does not make the call, for example because it has ended: unlike a socket, shared
+        memory does not report the end of a process.
         """
         # A slot has room for a part of a large tensor only
         parts = values.split(_SLOT_BYTES // values.itemsize)
@@ -102,7 +101,7 @@ class SharedSum:
         return slots.sum(dim=0)
 
     def _wait(self) -> None:
-        """Return once all ranks have made as many calls as this rank. Raises TimeoutError."""
+        """Wait until all ranks have made as many calls as this rank. Raises TimeoutError."""
         # With fewer cores than ranks, giving up the core lets the awaited ranks run
         for _ in range(_YIELDS):
             if self._counts.min() >= self._calls:
@@ -123,5 +122,5 @@ class SharedSum:
 
 
 def _size(ranks: int) -> int:
-    """Return the bytes of the file for `ranks` ranks."""
+    """Return the size of the file for `ranks` ranks, in bytes."""
     return ranks * (_LINE_BYTES + 2 * _SLOT_BYTES)

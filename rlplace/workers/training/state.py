@@ -51,10 +51,10 @@ def trained_state(
     moments: Values,
     where: Where,
 ) -> dict[str, Tensor]:
-    """Return the state of model, optimizer and moving average, as tensors by name; a learner adds its own state.
+    """Return the state of model, optimizer and moving average as named tensors. The caller adds the state of a learner.
 
-    `moments`: as `Moments.read` returns them. `where`: function from a tensor to where its bytes are now. The tensors
-    are views, except buffers that `where` copies.
+    `moments`: result of `Moments.read`. `where`: returns for a tensor the place of its bytes now: the tensor itself, or
+    its copy on the host. The returned tensors share memory with the originals.
     """
     state = {f"model.{name}": where(buffer) for name, buffer in model.named_buffers()}
     state["steps_made"] = torch.tensor([trainer.steps_made])
@@ -75,9 +75,9 @@ def take_over(
     moments: Values,
     where: Where,
 ) -> None:
-    """Continue training from `state`, after its tensors and `moments` have been filled from a checkpoint.
+    """Continue training from `state`, whose tensors and `moments` have been filled from a checkpoint.
 
-    `where`: function from a tensor to where its bytes are now, on accelerator or host.
+    `where`: returns for a tensor the place of its bytes now: the tensor itself, or its copy on the host.
     """
     trainer.steps_made = int(state["steps_made"])
     trainer.optimizer.moments.take_over(moments, trainer.steps_made, where)
@@ -100,8 +100,10 @@ class StateFiles:
         *,
         copies: bool,
     ) -> None:
-        """`copies`: whether the host has room for a copy of this rank's state, so that writing can go on in the
-        background.
+        """Prepare to save and load.
+
+        `copies`: whether the host has room for a copy of this rank's state, so that training can go on while the copy
+        is written.
         """
         self._ranks = ranks
         self._component = context.slot.component
@@ -117,11 +119,12 @@ class StateFiles:
         state: State,
         new: Collection[str] = (),
     ) -> None:
-        """Copy the state to the host, and write it into `folder` in the background, after the previous save. A
-        collective.
+        """Copy the state to the host, and start to write the copy into `folder` in the background. A collective.
 
-        Without room for a copy, return only when the state is written. `new`: names of tensors that need no copy,
-        because nothing else uses them.
+        Wait first until the previous save is written. If the host has no room for a copy, return when `state` is
+        written.
+
+        `new`: names of tensors that need no copy, because nothing else uses them.
         """
         self._behind.wait()
         copied = state.keys() - new if self._copies else ()
@@ -133,9 +136,9 @@ class StateFiles:
             self._behind.wait()
 
     def _write(self, folder: Path, state: dict[str, Tensor]) -> list[str]:
-        """Write this rank's part of the state into `folder`, and return the names of its files. A collective.
+        """Write this rank's part of `state` into `folder`, and return the names of its files. A collective.
 
-        Raises the error of the lowest rank that failed.
+        If several ranks fail, raise the error of the lowest rank.
         """
         writer = HuggingFaceStorageWriter(
             str(folder),
@@ -160,8 +163,8 @@ class StateFiles:
     def load(self, folder: Path, state: State) -> None:
         """Fill the tensors of `state` in place from the files in `folder`.
 
-        Raises ConfigError if the folder is unreadable, or its tensors do not match `state`. In the second case no
-        tensor has changed.
+        Raises ConfigError if the files cannot be read, or if their tensors do not match `state`. If they do not match,
+        no tensor is changed.
         """
         reader = HuggingFaceStorageReader(str(folder))
         try:
@@ -183,7 +186,8 @@ class StateFiles:
         found: Metadata,
         state: State,
     ) -> None:
-        """Raise ConfigError for the first tensor that is missing, unexpected, incomplete, or of another shape or dtype.
+        """Raise ConfigError for the first tensor that is missing, unexpected, incomplete, or of a different shape or
+        dtype.
 
         `found`: description of the tensors in `folder`. `state`: tensors of this run.
         """
@@ -202,28 +206,31 @@ class StateFiles:
                 )
 
     def close(self) -> None:
-        """Wait a few seconds for the save in progress, and end the thread."""
+        """Wait a few seconds until a save in progress is written, and end the thread."""
         self._behind.close()
 
 
 def _at_least_1d(tensor: Tensor) -> Tensor:
-    """Return a tensor [] as a view [1], and other tensors unchanged: files address parts of a tensor by dimension."""
+    """Return a tensor without dimensions as a view [1], and any other tensor unchanged.
+
+    Files address parts of a tensor by its dimensions, so they need at least one.
+    """
     if tensor.dim():
         return tensor
     return tensor.view(1)
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy of the tensor in host memory, sharded like the tensor."""
+    """Return a copy of `tensor` in host memory, sharded in the same way."""
     # Not pinned: torch keeps pinned memory, and rounds it up to a power of two
     local = _at_least_1d(own(tensor))
     return like(tensor, torch.empty(local.shape, dtype=local.dtype).copy_(local))
 
 
 def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
-    """Return the number of the file that each tensor is written to, so that files have about equal sizes.
+    """Return for each tensor the number of the file that it is written to, so that files have about equal sizes.
 
-    The numbers are equal on all ranks, also if the ranks' parts of a tensor differ in size.
+    The numbers are equal on all ranks, even if the ranks have parts of different sizes.
     """
     numbers = dict[str, int]()
     written = 0
@@ -234,9 +241,9 @@ def _file_numbers(state: State, ranks: Ranks) -> dict[str, int]:
 
 
 def _same(stored: object, tensor: Tensor) -> bool:
-    """Return whether a stored tensor is complete, and has the shape and the kind of numbers of `tensor`.
+    """Return whether a stored tensor is complete and has the shape and kind of numbers of `tensor`.
 
-    All floating-point dtypes are the same kind: the stored numbers are rounded to the dtype of this run.
+    All floating-point dtypes are the same kind, because stored numbers are rounded to the dtype of this run.
     """
     if not isinstance(stored, TensorStorageMetadata):
         return False
@@ -251,8 +258,8 @@ def _same(stored: object, tensor: Tensor) -> bool:
 
 
 def _stored(stored: TensorStorageMetadata) -> str:
-    """Return dtype and shape of a stored tensor as a text for an error, with the share that is stored if it is
-    incomplete.
+    """Return dtype and shape of a stored tensor as a text for an error. If it is incomplete, the text says how much is
+    stored.
     """
     numbers = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
     whole = math.prod(stored.size)
@@ -261,5 +268,5 @@ def _stored(stored: TensorStorageMetadata) -> str:
 
 
 def _described(tensor: Tensor) -> str:
-    """Return dtype and shape of a tensor of this run as a text for an error."""
+    """Return dtype and shape of `tensor` as a text for an error."""
     return f"{tensor.dtype} {list(_at_least_1d(tensor).shape)}".removeprefix("torch.")

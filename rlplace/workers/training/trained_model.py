@@ -58,10 +58,11 @@ class TrainedModel(abc.ABC):
         kept: frozenset[str] = frozenset(),
         lora_scale: float = 0.0,
     ) -> None:
-        """`tensors`: parameters and buffers by name; a tied tensor occurs under each of its names.
+        """Keep the model's tensors.
 
-        `compute`: dtype of the parameters in the forward pass. `kept`: names of tensors that are neither sent nor
-        saved. `lora_scale`: scale of the LoRA factors, if there are any.
+        `tensors`: name -> parameter or buffer; a tied tensor occurs under each of its names. `compute`: dtype of the
+        parameters in the forward pass. `kept`: names of tensors that are neither sent to the engine nor saved.
+        `lora_scale`: scale of the LoRA factors, if there are any.
         """
         # These stay this rank's own tensors; FSDP puts gathered ones into the module during a pass
         self._tensors = dict(tensors)
@@ -73,7 +74,7 @@ class TrainedModel(abc.ABC):
         self.device = torch.device(ranks.mesh.device_type)
 
     def synchronize(self) -> None:
-        """Wait until the accelerator has finished its queued work; a host has no queue."""
+        """Wait until the accelerator has finished its queued work. On the host, return at once."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -81,50 +82,53 @@ class TrainedModel(abc.ABC):
 
     @abc.abstractmethod
     def trained_shards(self) -> list[Tensor]:
-        """Return the tensors that an optimizer steps: plain tensors, which the model never replaces."""
+        """Return this rank's part of each trained parameter, as plain tensors, which the optimizer changes in place.
+
+        The model never replaces these tensor objects.
+        """
 
     @abc.abstractmethod
     def by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         """Return each of `tensors` with the name of its parameter, sharded like the parameter.
 
-        `tensors`: one for each tensor of `trained_shards`, in the order and with the shapes of `trained_shards`.
+        `tensors`: one for each result of `trained_shards`, in the same order and with the same shapes.
         """
 
     @abc.abstractmethod
     def sum_shares(self, shares: Tensor) -> Tensor:
-        """Return [k + 1]: `shares` [k] summed over ranks, then the norm of the whole gradient. A collective."""
-
-    @abc.abstractmethod
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients summed over all ranks, in the order of `trained_shards`; `sum_shares` must be called
-        before.
+        """Return a tensor [k + 1]: the sum of `shares` [k] over ranks, and the norm of the whole gradient. A
+        collective.
         """
 
     @abc.abstractmethod
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients, summed over all ranks, in the order of `trained_shards`. Call `sum_shares` before."""
+
+    @abc.abstractmethod
     def own_gradients(self) -> list[Tensor]:
-        """Return this rank's own part of the gradients, to find the ranks whose gradients are not finite."""
+        """Return this rank's own gradients, by which a rank with non-finite gradients can be found."""
 
     @abc.abstractmethod
     def end_step(self) -> None:
-        """Prepare the next forward pass after an optimizer step, which was made or skipped."""
+        """Prepare the next forward pass. Called after each optimizer step, also after a step that was skipped."""
 
     @abc.abstractmethod
     def drop_gathered(self) -> None:
-        """Free the memory of a step: the gathered parameters and all gradients."""
+        """Free the memory that only a step needs: parameters gathered from other ranks, and all gradients."""
 
     # ── the weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shards(self, mode: str = "all", *, again: bool = False) -> tuple[Shard, ...]:
-        """Return this rank's part of weights and buffers for a sync, in the dtype of the forward pass.
+        """Return this rank's part of weights and buffers to be sent to the engine, in the dtype of the forward pass.
 
         The tensors are valid until the next optimizer step.
 
-        `mode`: `actor.sync.mode`. With `lora` the LoRA factors are sent beside the frozen weights, with other modes
-        they are merged into the weights. `again`: whether every receiver has had a full sync. Then tensors that never
-        change are left out: frozen parameters with `trainable`, everything but the factors with `lora`.
+        `mode`: `actor.sync.mode`. With `lora`, the frozen weights and the LoRA factors are sent as separate tensors;
+        with any other mode, the factors are merged into the weights. `again`: whether every receiver has received all
+        tensors before. If true, tensors that never change are left out: frozen parameters with `trainable`, all tensors
+        but the factors with `lora`.
 
-        Merged or column-sharded tensors are copied, and for these the call is a collective. Other tensors are not
-        copied.
+        Merged or column-sharded tensors are copied; for these, the call is a collective. Other tensors are not copied.
         """
         merging = mode != "lora"
         shards: list[Shard] = []
@@ -140,14 +144,18 @@ class TrainedModel(abc.ABC):
         return tuple(shards)
 
     def leaves_out(self, mode: str) -> bool:
-        """Return whether a sync of this mode leaves out some tensors once every receiver has had a full sync."""
+        """Return whether `shards(mode, again=True)` leaves out any tensor."""
         return any(
             self._stays(mode, name, tensor) for (name, *_), tensor in self._named()
         )
 
     @staticmethod
     def _stays(mode: str, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor `name` is equal in all syncs of this mode, so that it is sent only once."""
+        """Return whether training never changes what is sent of the tensor `name`, so that it needs to be sent only
+        once.
+
+        `mode`: `actor.sync.mode`.
+        """
         if mode == "lora":
             return not is_factor(name)
         frozen = (
@@ -158,10 +166,10 @@ class TrainedModel(abc.ABC):
         return mode == "trainable" and frozen
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name in the checkpoint and the whole tensor of all weights, in the optimizer's dtype. A collective.
+        """Yield all weights as pairs (name in the checkpoint, whole tensor), in the optimizer's dtype. A collective.
 
-        Shards are gathered, LoRA factors are merged, and tied weights are yielded once. All ranks must iterate to the
-        end.
+        Shards are gathered, LoRA factors are merged into their weights, and a tied weight is yielded once. All ranks
+        must iterate to the end.
         """
         for (name, *_), tensor in self._named():
             if is_factor(name):
@@ -174,9 +182,9 @@ class TrainedModel(abc.ABC):
             del weight
 
     def save(self, path: Path, rank: int) -> None:
-        """Save the whole weights; rank 0 replaces `path` once everything is on disk. A collective.
+        """Save the whole weights as `path`. Rank 0 replaces an earlier `path` once everything is on disk. A collective.
 
-        Raises OutputError; `path` is unchanged then.
+        `rank`: number of this rank. Raises OutputError; `path` is then unchanged.
         """
         weights = self.whole_weights()
         try:
@@ -190,9 +198,7 @@ class TrainedModel(abc.ABC):
     def _write(self, path: Path, weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
     def named_buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the names and tensors of the buffers, which change without being trained, such as
-        running statistics.
-        """
+        """Return the buffers with their names. Buffers change without being trained, such as running statistics."""
         return [
             (name, tensor)
             for name, tensor in self._tensors.items()
@@ -204,7 +210,9 @@ class TrainedModel(abc.ABC):
         return [*map(own, self._tensors.values()), *self._module.buffers()]
 
     def _named(self) -> list[tuple[list[str], Tensor]]:
-        """Return each tensor once, with all its names, so that no receiver keeps an old copy under another name."""
+        """Return each tensor once, with all its names. A tied tensor has several names, and receivers must update all
+        of them.
+        """
         names: dict[Tensor, list[str]] = {}
         for name, tensor in self._tensors.items():
             if name not in self._kept:
@@ -217,9 +225,9 @@ class TrainedModel(abc.ABC):
         tensor: Tensor,
         data: Tensor | None = None,
     ) -> Shard:
-        """Return this rank's part of a tensor in the form in which it is sent.
+        """Return this rank's part of `tensor` in the form in which it is sent.
 
-        `names`: all names of the tensor. `data`: this rank's part with factors merged; None: the part of `tensor`
+        `names`: all names of the tensor. `data`: this rank's part with LoRA factors merged; None: the part of `tensor`
         itself.
         """
         # Buffers keep their dtype
@@ -239,7 +247,7 @@ class TrainedModel(abc.ABC):
         tensor: Tensor,
         placements: Sequence[Placement],
     ) -> tuple[Block, ...]:
-        """Return the range of elements that each rank has of a tensor that is sharded by rows, in rank order.
+        """Return for each rank the range of elements that it has of a tensor that is sharded by rows, in rank order.
 
         `placements`: how the tensor is sharded over each dimension of the mesh.
         """
@@ -263,7 +271,8 @@ class TrainedModel(abc.ABC):
     ) -> Tensor | None:
         """Return a weight with its LoRA factors added; None if it has no factors.
 
-        `part`: function that selects this rank's rows (`own`) or the whole tensor (`whole`) of the weight.
+        `name`: name of the weight. `part`: `own` to return this rank's rows of the weight, `whole` to return the whole
+        weight.
         """
         factors = factors_of(name)
         if factors is None:
@@ -276,9 +285,10 @@ class TrainedModel(abc.ABC):
 
 
 class TrainedPolicy(TrainedModel):
-    """A policy for simulators in training, whole on every rank: its parameters are slices of one flat float32 tensor.
+    """A policy for simulators in training. Every rank has the whole policy; its parameters are slices of one float32
+    tensor.
 
-    The ranks sum gradient and metrics in one tensor; then all ranks make the same step.
+    The ranks sum gradient and metrics in one tensor, and then all make the same step.
     """
 
     def __init__(
@@ -287,7 +297,9 @@ class TrainedPolicy(TrainedModel):
         compute: Dtype,
         ranks: Ranks,
     ) -> None:
-        """`module`: on the ranks' device already, with equal weights on all ranks. `compute`: dtype of the forward
+        """Flatten the policy's parameters into one tensor.
+
+        `module`: the policy, on the ranks' device, with equal weights on all ranks. `compute`: dtype of the forward
         pass.
         """
         self.module = module
@@ -297,9 +309,10 @@ class TrainedPolicy(TrainedModel):
         self.drop_gathered()
 
     def passes(self, numbers: int) -> Passes:
-        """Allocate a gradient with room for metrics behind it, and return the passes that fill the gradient.
+        """Allocate the gradient, with room for metrics behind it, and return the forward and backward pass that fill
+        it.
 
-        `numbers`: number of metrics. The memory is freed by `drop_gathered`.
+        `numbers`: number of metrics. `drop_gathered` frees the memory.
         """
         size = self._flat.numel()
         device = self.device
@@ -353,9 +366,10 @@ class TrainedPolicy(TrainedModel):
 
 
 class TrainedLm(TrainedModel):
-    """A language model in training: an actor with or without value head, or a critic.
+    """A language model in training: an actor with or without a value head, or a critic.
 
-    Each rank has its shard of every parameter and gradient. `module(...)` and its backward pass are collectives.
+    Each rank has its shard of every parameter and gradient. A forward pass, `module(...)`, and its backward pass are
+    collectives.
     """
 
     def __init__(
@@ -364,7 +378,10 @@ class TrainedLm(TrainedModel):
         ranks: Ranks,
         kind: type[PackedLm] | None = None,
     ) -> None:
-        """`spec`: the model to build. `kind`: class of the module; None: CausalLm."""
+        """Build the model and shard it over the ranks.
+
+        `spec`: description of the model. `kind`: class of the module; None: CausalLm.
+        """
         from rlplace.models.causal_lm import CausalLm, build
 
         # The module, its shards, and the collectives that FSDP uses for them
@@ -439,9 +456,9 @@ class TrainedLm(TrainedModel):
         return self.gradients()
 
     def _add_gradient(self, parameter: Tensor) -> None:
-        """Add the gradient of a micro-batch to the parameter's float32 sum, and drop the gradient.
+        """Add the parameter's gradient of a micro-batch to the float32 sum of its gradients, and drop the gradient.
 
-        FSDP would accumulate in the dtype of the parameter, which loses bits.
+        FSDP would add gradients up in the dtype of the parameter, which loses bits.
         """
         gradient = own(cast(Tensor, parameter.grad))
         parameter.grad = None

@@ -8,9 +8,9 @@ from rlplace.envs.registry import named
 
 
 def variant_of(algorithm: AlgorithmConfig) -> Variant | None:
-    """Return the user's variant of the algorithm, made by `Class(algorithm, **kwargs)` of `algorithm.variant`.
+    """Return the user's variant of the algorithm, an object of the class that `algorithm.variant` names.
 
-    Return None if the config names no variant.
+    The class is called with `(algorithm, **kwargs)`. Return None if the config names no variant.
     """
     custom = algorithm.variant
     if custom.name is None:

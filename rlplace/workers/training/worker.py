@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the driver imports this module too: torch waits for setup
 
 
 class JoinedWorker(RoleWorker):
-    """Base of workers whose ranks compute one model together. Owns this rank's part of the model."""
+    """Base class of workers whose ranks compute one model together. Owns this rank's part of the model."""
 
     # Torch has one default process group per process
     needs_own_process: ClassVar[bool] = True
@@ -37,7 +37,9 @@ class JoinedWorker(RoleWorker):
     _files: StateFiles | None = None
 
     def _join(self) -> Ranks:
-        """Join the process group of this worker's ranks, and return this rank's membership. A collective."""
+        """Join the process group of this worker's ranks, and return an object with the group's collectives. A
+        collective.
+        """
         from rlplace.workers.training.ranks import Ranks
 
         parallel = self.config.parallel_of(self.context.slot.component)
@@ -48,9 +50,9 @@ class JoinedWorker(RoleWorker):
         return self._ranks
 
     def move(self, to: Residency) -> MoveReport:
-        """Offload or onload the parts of this worker for the residency `to`; return the resulting residency and bytes.
+        """Offload or onload this rank's state as residency `to` requires; return the new residency and the bytes.
 
-        A part has the same bits after it was offloaded and onloaded.
+        A tensor that was offloaded and onloaded has the same bits as before.
         """
         # The residency is right also if a part finds no room
         self.residency = min(self.residency, to)
@@ -76,21 +78,19 @@ class JoinedWorker(RoleWorker):
         return super().begin_again(iteration)
 
     def _host_bytes(self) -> int:
-        """Return the bytes that are on the host at every residency."""
+        """Return the bytes of this rank that are always on the host, at every residency."""
         return 0
 
     # ── its state in files, at any residency: offloaded tensors are read and changed on the host ─────────────────────
 
     def _where(self, tensor: Tensor) -> Tensor:
-        """Return the tensor where its bytes are now: the tensor itself, or its copy on the host while
-        it is offloaded.
-        """
+        """Return `tensor`, or while it is offloaded, its copy on the host."""
         for part in self._parts:
             tensor = part.where(tensor)
         return tensor
 
     def _save(self, folder: str, state: State, new: Collection[str] = ()) -> Metrics:
-        """Copy the state, start to write it into `folder` in the background, and return the time of the copy. A
+        """Copy `state`, start to write the copy into `folder` in the background, and return the copy's duration. A
         collective.
 
         `new`: names of tensors that need no copy, because nothing else uses them.
@@ -115,9 +115,10 @@ class JoinedWorker(RoleWorker):
 
     @contextmanager
     def _working(self, stage: str) -> Iterator[None]:
-        """Hold the working memory that the plan gives to `stage`, for the duration of the `with` block.
+        """Return a context manager that reserves the working memory that the plan gives to `stage`, during its `with`
+        block.
 
-        The memory comes on top of the resident state. Raises AcceleratorOutOfMemory before the block begins.
+        This memory is in addition to the resident state. Raises AcceleratorOutOfMemory before the block begins.
         """
         device = self.context.device
         planned = self.config.working
@@ -132,8 +133,9 @@ class JoinedWorker(RoleWorker):
 class TrainedWorker(JoinedWorker):
     """One rank of a worker group that trains one model. All public methods except `move` and `close` are collectives.
 
-    Owns its shards of the model, the optimizer state and the moving average. The residency `weights` holds parameters
-    and buffers, `full` holds the optimizer state too. Gradients are not kept after a method has returned.
+    Owns its shards of the model, the optimizer state and the moving average. At residency WEIGHTS, parameters and
+    buffers are on the accelerator; at FULL, the optimizer state is there too. No gradients are kept after a method has
+    returned.
     """
 
     _model: TrainedModel
@@ -146,7 +148,7 @@ class TrainedWorker(JoinedWorker):
         *,
         ema_decay: float | None = None,
     ) -> Trainer:
-        """Take ownership of the model, and return the trainer that makes its optimizer steps.
+        """Take over `model`, and return the trainer that makes its optimizer steps.
 
         `ema_decay`: decay of the moving average of the weights; None: keep no average.
         """
@@ -175,10 +177,10 @@ class TrainedWorker(JoinedWorker):
         return self._trainer.host_bytes
 
     def save_model(self, path: str) -> None:
-        """Save the weights in the optimizer's dtype as `path`, a file or folder that rank 0 replaces as a whole.
+        """Save the weights, in the optimizer's dtype, as the file or folder `path`. Rank 0 replaces an earlier `path`
+        as a whole.
 
-        The moving average of the weights, if one is kept, is saved too, as `path` with `_ema` appended. Raises
-        OutputError.
+        If a moving average of the weights is kept, it is saved too, as `path` with `_ema` appended. Raises OutputError.
         """
         with self._computing("save_model", Residency.WEIGHTS):
             self._model.save(Path(path), self.context.rank)
@@ -187,11 +189,11 @@ class TrainedWorker(JoinedWorker):
                     self._model.save(Path(f"{path}_ema"), self.context.rank)
 
     def write_state(self, folder: str) -> Metrics:
-        """Copy the state that the next iteration depends on, start to write it into `folder`, and return the time of
-        the copy.
+        """Copy the state that the next iteration depends on, start to write the copy into `folder`, and return the
+        copy's duration.
 
-        The files are written in the background. `checkpoints.written` tells when they are complete,
-        `checkpoints.failed` why they are not. The method waits for the previous save.
+        The files are written in the background, after those of the previous checkpoint. `checkpoints.written` tells
+        when they are complete, `checkpoints.failed` why they are not.
         """
         moments = self._trainer.optimizer.moments
         state = self._state(moments.read(self._where))
@@ -201,9 +203,10 @@ class TrainedWorker(JoinedWorker):
         return self._save(folder, state | self._carried(), unpacked)
 
     def read_state(self, folder: str) -> Metrics:
-        """Continue from the state in `folder`, which any number of ranks may have saved; return the time of reading.
+        """Continue from the state in `folder`; return the duration as a metric.
 
-        Raises ConfigError if the state does not match this model and config.
+        The number of ranks that saved the state does not matter. Raises ConfigError if the state does not match this
+        model and config.
         """
         from rlplace.workers.training.state import take_over
 
@@ -221,23 +224,25 @@ class TrainedWorker(JoinedWorker):
         }
 
     def _state(self, moments: Values) -> dict[str, Tensor]:
-        """Return the state of model, optimizer and moving average, as tensors by name.
+        """Return the state of model, optimizer and moving average as named tensors.
 
-        `moments`: as `Moments.read` returns them.
+        `moments`: result of `Moments.read`.
         """
         from rlplace.workers.training.state import trained_state
 
         return trained_state(self._model, self._trainer, moments, self._where)
 
     def _carried(self) -> dict[str, Tensor]:
-        """Return the state that a learner keeps from one iteration to the next, equal on all ranks, in new tensors."""
+        """Return what a learner keeps from one iteration to the next, as named new tensors that are equal on all
+        ranks.
+        """
         return {}
 
     def _take_over(self, carried: Mapping[str, Tensor]) -> None:
-        """Continue from the state `carried`, as `_carried` returns it."""
+        """Continue from `carried`, the tensors of `_carried` after they were filled from a checkpoint."""
 
     def digest(self) -> str:
-        """Return the SHA-256 of the whole weights in the optimizer's dtype."""
+        """Return the SHA-256 of the whole weights, in the optimizer's dtype."""
         from rlplace.models.sharding import digest
 
         with self._computing("digest", Residency.WEIGHTS):
@@ -245,10 +250,10 @@ class TrainedWorker(JoinedWorker):
 
     @contextmanager
     def _computing(self, method: str, needs: Residency) -> Iterator[None]:
-        """Hold the working memory of `method` for the duration of the `with` block, then free the memory that the model
-        has gathered.
+        """Return a context manager that reserves the working memory of `method` during its `with` block.
 
-        `needs`: the least residency for the block; raises NotResident below this residency.
+        At the end of the block, the parameters that were gathered from other ranks, and all gradients, are freed.
+        `needs`: the least residency for the block; below it, raise NotResident.
         """
         self._require(needs, method)
         with self._working(method):
@@ -258,9 +263,10 @@ class TrainedWorker(JoinedWorker):
                 self._model.drop_gathered()
 
     def _spec(self, trained: TrainedConfig, own_folder: Path | None = None) -> LmSpec:
-        """Return the description of a language model to train.
+        """Return the description of the language model to train.
 
-        `trained`: config of its component. `own_folder`: folder of the model; None: the model folder of the job.
+        `trained`: config block of the component. `own_folder`: folder of the component's model; None: the job's model
+        folder.
         """
         from rlplace.models.causal_lm import LmSpec
 

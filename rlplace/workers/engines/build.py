@@ -12,7 +12,7 @@ from rlplace.workers.worker import WorkerContext
 
 
 def build_engine(settings: EngineSettings, context: WorkerContext) -> TextEngine:
-    """Return the generation engine that `settings.rollout.engine` names, without weights and with residency OFF.
+    """Return the generation engine that `settings.rollout.engine` names, without weights and at residency OFF.
 
     Only the libraries of this engine are imported. Raises ConfigError, ClusterError.
     """
@@ -50,7 +50,7 @@ def _built(settings: EngineSettings, context: WorkerContext) -> TextEngine:
 
 
 def _claim_processes(context: WorkerContext) -> None:
-    """Let the shared memory of the engine's child processes be removed together with the job's folder.
+    """Register the engine's child processes, so that their shared memory is removed together with the job's folder.
 
     Only an engine on several accelerators has child processes.
     """

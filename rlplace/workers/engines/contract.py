@@ -65,9 +65,9 @@ _VLLM_BELOW = (0, 33)
 
 
 class Engine(Protocol):
-    """The contract of all engines; one thread uses an engine.
+    """The contract of all engines. One thread uses an engine.
 
-    An engine starts with residency OFF and without weights. `load` needs residency WEIGHTS or FULL.
+    An engine starts at residency OFF and without weights. `load` needs residency WEIGHTS or FULL.
     """
 
     version: int | None  # of the loaded weights; None without weights
@@ -76,38 +76,37 @@ class Engine(Protocol):
     def residency(self) -> Residency: ...
     @property
     def host_bytes(self) -> int:
-        """Measured bytes of the copies of weights that the engine keeps on the host."""
+        """Bytes of the copies of weights that the engine keeps on the host, as measured."""
 
     def move(self, to: Residency) -> int:
-        """Take or give back accelerator memory for the residency `to`; return the measured bytes then held on each
+        """Take or free accelerator memory to reach residency `to`; return the bytes that the engine then has on each
         accelerator.
 
-        OFF drops the weights, unless the engine copies them to the host; the next sync then brings all weights. Raises
-        AcceleratorOutOfMemory, and EngineBusy if answers are in flight.
+        At OFF, the engine has no weights, unless it keeps a copy of them on the host; the next sync then sends all
+        weights. Raises AcceleratorOutOfMemory, and EngineBusy if answers are in flight.
         """
 
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
-        """Copy all weights of the model into the engine, as `version`.
+        """Copy all weights of the model into the engine, as policy version `version`.
 
-        `weights`: tensors by their names in the checkpoint; they are not changed. `factors`: LoRA factors by name of
-        the weight to which the engine adds them. Answers in flight keep their tokens, and their next tokens are sampled
-        with the new weights. Raises ValueError if names or shapes are not those of the model, NotResident if the engine
-        is OFF.
+        `weights`: name in the checkpoint -> tensor; the tensors are not changed. `factors`: name of a weight -> LoRA
+        factors, which the engine adds to this weight. Answers in flight keep their tokens; their later tokens are
+        sampled with the new weights. Raises ValueError if names or shapes are not those of the model, NotResident at
+        residency OFF.
         """
 
     def close(self) -> None:
-        """Free all resources; works after a failure too."""
+        """Free all resources. This works after a failure too."""
 
 
 def answer_seed(seed: int, request: Request, sample: int) -> int:
-    """Return a 32-bit seed for the sampling of one answer.
+    """Return a 32-bit seed for sampling one answer.
 
-    It does not depend on the batch of the answer, nor on the rank that generates it.
+    The seed depends neither on the batch in which the answer is generated, nor on the rank that generates it.
 
-    `seed`: seed of the engine. `request`: request that the answer belongs to. `sample`: number of the answer in its
-    group.
+    `seed`: seed of the engine. `request`: the request for the answer. `sample`: number of the answer in its group.
     """
     numbers = (seed, request.iteration, request.group, sample, request.turn)
     text = ",".join(map(str, numbers))
@@ -117,7 +116,9 @@ def answer_seed(seed: int, request: Request, sample: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Everything that a text engine is built from.
+    """All that a text engine is built from.
+
+    `tensor_parallel`: number of accelerators over which the engine splits the weights.
 
     The transformers engine ignores the config's keys about step sizes, CUDA graphs and sleep.
     """
@@ -141,8 +142,8 @@ class EngineSettings:
     env: TextEnvConfig = dataclasses.field(default_factory=TextEnvConfig)
 
     def drawn(self, request: Request) -> TextRolloutConfig:
-        """Return the sampling parameters for answers to a request: evaluation's for a held-out prompt,
-        else training's.
+        """Return the sampling parameters for the answers to `request`: those of evaluation for a held-out prompt, else
+        those of training.
         """
         if request.held_out and self.held_out is not None:
             return self.held_out
@@ -150,8 +151,9 @@ class EngineSettings:
 
     @property
     def share(self) -> float:
-        """Share of each accelerator's memory that the engine may hold in all, if the KV cache has no
-        size of its own.
+        """Share of each accelerator's memory that the engine may use, for weights and KV cache together.
+
+        It applies if the config gives no size for the KV cache.
         """
         assert isinstance(self.rollout.gpu_memory_utilization, float), (
             "auto is a number once there is a plan"
@@ -161,7 +163,7 @@ class EngineSettings:
     def cache_bytes(self, total: int, weights: int) -> int:
         """Return the largest size of the KV cache on one accelerator, in bytes.
 
-        `total`: bytes of the accelerator. `weights`: bytes of the weights on it.
+        `total`: memory of the accelerator in bytes. `weights`: bytes of the weights on the accelerator.
         """
         limit = self.rollout.kv_cache_memory
         if limit is None:
@@ -170,8 +172,9 @@ class EngineSettings:
 
 
 class TextEngine(Engine, Protocol):
-    """An engine with continuous batching that its caller steps. `submit` and `step` need residency FULL and loaded
-    weights.
+    """An engine with continuous batching, which advances when its caller calls `step`.
+
+    `submit` and `step` need residency FULL and loaded weights.
 
     The log-probabilities of a completion are those of the distribution from which each token was drawn: logits with
     penalties, divided by the temperature, and normalised over the tokens that min_tokens, top_k and top_p keep (vLLM:
@@ -183,32 +186,34 @@ class TextEngine(Engine, Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Number of submitted answers that no step has returned yet."""
+        """Number of answers that were submitted and that `step` has not returned yet."""
 
     @property
     def room(self) -> int:
-        """Number of answers that can begin at once. Further answers may be submitted, and wait."""
+        """Number of further answers that can begin without waiting. More answers may be submitted; they wait in the
+        engine.
+        """
 
     def submit(self, request: Request) -> None:
-        """Begin all answers to a request. Raises ConfigError if the prompt leaves no room for an
-        answer in the context.
+        """Begin all answers to `request`. Raises ConfigError if the prompt leaves no room for an answer in the
+        context.
         """
 
     def step(self, watch: Stopwatch | None = None) -> Sequence[Completion]:
         """Advance all answers in flight by one forward pass, and return the answers that are finished.
 
-        `watch`: gets a lap `prefill` for each pass over prompts, with the number of prompt tokens as size, and a lap
-        `decode` for each other pass, with the number of answers in flight as size. An answer that reaches the end of
-        the context ends by "length", even below its `max_new_tokens`.
+        `watch`: measures the seconds of each pass. A pass over prompts counts as `prefill`, with the number of prompt
+        tokens as its size; any other pass counts as `decode`, with the number of answers in flight as its size. An
+        answer that reaches the end of the context ends by "length", even if it is shorter than its `max_new_tokens`.
         """
 
     def drop(self) -> None:
-        """Discard all answers in flight, including finished answers that no step has returned."""
+        """Discard all answers in flight, including finished answers that `step` has not returned."""
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1.
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, by the loaded weights, at temperature 1.
 
-        Used to verify a sync.
+        A weight sync is verified with these numbers.
         """
 
 
@@ -218,10 +223,10 @@ class TextEngine(Engine, Protocol):
 def require(
     engine: Engine, owner: str, method: str, *, needs: Residency, loaded: bool = True
 ) -> None:
-    """Raise NotResident if the engine is below residency `needs`, or has no weights.
+    """Raise NotResident if the engine's residency is below `needs`, or if weights are needed and not loaded.
 
-    `owner`: rank that owns the engine, `method`: method that was called; both for the error. `loaded`: whether weights
-    are needed.
+    `owner`: rank that owns the engine, and `method`: method that was called; both for the error. `loaded`: whether
+    weights are needed.
     """
     if engine.residency < needs:
         raise not_resident(owner, method, has=engine.residency, needs=needs)
@@ -245,8 +250,8 @@ def check_length(owner: str, length: int, context: int) -> None:
 
 
 def vllm_problem(kind: str) -> Problem | None:
-    """Return the problem if vLLM is missing or its version is unsupported, without importing vLLM; None if it is
-    usable.
+    """Return a problem if vLLM is not installed or its version is not supported, else None. vLLM is not imported for
+    this.
 
     `kind`: kind of the accelerators, "gpu" or "emulated".
     """
@@ -276,15 +281,15 @@ def vllm_problem(kind: str) -> Problem | None:
 
 
 def installed_vllm() -> tuple[str, str] | None:
-    """Return the name and version of the installed package that provides `vllm`; None if vLLM is not installed."""
+    """Return (name, version) of the installed package that provides `vllm`; None if there is none."""
     return next(iter(versions_of(_VLLM.values()).items()), None)
 
 
 def engine_args_problems(given: Mapping[str, object]) -> Iterator[Problem]:
-    """Yield a problem for each argument that vLLM's engine does not have, or that other config keys decide.
+    """Yield a problem for each argument that vLLM's engine does not know, or that other config keys set.
 
-    `given`: arguments by name. vLLM's source is parsed, not imported, because the import takes long and needs the
-    accelerator for which vLLM was built.
+    `given`: argument name -> value. vLLM's source is parsed instead of imported, because the import takes long and
+    needs the accelerator for which vLLM was built.
     """
     found = importlib.util.find_spec("vllm") if given else None
     if found is None or found.origin is None:

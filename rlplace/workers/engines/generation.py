@@ -38,10 +38,10 @@ _FROZEN_VERSION = 0
 class GenerationEngine:
     """Generates answers to prompts of token ids, and scores given tokens, on the accelerators of its worker.
 
-    Make the engine in the worker's `setup`. It is offloaded with the worker's component, without a call of `offload`,
-    and closed with the worker. It begins without weights. They come by a sync, if `setup` calls
-    `self.weights_of(self.engine)`; by `load`; or from the model's folder, with `frozen=True`. One thread uses the
-    engine.
+    Create the engine in the worker's `setup`. It is offloaded and closed together with the worker; `offload` need not
+    be called for it. The engine starts without weights. They come from another component, if `setup` calls
+    `self.weights_of(self.engine)`; from a call of `load`; or from the model's folder, with `frozen=True`. Only one
+    thread may use the engine.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class GenerationEngine:
         frozen: bool = False,
         **options: Any,
     ) -> None:
-        """Build the engine in a worker's `setup`. Raises ConfigError, ClusterError.
+        """Build the engine, in the `setup` of `worker`. Raises ConfigError, ClusterError.
 
         `model`: a Hugging Face folder with a tokenizer. `context`: longest prompt and answer together, in tokens.
-        `frozen`: load the weights of the folder, whenever the engine comes onto the accelerators without weights.
-        `options`: keys of the config block `rollout` of language models, such as engine="transformers",
-        temperature=0.7, dtype="fp32", kv_cache_memory="2GiB".
+        `frozen`: whether to load the weights of the folder each time the engine is onloaded without weights. `options`:
+        keys of the config block `rollout` of language models, such as engine="transformers", temperature=0.7,
+        dtype="fp32", kv_cache_memory="2GiB".
         """
         from rlplace.workers.engines.build import build_engine
         from rlplace.workers.engines.weights import ExpectedWeights
@@ -87,13 +87,13 @@ class GenerationEngine:
 
     @property
     def host_bytes(self) -> int:
-        """Measured bytes of the copies of weights that the engine keeps on the host."""
+        """Bytes of the copies of weights that the engine keeps on the host, as measured."""
         return self._engine.host_bytes
 
     # ── memory and weights ───────────────────────────────────────────────────────────────────────────────────────────
 
     def move(self, to: Residency) -> int:
-        """Move the engine to the residency `to`, and return the bytes that it then holds on each accelerator.
+        """Move the engine to the residency `to`, and return the bytes that it then has on each accelerator.
 
         The worker's own `move` calls this method. Raises AcceleratorOutOfMemory.
         """
@@ -103,10 +103,10 @@ class GenerationEngine:
         return self.accelerator_bytes
 
     def load(self, weights: Weights, version: int) -> None:
-        """Copy all weights into the engine, as `version`.
+        """Copy all weights into the engine, as policy version `version`.
 
-        `weights`: tensors by their names in transformers; of tied weights, one name is enough. Raises ValueError if
-        names or shapes are not those of the model, NotResident while the component is offloaded.
+        `weights`: name in transformers -> tensor; a tied weight needs only one of its names. Raises ValueError if names
+        or shapes are not those of the model, NotResident while the component is offloaded.
         """
         self._engine.load(self._expected.complete(weights), version)
 
@@ -115,7 +115,7 @@ class GenerationEngine:
         self._engine.drop()
 
     def _weights_of_folder(self) -> dict[str, Tensor]:
-        """Return all weights of the model's folder, by the names that the engine expects."""
+        """Read all weights from the model's folder, and return them by the names that the engine expects."""
         from rlplace.models.checkpoint import Checkpoint
         from rlplace.workers.engines.weights import EMBEDDING, HEAD
 
@@ -143,15 +143,15 @@ class GenerationEngine:
         greedy: bool = False,
         iteration: int | None = None,
     ) -> list[list[Completion]]:
-        """Return `samples` answers to each prompt, in the order of the prompts.
+        """Return `samples` answers to each prompt: one list of answers per prompt, in the order of `prompts`.
 
-        An answer has `tokens`; `logprobs` of the tokens, in the distribution from which they were drawn; `versions`,
-        the version of the weights that drew each token; and `finish`, which is "stop" or "length".
+        An answer has `tokens`; `logprobs`, of each token in the distribution from which it was drawn; `versions`, the
+        version of the weights that drew each token; and `finish`, which is "stop" or "length".
 
         `prompts`: token ids of each prompt. `max_new_tokens`: longest answer; None: an answer may fill the context.
-        `greedy`: take the most probable tokens. `iteration`: number for the seeds of the answers; None: the number of
-        this call. With the option `seed`, the answers depend only on the seed, the iteration, the rank, the prompt and
-        the sample.
+        `greedy`: take the most probable tokens instead of sampled tokens. `iteration`: a number from which the seeds of
+        the answers are derived; None: the number of calls of this method before. If the engine has the option `seed`,
+        the answers depend only on the seed, the iteration, the rank, the prompt and the sample number.
 
         Raises ConfigError if a prompt leaves no room for an answer, NotResident if the engine is not at residency FULL
         or has no weights.
@@ -190,10 +190,10 @@ class GenerationEngine:
         return answers
 
     def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1; one forward
-        pass.
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, by the loaded weights, at temperature 1, from one
+        forward pass.
 
-        Raises NotResident if the engine is below the residency that it needs to score, or has no weights.
+        Raises NotResident if the engine has no weights, or not the residency that it needs for this.
         """
         given = [int(token) for token in tokens]
         return np.asarray(self._engine.logprobs(given), np.float32)
@@ -204,8 +204,8 @@ def _settings_of(
 ) -> EngineSettings:
     """Return the settings from which the engine is built.
 
-    `folder`: of the model. `length`: longest prompt and answer together, in tokens. `options`: keys of the config block
-    `rollout`. Raises ConfigError with all problems of the options.
+    `context`: context of the worker. `folder`: folder of the model. `length`: longest prompt and answer together, in
+    tokens. `options`: keys of the config block `rollout`. Raises ConfigError with all problems of the options.
     """
     from rlplace.config.read import read_block
     from rlplace.models.tokenizer import Tokenizer
@@ -245,9 +245,9 @@ def _no_plan() -> Problem:
 
 
 def _check_prompt(owner: str, number: int, tokens: NDArray[np.int32]) -> None:
-    """Raise WorkerMisuse unless `tokens` is one non-empty row of token ids.
+    """Raise WorkerMisuse if `tokens` is empty or does not have exactly one dimension.
 
-    `owner`: rank that owns the engine, `number`: number of the prompt in the call; both for the error.
+    `owner`: rank that owns the engine, and `number`: number of the prompt in the call; both for the error.
     """
     if tokens.ndim == 1 and len(tokens):
         return

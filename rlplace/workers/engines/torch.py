@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ModuleEngine:
-    """Base of engines that run one module, in eval mode. Owns the module's parameters and buffers; starts OFF.
+    """Base class of engines that run one module, in eval mode. Owns the module's parameters and buffers; starts at OFF.
 
-    Storages are emptied in place, so references to the tensors stay valid. FULL also holds a workspace, such as a KV
-    cache.
+    When weights are offloaded, the memory of the tensors is freed, but the tensor objects stay valid. At FULL, the
+    engine also has a workspace, such as a KV cache.
     """
 
     host_bytes = 0
@@ -56,7 +56,9 @@ class ModuleEngine:
         self._drop_weights()
 
     def _drop_weights(self) -> None:
-        """Empty the storages of all weights in place, and release their memory in the device's account."""
+        """Free the memory of all weights, but keep the tensor objects, and release the bytes in the device's
+        account.
+        """
         for storage, _ in self._storages:
             storage.resize_(0)
         self._device.release(self.labels[0])
@@ -64,10 +66,10 @@ class ModuleEngine:
         self.residency = Residency.OFF
 
     def move(self, to: Residency) -> int:
-        """Take or give back memory for the residency `to`, and return the bytes that are then held.
+        """Take or free memory to reach residency `to`, and return the bytes that the engine then has on the
+        accelerator.
 
-        The workspace and then the weights are freed first; then the weights and then the workspace are allocated. The
-        content of the weights is undefined until `load`.
+        Memory is freed before other memory is allocated. Allocated weights have no defined content until `load`.
         """
         weights, workspace = self.labels
         if to < Residency.FULL:
@@ -89,11 +91,11 @@ class ModuleEngine:
         return held + self._held_workspace_bytes
 
     def _set_workspace(self, *, made: bool) -> None:
-        """Allocate the workspace, which FULL holds beside the weights, if `made`; else free it."""
+        """Allocate the workspace of residency FULL if `made` is true, else free it. The base class has no workspace."""
 
     @property
     def _held_workspace_bytes(self) -> int:
-        """Bytes that the workspace holds now."""
+        """Bytes of the workspace now; 0 below residency FULL."""
         if self.residency == Residency.FULL:
             return self._workspace_bytes
         return 0
@@ -101,9 +103,9 @@ class ModuleEngine:
     def load(
         self, weights: Weights, version: int, factors: FactorsOf = NO_FACTORS
     ) -> None:
-        """Copy all weights into the module, as `Engine.load` says.
+        """Copy all weights into the module, as `Engine.load` describes.
 
-        After an error in the middle the engine has no version, so it does not generate.
+        If an error occurs after some weights were copied, the engine has no version, and refuses to generate.
         """
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
@@ -120,7 +122,11 @@ class ModuleEngine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The actions for a batch of B observations; A is the shape of an action. The arrays belong to the caller."""
+    """The actions for a batch of B observations, with their log-probabilities and value estimates; A is an action's
+    shape.
+
+    The arrays belong to the caller.
+    """
 
     actions: NDArray[Any]  # [B, *A]
     logprobs: NDArray[np.float32]  # [B]
@@ -131,7 +137,7 @@ class Decision:
 
 
 class TorchEngine(ModuleEngine):
-    """Decides on actions for batches of observations, by a policy."""
+    """Decides on actions for batches of observations with a policy network."""
 
     labels = ("policy weights", "rollout workspace")
 
@@ -156,10 +162,10 @@ class TorchEngine(ModuleEngine):
     def decide(
         self, observations: NDArray[Any], noise: NDArray[np.float32]
     ) -> Decision:
-        """Return one sampled action for each row of `observations`.
+        """Return one sampled action for each row of `observations`, with log-probability and value.
 
-        `observations`: [B, *O]. `noise`: [B, numbers of noise per action], from which each row's action is drawn.
-        Raises NotResident below FULL or without weights.
+        `observations`: [B, *O]. `noise`: [B, random numbers per action], from which each action is drawn. Raises
+        NotResident below residency FULL or without weights.
         """
         require(self, self._owner, "generate", needs=Residency.FULL)
         assert self.version is not None
@@ -181,9 +187,10 @@ class TorchEngine(ModuleEngine):
         )
 
     def digest(self) -> str:
-        """Return the SHA-256 over all weights by name: equal if and only if all weights are bit-equal.
+        """Return the SHA-256 of all weights and their names. It is equal for two engines only if all weights are
+        bitwise equal.
 
-        Raises NotResident below WEIGHTS or without weights.
+        Raises NotResident below residency WEIGHTS or without weights.
         """
         require(self, self._owner, "digest", needs=Residency.WEIGHTS)
         return digest(self._tensors.items())

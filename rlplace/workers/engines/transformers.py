@@ -59,7 +59,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True)
 class _Answer:
-    """An answer in flight."""
+    """An answer in flight.
+
+    `sample`: number of the answer in its group. `numbers`: generator of the answer's own random numbers. `tokens`,
+    `logprobs`, `versions`: one entry for each token so far.
+    """
 
     request: Request
     sample: int
@@ -71,16 +75,16 @@ class _Answer:
 
     @property
     def length(self) -> int:
-        """Number of tokens of the prompt and of the answer so far."""
+        """Number of tokens of prompt and answer so far."""
         return len(self.request.tokens) + len(self.tokens)
 
     def finish(
         self, stops: Sequence[int], texts: StopTexts | None, least: int, context: int
     ) -> Finish | None:
-        """Return how the answer ends with its last token; None if it goes on.
+        """Return how the answer ends with its last token, "stop" or "length"; None if it does not end yet.
 
-        `stops`: tokens that end the answer. `texts`: texts that end it. `least`: number of tokens before a text may end
-        it. `context`: longest prompt and answer together, in tokens.
+        `stops`: tokens that end the answer. `texts`: texts that end the answer. `least`: number of tokens up to which
+        texts do not end the answer. `context`: longest prompt and answer together, in tokens.
         """
         if self.tokens[-1] in stops:
             return "stop"
@@ -92,10 +96,10 @@ class _Answer:
 
 
 class TransformersEngine(ModuleEngine):
-    """A TextEngine for any decoder of transformers whose layers all attend to all tokens of an answer.
+    """A TextEngine that runs a decoder of the transformers library. All layers must attend to all tokens of an answer.
 
-    Each move to FULL makes a new cache. After a load, the keys and values of answers in flight are recomputed with the
-    new weights.
+    Each move to residency FULL creates a new KV cache. After a load, the keys and values of answers in flight are
+    recomputed with the new weights.
     """
 
     labels = ("engine weights", "KV cache")
@@ -253,9 +257,11 @@ class TransformersEngine(ModuleEngine):
         return finished + self._take_finished(cache)
 
     def _begin(self, cache: BatchCache) -> int:
-        """Run one pass over the tokens of the next waiting answer, and return the number of tokens.
+        """Begin the next waiting answer: run one forward pass over its tokens so far, draw its next token, and put it
+        into the batch.
 
-        Waiting answers of the same request that have no tokens yet share the pass.
+        Waiting answers to the same prompt that have no tokens yet share this pass. Return the number of tokens of the
+        pass.
 
         `cache`: gets the keys and values of the tokens.
         """
@@ -288,10 +294,11 @@ class TransformersEngine(ModuleEngine):
         prefix: DynamicCache,
         answers: Sequence[_Answer],
     ) -> Tensor:
-        """Return the logits [1, V] after `tokens` [L], and fill `prefix` with the keys and values of these tokens.
+        """Run a forward pass over `tokens` [L]: return the logits [1, V] after the last token, and fill `prefix` with
+        keys and values.
 
-        `images`: images that belong to the tokens. `answers`: answers that begin with these tokens. An image takes
-        fewer positions than tokens; the difference is stored in `spared` of each answer.
+        `images`: images of the prompt. `prefix`: cache for the keys and values. `answers`: answers that begin with
+        these tokens. An image has fewer positions than tokens; the difference is stored as `spared` in each answer.
         """
         if self._vision_input is None or not images:
             output = self._model(
@@ -339,9 +346,9 @@ class TransformersEngine(ModuleEngine):
     def _take_finished(self, cache: BatchCache) -> list[Completion]:
         """Remove the finished answers from the batch, and return them.
 
-        The last active answer moves into each row that becomes free.
+        Each row that becomes free is filled with the last active answer, so that the rows in use stay the first ones.
 
-        `cache`: the rows of the batch.
+        `cache`: the KV cache, with one row per active answer.
         """
         taken: list[Completion] = []
         # Backwards from the last row, so that rows that are not checked yet do not move
@@ -400,9 +407,9 @@ class TransformersEngine(ModuleEngine):
 
 
 class BatchCache(Cache):
-    """A model's cache with a pool of keys and values: a forward pass adds one token to each of the first rows.
+    """A KV cache with one row per answer. A forward pass adds one token to each of the first rows.
 
-    Owns the memory. The model must be given mask and positions, because this cache implements `update` only.
+    Owns the memory. The model must be given mask and positions, because this cache implements only `update`.
     """
 
     def __init__(
@@ -438,11 +445,10 @@ class BatchCache(Cache):
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def extend(self, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Prepare a pass that adds one token to each of the first B rows; return the positions [B, 1] and the mask [B,
-        1, 1, L].
+        """Prepare a forward pass that adds one token to each of the first B rows.
 
-        The mask is true where a row has a token, including the new token. `lengths`: tokens of each row before the
-        pass, [B].
+        Return the positions of the new tokens, [B, 1], and the attention mask [B, 1, 1, L], which is true where a row
+        has a token, including the new one. `lengths`: number of tokens in each row before the pass, [B].
         """
         self._columns = torch.tensor(lengths, device=self._device)
         self._rows = torch.arange(len(lengths), device=self._device)
@@ -459,10 +465,10 @@ class BatchCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Add the new keys and values of a layer, and return the keys and values of all tokens of the first B rows.
+        """Store the keys and values of one new token per row; return the keys and values of all tokens of the first B
+        rows.
 
-        `key_states`, `value_states`: [B, heads, 1, size], of one new token in each row. `layer_idx`: number of the
-        layer.
+        `key_states`, `value_states`: of the new tokens, [B, heads, 1, size]. `layer_idx`: number of the layer.
         """
         count = len(self._rows)
         longest = self._longest
@@ -473,9 +479,9 @@ class BatchCache(Cache):
         return keys[:count, :, :longest], values[:count, :, :longest]
 
     def fill(self, first: int, count: int, prefix: DynamicCache) -> None:
-        """Copy the keys and values of one sequence into `count` rows, from row `first` on.
+        """Copy the keys and values of one token sequence into `count` rows, from row `first` on.
 
-        `prefix`: cache of the pass over this sequence.
+        `prefix`: cache of the forward pass over the sequence.
         """
         for keys, values, layer in zip(
             self._keys, self._values, prefix.layers, strict=True
@@ -506,10 +512,10 @@ def penalised(
     made: Sequence[tuple[Tokens, Sequence[int]]],
     stops: Sequence[int],
 ) -> Tensor:
-    """Return the logits [B, V] with penalties, and with forbidden stop tokens at minus infinity, as vLLM computes them.
+    """Return the logits [B, V] after penalties, with minus infinity for forbidden stop tokens, as vLLM computes them.
 
     `sampling`: sampling parameters, with the penalties. `made`: for each row, the tokens of the prompt and of the
-    answer so far. `stops`: tokens that are forbidden in an answer shorter than `min_tokens`.
+    answer so far. `stops`: tokens that are forbidden as long as an answer is shorter than `min_tokens`.
     """
     repeated = sampling.repetition_penalty
     present = sampling.presence_penalty
@@ -535,7 +541,7 @@ def penalised(
 def _token_counts(tokens: Tokens | Sequence[int], row: Tensor) -> Tensor:
     """Return how often each token of the vocabulary occurs in `tokens`, [V].
 
-    `row`: logits [V], for the size of the vocabulary and the device.
+    `row`: logits [V], which give the size of the vocabulary and the device.
     """
     numbers = torch.tensor(tokens, dtype=torch.long, device=row.device)
     return numbers.bincount(minlength=len(row))
@@ -546,8 +552,8 @@ def choose(
 ) -> Chosen:
     """Return one token for each row of `logits` [B, V], with its log-probability.
 
-    `sampling`: sampling parameters. `uniforms`: for each row, a number in [0, 1) that decides the draw; None: take the
-    likeliest token.
+    `sampling`: sampling parameters. `uniforms`: for each row, a random number in [0, 1) by which the token is drawn;
+    None: take the most probable token.
     """
     drawn = [row for row, uniform in enumerate(uniforms) if uniform is not None]
     if not drawn:
@@ -562,7 +568,7 @@ def choose(
 
 
 def likeliest(logits: Tensor) -> Chosen:
-    """Return the likeliest token of each row of `logits` [B, V], with its log-probability."""
+    """Return the most probable token of each row of `logits` [B, V], with its log-probability."""
     logprobs, tokens = logits.float().log_softmax(-1).max(-1)
     return tokens, logprobs
 
@@ -570,10 +576,10 @@ def likeliest(logits: Tensor) -> Chosen:
 def draw(
     logits: Tensor, sampling: TextRolloutConfig, uniforms: Sequence[float]
 ) -> Chosen:
-    """Return one drawn token for each row of `logits` [B, V], with its log-probability.
+    """Return one sampled token for each row of `logits` [B, V], with its log-probability.
 
-    `sampling`: sampling parameters. `uniforms`: for each row, a number in [0, 1), by which the cumulative distribution
-    is inverted. The distribution is in double precision, which is fine enough for any vocabulary.
+    `sampling`: sampling parameters. `uniforms`: for each row, a random number in [0, 1), at which the cumulative
+    distribution is inverted. The distribution is in double precision, which is fine enough for any vocabulary.
     """
     scaled = logits.float() / sampling.temperature
     kept = min(sampling.top_k or logits.shape[-1], logits.shape[-1])
@@ -596,9 +602,11 @@ def draw(
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
-    """Return the rows with all entries at minus infinity, except the fewest entries whose probabilities sum to `top_p`.
+    """Keep in each row the fewest most probable entries whose probabilities sum to `top_p`; set the others to minus
+    infinity.
 
-    `scaled`: logits [B, K], the likeliest first in each row. The method is that of Holtzman et al. 2020.
+    Return the changed rows. `scaled`: logits [B, K], the most probable first in each row. The method is that of
+    Holtzman et al. 2020.
     """
     probabilities = scaled.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

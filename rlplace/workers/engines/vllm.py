@@ -83,7 +83,7 @@ _UNUSED_SHARE = 0.01
 
 
 class _Running(NamedTuple):
-    """An answer in flight, with the versions of the weights that draw its tokens."""
+    """An answer in flight, and the versions of the weights with which its tokens are sampled."""
 
     request: Request
     sample: int
@@ -92,10 +92,10 @@ class _Running(NamedTuple):
 
 
 class VllmEngine:
-    """A TextEngine by vLLM in this process. Owns vLLM's engine, its process group and the answers in flight.
+    """A TextEngine that runs vLLM in this process. Owns vLLM's engine, its process group and the answers in flight.
 
-    A process can have one such engine. With answers in flight, `load` keeps their tokens, and their KV cache is
-    recomputed with the new weights.
+    A process can have only one. If answers are in flight, `load` keeps their tokens, and recomputes their KV cache with
+    the new weights.
     """
 
     def __init__(self, settings: EngineSettings, *, device: Device, owner: str) -> None:
@@ -141,7 +141,7 @@ class VllmEngine:
 
     @property
     def host_bytes(self) -> int:
-        """Measured bytes of the weights that a sleep at level 1 has copied to the host."""
+        """Bytes of the weights that vLLM's sleep at level 1 has copied to the host, as measured."""
         return self._memory.held().host
 
     def move(self, to: Residency) -> int:
@@ -177,12 +177,12 @@ class VllmEngine:
         self._loaded(version)
 
     def load_from(self, sync: DevicePush, rank: int, deadline_s: float) -> LoadedParts:
-        """Let each of vLLM's workers take part in a sync, and load its own part of the weights as they arrive.
+        """Let each of vLLM's workers receive a weight sync itself, and load its own part of the weights as they arrive.
 
-        Return the transports of the sync, and the tensors in it that are not weights.
+        Return the transports that carried the bytes, and the tensors of the sync that are not weights.
 
-        `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the monotonic clock.
-        Raises the errors of `load`, WeightSyncError and ChannelTimeout.
+        `sync`: the sync. `rank`: number of the rollout rank for which the workers receive. `deadline_s`: deadline, in
+        seconds of the monotonic clock. Raises the errors of `load`, WeightSyncError and ChannelTimeout.
         """
         require(
             self, self._owner, "pull_weights", needs=Residency.WEIGHTS, loaded=False
@@ -225,7 +225,10 @@ class VllmEngine:
         return loaded
 
     def _loaded(self, version: int) -> None:
-        """Set the version of the loaded weights, for the engine and for the next tokens of each answer in flight."""
+        """Record that weights of `version` are loaded, for the engine and for the next tokens of each answer in flight.
+
+        The prefix cache is emptied, because it belongs to the old weights.
+        """
         # Keys and values by the old weights are wrong now
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         for name, tokens in tokens_so_far(self._vllm).items():
@@ -263,7 +266,7 @@ class VllmEngine:
         self._unread += len(tokens)
 
     def _add(self, tokens: list[int], **parameters: object) -> str:
-        """Pass a request of token ids to vLLM, and return the name of the request.
+        """Pass a prompt of token ids to vLLM, and return the name of the request.
 
         The answer ends as the engine's settings say; the model's own end token is ignored.
 
@@ -299,9 +302,9 @@ class VllmEngine:
         return finished
 
     def _advance(self) -> list[Any]:
-        """Run one step of vLLM, and store the answers in flight that it finished.
+        """Run one step of vLLM, and store the answers that it has finished for the next `step`.
 
-        Return the outputs of vLLM in this step that belong to no answer in flight.
+        Return the outputs of requests that are no answers in flight, such as those of `logprobs`.
         """
         others = []
         for output in self._vllm.step():
@@ -316,7 +319,7 @@ class VllmEngine:
     def _completion(self, running: _Running, answer: Any) -> Completion:
         """Return a finished answer of vLLM as a Completion, with the version of the weights for each token.
 
-        `running`: the answer's request and weight versions. `answer`: vLLM's output for the answer.
+        `running`: request and weight versions of the answer. `answer`: vLLM's output for the answer.
         """
         if answer.finish_reason not in ("stop", "length"):
             raise AssertionError(
@@ -344,9 +347,9 @@ class VllmEngine:
         )
 
     def logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
-        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, under the loaded weights, at temperature 1.
+        """Return log p(tokens[i] | tokens[:i]) for each i >= 1, by the loaded weights, at temperature 1.
 
-        Answers in flight advance meanwhile. Answers that finish are returned by the next `step`.
+        Answers in flight advance at the same time. Those that finish are returned by the next `step`.
         """
         require(self, self._owner, "logprobs", needs=Residency.FULL)
         check_length(self._owner, len(tokens), self._settings.context)
@@ -363,7 +366,7 @@ class VllmEngine:
         self._unread = 0
 
     def close(self) -> None:
-        """Shut down vLLM's workers and the process group of torch in this process."""
+        """Shut down vLLM's workers and torch's process group in this process."""
         self._running.clear()
         if self._vllm is not None:
             self._vllm.engine_core.shutdown()
@@ -372,17 +375,20 @@ class VllmEngine:
 
 
 def _seed_of(seed: int | None, request: Request, sample: int) -> int | None:
-    """Return the seed of one answer; None if the engine has no seed."""
+    """Return the seed of one answer; None if the engine has no seed.
+
+    `seed`: seed of the engine. `sample`: number of the answer in its group.
+    """
     return None if seed is None else answer_seed(seed, request, sample)
 
 
 def _build(
     settings: EngineSettings, expected: ExpectedWeights, device: torch.device
 ) -> Any:
-    """Return a new engine of vLLM, awake, with random weights.
+    """Return a new engine of vLLM with random weights, at residency FULL.
 
     `expected`: shapes of the model's weights. `device`: first of the engine's GPUs, or the CPU; the engine also uses
-    the GPUs that follow.
+    the GPUs with the next numbers.
     """
     on_cpu = device.type == "cpu"
     os.environ.update(_FORCED)
@@ -441,7 +447,7 @@ def _build(
 def _memory_arguments(
     settings: EngineSettings, expected: ExpectedWeights, on_cpu: bool
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM that limit the KV cache.
+    """Return the arguments by which vLLM limits its KV cache.
 
     On a CPU the limit is always in bytes, because vLLM would otherwise take a share of the machine's memory.
 
@@ -462,9 +468,9 @@ def _memory_arguments(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about vLLM's own code during the `with` block, and restore torch.set_num_threads at its end.
+    """Return a context manager for the import and build of vLLM, which silences warnings during its `with` block.
 
-    vLLM replaces this function by one that does nothing.
+    At the end it restores torch.set_num_threads, which vLLM replaces by a function that does nothing.
     """
     settable = torch.set_num_threads
     try:

@@ -28,8 +28,8 @@ from rlplace.workers.engines.weights import SharedBucket, in_buckets
 def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
     """Let each of vLLM's workers load its shards of the weights, one bucket of whole weights after the other.
 
-    `engine`: vLLM's engine. `items`: names and whole tensors. The weights are not arguments of a call, because vLLM
-    would pickle all of them, and each worker would receive the whole model.
+    `engine`: vLLM's engine. `items`: names and whole tensors. The weights are not passed as arguments of a call,
+    because vLLM would pickle all of them, and each worker would receive the whole model.
     """
     engine.collective_rpc(_begin_reload)
     for bucket in in_buckets(items):
@@ -38,9 +38,10 @@ def load_shards(engine: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class NothingLoaded(Exception):
-    """Raised if a sync failed before any worker began to load, so the workers still have their previous weights.
+    """Error of a weight sync that failed before any worker began to load, so that the workers still have their old
+    weights.
 
-    `why`: the error of the sync.
+    `why`: the original error.
     """
 
     def __init__(self, why: Exception) -> None:
@@ -57,13 +58,14 @@ def load_from(
     others: Sequence[str],
     stored: frozenset[str],
 ) -> LoadedParts:
-    """Let each of vLLM's workers take part in a sync, and load its part of the weights.
+    """Let each of vLLM's workers receive a weight sync itself, and load its own part of the weights.
 
-    Return the transports of the sync, and the tensors in it that are not weights.
+    Return the transports that carried the bytes, and the tensors of the sync that are not weights.
 
-    `engine`: vLLM's engine. `rank`: rollout rank as which the workers take part. `deadline_s`: end of the sync, by the
-    monotonic clock. `again`: name of a weight -> second name, under which the weight is loaded too. `others`: names of
-    tensors that are not weights. `stored`: names in the model's files, by which vLLM loads weights.
+    `engine`: vLLM's engine. `sync`: the sync. `rank`: number of the rollout rank for which the workers receive.
+    `deadline_s`: deadline, in seconds of the monotonic clock. `again`: name of a weight -> second name, under which it
+    is loaded too. `others`: names of tensors that are not weights. `stored`: names in the model's files, by which vLLM
+    loads weights.
 
     Raises NothingLoaded if no worker had begun to load, else WeightSyncError or ChannelTimeout.
     """
@@ -86,10 +88,11 @@ def load_from(
 
 
 def pack_experts_anew(worker: Any) -> None:
-    """Make the next load pack the experts for the processor again, as the first load did. Does nothing on a GPU.
+    """Make the next load pack the weights of experts for the processor again, as the first load did. Do nothing on a
+    GPU.
 
-    A kernel of vLLM 0.32 packs the experts of a layer when it is created. A later load keeps the kernel, which then
-    takes plain weights for packed weights (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed, and
+    A kernel of vLLM 0.32 packs the experts of a layer when it is created. A later load keeps this kernel, which would
+    take plain weights for packed weights (`UnquantizedFusedMoEMethod._setup_kernel`). On a GPU nothing is packed, and
     CUDA graphs have captured the kernel.
 
     `worker`: worker of vLLM's engine.
@@ -101,7 +104,7 @@ def pack_experts_anew(worker: Any) -> None:
 
 
 def _begin_reload(worker: Any) -> None:
-    """Begin a reload of weights in parts, by the steps of vLLM's `reload_weights`.
+    """Begin to replace the weights in several parts, by the steps of vLLM's `reload_weights`.
 
     `worker`: worker of vLLM's engine.
     """
@@ -112,12 +115,18 @@ def _begin_reload(worker: Any) -> None:
 
 
 def _reload(worker: Any, bucket: SharedBucket) -> None:
-    """Load the weights of one bucket, during a reload."""
+    """Load the weights of one bucket, between `_begin_reload` and `_end_reload`.
+
+    `worker`: worker of vLLM's engine.
+    """
     _load_some(worker, bucket.open())
 
 
 def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Load some of the weights, during a reload; `weights` has their names in the model's files."""
+    """Load some of the weights, between `_begin_reload` and `_end_reload`.
+
+    `worker`: worker of vLLM's engine. `weights`: name in the model's files, and tensor.
+    """
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(worker.vllm_config):
@@ -125,9 +134,10 @@ def _load_some(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class _PartLoaded(NamedTuple):
-    """The result of a sync in one worker.
+    """The result of a weight sync in one worker of vLLM.
 
-    An error is returned, not raised: after an error was raised, vLLM assigns later answers to the wrong calls.
+    `transport`: how the bytes came. `others`: tensors of the sync that are not weights. `error`: why the sync failed,
+    or None. The error is returned and not raised, because vLLM assigns later answers to the wrong calls after an error.
     """
 
     transport: str
@@ -145,9 +155,9 @@ def _take_part(
     others: Sequence[str],
     stored: frozenset[str],
 ) -> _PartLoaded:
-    """Receive the windows of a sync in this worker, load the weights of each as it arrives, and return the result.
+    """Receive a weight sync in this worker, load each group of weights (a window) as it arrives, and return the result.
 
-    The arguments after `worker` are those of `load_from`.
+    All arguments after `worker` are explained at `load_from`.
     """
     # One connection per worker, for all syncs
     if not hasattr(worker, "part_taker"):
@@ -191,10 +201,10 @@ def _take_part(
 
 
 def _give_up_reload(worker: Any) -> None:
-    """Abandon a reload, so that the next reload starts from the beginning.
+    """Abandon a reload that has failed, so that the next reload starts from the beginning.
 
-    Incomplete layers get back their previous tensors, at the addresses that CUDA graphs have captured. vLLM's own end
-    of a reload would load the parts that arrived, and raise the error of a failed layer once more.
+    Incomplete layers get back their old tensors, at the addresses that CUDA graphs have captured. vLLM's own end of a
+    reload would instead load the parts that have arrived, and raise the error of the failed layer again.
 
     `worker`: worker of vLLM's engine.
     """
@@ -209,7 +219,7 @@ def _give_up_reload(worker: Any) -> None:
 
 
 def _end_reload(worker: Any) -> None:
-    """Finish a reload: process the new weights, and drop the caches that belong to the previous weights.
+    """Finish a reload: process the new weights, and drop caches that belong to the old weights.
 
     `worker`: worker of vLLM's engine.
     """

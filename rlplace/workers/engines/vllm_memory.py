@@ -41,7 +41,10 @@ Level = Literal[1, 2]
 
 
 class Held(NamedTuple):
-    """Measured bytes that one worker of vLLM's engine holds."""
+    """Measured bytes that one worker of vLLM's engine has.
+
+    `weights`, `cache`: weights and KV cache on the accelerator.
+    """
 
     weights: int
     cache: int
@@ -51,9 +54,9 @@ class Held(NamedTuple):
 
 
 class EngineMemory(ABC):
-    """Moves one engine of vLLM between residencies. The engine starts at FULL, with random weights.
+    """Moves an engine of vLLM between residencies. The engine starts at FULL, with random weights.
 
-    A subclass carries out the steps on one platform.
+    Each subclass carries out the steps of a move on one platform.
     """
 
     def __init__(self, engine: Any, device: Device, level: Level) -> None:
@@ -65,8 +68,10 @@ class EngineMemory(ABC):
         self.residency = Residency.FULL
 
     def held(self) -> Held:
-        """Return the bytes on an accelerator, of the worker that holds most, and the bytes of copies on the host, of
-        all workers.
+        """Return the bytes that the engine has: for each accelerator field, those of the worker with most; for the
+        host, of all.
+
+        `host` is the sum over all workers, because they share the host.
         """
         workers = self._measure()
         # The largest of each field
@@ -74,13 +79,14 @@ class EngineMemory(ABC):
         return largest._replace(host=sum(worker.host for worker in workers))
 
     def move(self, to: Residency, level: Level | None = None) -> None:
-        """Move the engine to the residency `to`, step by step.
+        """Move the engine to the residency `to`, one step after the other.
 
-        A step acquires bytes in the device's account before it takes memory, and releases them after it has freed
+        Each step records bytes in the device's account before it takes memory, and removes them after it has freed
         memory.
 
-        `level`: of a sleep, 1 copies the weights to the host, 2 drops them; None: the configured level. Raises
-        AcceleratorOutOfMemory; the engine then stays at the last residency that was reached, and can be moved again.
+        `level`: what a move to OFF does with the weights: 1 copies them to the host, 2 drops them; None: the configured
+        level. Raises AcceleratorOutOfMemory; the engine then stays at the last residency that it has reached, and can
+        be moved again.
         """
         if to < self.residency == Residency.FULL:
             self.drop_cache()
@@ -100,37 +106,42 @@ class EngineMemory(ABC):
             self.residency = Residency.FULL
 
     def close(self) -> None:
-        """Release everything in the device's account, after the engine has ended."""
+        """Remove all bytes of the engine from the device's account, after the engine has ended."""
         for label in self._sizes:
             self._device.release(label)
         self.residency = Residency.OFF
 
     @abstractmethod
     def drop_cache(self) -> None:
-        """Give back the memory of the KV cache: the step from FULL to WEIGHTS."""
+        """Free the memory of the KV cache: the step from FULL to WEIGHTS."""
 
     @abstractmethod
     def wake_cache(self) -> None:
-        """Take memory for an empty KV cache: the step from WEIGHTS to FULL."""
+        """Allocate an empty KV cache: the step from WEIGHTS to FULL."""
 
     @abstractmethod
     def sleep(self, level: Level) -> None:
-        """Copy the weights to the host (level 1) or drop them (level 2): the step from WEIGHTS to OFF."""
+        """Copy the weights to the host (level 1) or drop them (level 2), and free their memory: the step from WEIGHTS
+        to OFF.
+        """
 
     @abstractmethod
     def wake_weights(self) -> None:
-        """Copy the weights back, or take memory for new weights: the step from OFF to WEIGHTS."""
+        """Copy the weights back, or allocate memory for new weights if they were dropped: the step from OFF to
+        WEIGHTS.
+        """
 
     @abstractmethod
     def _measure(self) -> list[Held]:
-        """Return the bytes that each worker holds."""
+        """Return the bytes that each worker of vLLM's engine has."""
 
 
 class CpuMemory(EngineMemory):
-    """Moves an engine in host memory, where vLLM has no sleep.
+    """Moves an engine that computes on a CPU, for which vLLM has no sleep.
 
-    Storages of KV cache and weights are emptied in place. Packed copies of linear layers are dropped, and the next load
-    packs new copies. Level 1 leaves the weights in place, because they are on the host already.
+    The memory of KV cache and weights is freed, and the tensor objects stay. Packed copies of linear layers are
+    dropped; the next load packs new ones. At level 1 the weights stay where they are, because they are on the host
+    already.
     """
 
     _asleep_1 = False
@@ -159,7 +170,7 @@ class CpuMemory(EngineMemory):
 
 
 class CudaMemory(EngineMemory):
-    """Moves an engine on GPUs by vLLM's own sleep, which unmaps the pages of its memory pools and keeps their
+    """Moves an engine on GPUs by vLLM's own sleep, which frees the pages of its memory pools and keeps their
     addresses.
     """
 
@@ -170,9 +181,10 @@ class CudaMemory(EngineMemory):
             device.measure = self._room
 
     def _room(self) -> Room:
-        """Return free memory, capacity and own memory of the fullest GPU, as the engine's workers measure them.
+        """Return the memory of the fullest GPU: free bytes, capacity, and bytes of the engine, as its workers measure
+        them.
 
-        Only the workers know which pages are unmapped, and they may be other processes.
+        Only the workers know which pages are freed, and they may be other processes.
         """
         rooms: list[Room] = self._engine.collective_rpc(_room_on_gpu)
         return min(rooms, key=lambda room: room.free + room.own)
@@ -199,10 +211,11 @@ class CudaMemory(EngineMemory):
         self._wake("weights", wholly=False)
 
     def _wake(self, tag: str, *, wholly: bool) -> None:
-        """Wake the part of the engine that `tag` names; with the KV cache, the scheduler wakes too.
+        """Wake the part of the engine that `tag` names: "weights" or "kv_cache". With the KV cache, the scheduler wakes
+        too.
 
-        `wholly`: whether the engine is fully awake afterwards, or else partly asleep. Raises AssertionError if vLLM
-        reports another state, because vLLM itself only writes a log line if it fails to wake a part.
+        `wholly`: whether the whole engine is then awake. Raises AssertionError if vLLM reports something else, because
+        vLLM only writes a log line if it fails to wake a part.
         """
         if self._engine.wake_up(tags=[tag]) is not wholly:
             how = "still asleep in part" if wholly else "wholly awake"
@@ -215,9 +228,10 @@ class CudaMemory(EngineMemory):
 
 
 class OlderCudaMemory(CudaMemory):
-    """CudaMemory for an older vLLM, whose engine can give back the KV cache only together with the weights.
+    """CudaMemory for an older vLLM, which can free the KV cache only together with the weights.
 
-    Instead, each worker unmaps the KV cache. The scheduler is not stopped, since the engine is not stepped below FULL.
+    Here, each worker frees the KV cache itself. The scheduler is not stopped, because the engine is not stepped below
+    FULL.
     """
 
     def drop_cache(self) -> None:
@@ -236,7 +250,7 @@ class OlderCudaMemory(CudaMemory):
 
 
 def cuda_memory(engine: Any) -> type[CudaMemory]:
-    """Return the subclass of CudaMemory, or CudaMemory itself, that fits the installed vLLM.
+    """Return the class, CudaMemory or OlderCudaMemory, that fits the installed version of vLLM.
 
     `engine`: vLLM's engine.
     """
@@ -249,7 +263,7 @@ def cuda_memory(engine: Any) -> type[CudaMemory]:
 
 
 def _resize_cache(worker: Any, full: bool) -> None:
-    """Allocate the KV cache in place and fill it with zeros if `full`; else free it in place.
+    """Allocate the KV cache, filled with zeros, if `full` is true; else free its memory. The tensor objects stay.
 
     `worker`: worker of vLLM's engine.
     """
@@ -261,7 +275,7 @@ def _resize_cache(worker: Any, full: bool) -> None:
 
 
 def _drop_weights(worker: Any) -> None:
-    """Free the weights in place, and drop their packed copies.
+    """Free the memory of the weights, without replacing the tensor objects, and drop packed copies of weights.
 
     `worker`: worker of vLLM's engine.
     """
@@ -277,7 +291,7 @@ def _drop_weights(worker: Any) -> None:
 
 
 def _make_room_for_weights(worker: Any) -> None:
-    """Allocate the weights without content. The next load fills them, and packs the linear layers again.
+    """Allocate memory for the weights, without content. The next load fills it, and packs the linear layers again.
 
     `worker`: worker of vLLM's engine.
     """
@@ -289,11 +303,10 @@ def _make_room_for_weights(worker: Any) -> None:
 
 
 def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
-    """Return the bytes of weights and KV cache that one worker of vLLM holds on a CPU.
+    """Return the bytes of weights and KV cache that one worker of vLLM has on a CPU.
 
-    `weights_asleep`: whether the weights count as host memory; else they count as accelerator memory. Each weight
-    counts once. A packed weight counts with its size in a checkpoint, and the packed copy of the output head does not
-    count.
+    `weights_asleep`: whether the weights count as host memory instead of accelerator memory. Each weight counts once. A
+    packed weight counts with its size in a checkpoint; the packed copy of the output head does not count.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -318,16 +331,16 @@ def _held_on_cpu(worker: Any, weights_asleep: bool) -> Held:
 
 
 def _room_on_gpu(worker: Any) -> Room:
-    """Return free memory and capacity of this worker's GPU, and the bytes that the worker holds on it."""
+    """Return the memory of this worker's GPU: free bytes, capacity, and bytes of this worker."""
     free, capacity = torch.cuda.mem_get_info()
     return Room(free, capacity, _held_on_gpu(worker).accelerator)
 
 
 def _held_on_gpu(worker: Any) -> Held:
-    """Return the bytes that one worker of vLLM holds on its GPU.
+    """Return the bytes that one worker of vLLM has on its GPU.
 
-    Torch counts vLLM's memory pools as reserved, even if vLLM has unmapped their pages. This function counts mapped
-    pages.
+    Torch counts the pages of vLLM's memory pools even after vLLM has freed them. This function counts only pages in
+    use.
     """
     from vllm.device_allocator import get_mem_allocator_instance
 
@@ -355,16 +368,17 @@ def _held_on_gpu(worker: Any) -> Held:
 
 
 def _packed(model: nn.Module) -> list[Any]:
-    """Return the linear layers that vLLM computes by a function of its own, which may have a packed
-    copy of the weight.
+    """Return the linear layers that vLLM computes by a function of its own on a CPU. They may have a packed copy of the
+    weight.
     """
     return [layer for layer in model.modules() if "cpu_linear" in vars(layer)]
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[tuple[torch.UntypedStorage, int]]:
-    """Yield each storage of the tensors once, with the largest number of bytes that a tensor needs of it.
+    """Yield the storage of each tensor, with the largest number of bytes that the tensors need of it; each storage
+    once.
 
-    Empty storages are included; their tensors still have shapes.
+    Empty storages are included, because their tensors still have shapes.
     """
     found: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for tensor in tensors:

@@ -63,14 +63,14 @@ RequestedAnswer = tuple[Request, int]  # a request, and the number of one of its
 
 
 class VllmServer:
-    """A TextEngine by a vLLM server that runs outside the job. Owns its answers in flight, and the folder for weights.
+    """A TextEngine that uses a vLLM server outside the job. Owns its answers in flight, and the folder for weights.
 
     A lock in the folder ensures that only one rank sends weights to a server.
 
-    `url`: address of the server. `folder`: must have the same path for the server. `timeout_s`: longest wait for one
-    answer, or for one step of a load. `start_s`: longest wait for a server that is still starting. `api_key_env`:
-    environment variable with the server's key. Raises EngineError if the folder is in use, or the server is absent or
-    unsuitable.
+    `url`: address of the server. `folder`: folder for weights; it must have the same path on the server's machine.
+    `timeout_s`: longest wait for one answer, or for one step of a load. `start_s`: longest wait for a server that is
+    still starting. `api_key_env`: environment variable with the server's key; None: the server needs no key. Raises
+    EngineError if the folder is in use, or the server is absent or was started with unsuitable options.
     """
 
     host_bytes = 0
@@ -128,9 +128,9 @@ class VllmServer:
             raise
 
     def _check(self, start_s: float) -> None:
-        """Wait up to `start_s` seconds until the server is up, and check how it was started.
+        """Wait up to `start_s` seconds until the server answers, and check that it was started with suitable options.
 
-        Raises EngineError if the server is not up in time, or was started with unsuitable options.
+        Raises EngineError if it does not answer in time, or if an option is unsuitable.
         """
         until = time.monotonic() + start_s
         start = _START.format(self._settings.model, self._settings.context)
@@ -224,18 +224,21 @@ class VllmServer:
         self.version = version
 
     def _call_weights(self, version: str) -> None:
-        """Make the server name its weights `<mark of this engine>.<version>`."""
+        """Set the server's name for its weights to `<mark of this engine>.<version>`."""
         self._called = f"{self._mark}.{version}"
         self._post("/update_weight_version", {"new_version": self._called})
 
     def _check_alone(self) -> None:
-        """Raise EngineError unless the server's weights still have the name that this engine has set."""
+        """Raise EngineError if the server's weights no longer have the name that this engine has set.
+
+        Another engine has then sent weights to the same server.
+        """
         found = self._answer("GET", "/weight_info")["weight_version"]
         if found != self._called:
             raise self._failed("shared", found=found, called=self._called)
 
     def close(self) -> None:
-        """Abort the answers in flight, and release the folder."""
+        """Abort the answers in flight, and unlock the folder."""
         # Without the abort the process could not end before these answers
         if self._running:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
@@ -290,9 +293,9 @@ class VllmServer:
     def _generate(
         self, tokens: list[int], parameters: Mapping[str, object]
     ) -> Mapping[str, Any]:
-        """Request one answer, and return the server's response. Blocks, and runs in a thread of its own.
+        """Request one answer, wait for it, and return the server's response. Runs in a thread of its own.
 
-        `tokens`: prompt. `parameters`: sampling parameters of vLLM.
+        `tokens`: token ids of the prompt. `parameters`: sampling parameters of vLLM.
         """
         return self._post(
             "/inference/v1/generate",
@@ -320,8 +323,8 @@ class VllmServer:
     ) -> Completion:
         """Return the server's response as a Completion, with the version of the weights for each token.
 
-        `answer`: decoded body of the response. `sample`: number of the answer in its group. Raises EngineError if
-        tokens were drawn with weights of another engine.
+        `sample`: number of the answer in its group. `answer`: decoded body of the response. Raises EngineError if
+        tokens were sampled with the weights of another engine.
         """
         details = answer["usage"].get("prompt_tokens_details") or {}
         self.cached_tokens += details.get("cached_tokens") or 0
@@ -355,7 +358,7 @@ class VllmServer:
         )
 
     def drop(self) -> None:
-        """Abort all answers in flight on the server, and wait until they have ended."""
+        """Abort all answers in flight on the server, and wait until the server has ended them."""
         # Requests that no thread has begun never reach the server
         for future in list(self._running):
             if future.cancel():
@@ -380,7 +383,7 @@ class VllmServer:
     def _post(
         self, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """Return the server's response to a POST of `body`; raise the errors of `_answer`.
+        """Send a POST request, and return the decoded body of the response. Raise the errors of `_answer`.
 
         `path`: path and query of the endpoint. `body`: sent as JSON; None: no body.
         """
@@ -389,10 +392,10 @@ class VllmServer:
     def _answer(
         self, method: str, path: str, body: Mapping[str, object] | None = None
     ) -> Mapping[str, Any]:
-        """Return the server's response to one request.
+        """Send one request, and return the decoded body of the response.
 
-        `method`: HTTP method. `path`: path and query of the endpoint. `body`: sent as JSON. Raises EngineError if no
-        response comes within the deadline, or if the server refuses the request.
+        `method`: HTTP method. `path`: path and query of the endpoint. `body`: sent as JSON; None: no body. Raises
+        EngineError if no response comes in time, or if the server refuses the request.
         """
         name = path.partition("?")[0]
         try:
@@ -417,10 +420,10 @@ class VllmServer:
         body: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[int, Any]:
-        """Return the HTTP status and the decoded body of the response to one request. Raises errors of urllib3.
+        """Send one request; return the HTTP status and the decoded body of the response. Raises errors of urllib3.
 
-        `method`: HTTP method. `path`: path and query of the endpoint. `body`: sent as JSON. `timeout_s`: deadline in
-        seconds; None: the engine's `timeout_s`.
+        `method`: HTTP method. `path`: path and query of the endpoint. `body`: sent as JSON; None: no body. `timeout_s`:
+        deadline in seconds; None: the engine's `timeout_s`.
         """
         timeout = urllib3.Timeout(total=timeout_s or self._timeout_s)
         response = self._pool.request(
@@ -432,9 +435,9 @@ class VllmServer:
         return response.status, response.data.decode()
 
     def _failed(self, error: str, **facts: Any) -> EngineError:
-        """Return an error about the server.
+        """Return an EngineError about the server.
 
-        `error`: name of the cause, which selects the text of the error. `facts`: values that the text shows.
+        `error`: name of the cause, which selects the error's text. `facts`: values that the text shows.
         """
         return EngineError(
             problem("engine-server", self._owner, self._url, error=error, **facts)

@@ -27,14 +27,15 @@ from torch import Tensor
 
 
 def releases_its_cache(engine: Any) -> bool:
-    """Return whether vLLM's engine can give back the memory of its KV cache alone, without the memory
-    of the weights.
+    """Return whether vLLM's engine can free the memory of its KV cache without also freeing the weights.
+
+    `engine`: vLLM's engine.
     """
     return hasattr(engine, "release_kv_cache_memory")
 
 
 def tokens_so_far(engine: Any) -> dict[str, int]:
-    """Return the number of tokens of each answer in flight, by the name of its request.
+    """Return for each answer in flight, by the name of its request, how many tokens it has.
 
     `engine`: vLLM's engine.
     """
@@ -45,7 +46,10 @@ def tokens_so_far(engine: Any) -> dict[str, int]:
 
 
 def pools(allocator: Any) -> Iterator[Any]:
-    """Yield the torch memory pools of vLLM's allocator."""
+    """Yield each of torch's memory pools that vLLM's allocator uses.
+
+    `allocator`: vLLM's allocator of GPU memory.
+    """
     for kept in allocator.allocator_and_pools.values():
         pairs = kept if isinstance(kept, list) else [kept]
         for pool, _ in pairs:
@@ -53,9 +57,9 @@ def pools(allocator: Any) -> Iterator[Any]:
 
 
 def seeded_draws() -> dict[str, bool]:
-    """Return engine arguments with which, on a CPU, each answer that has a seed is drawn by its seed.
+    """Return arguments of vLLM's engine that make a CPU draw each answer with a seed by this seed.
 
-    An older vLLM ignores all seeds in a step if one answer, such as a greedy one, has no seed.
+    An older vLLM ignores all seeds in a step if any answer in it, such as a greedy one, has no seed.
     """
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
@@ -69,9 +73,9 @@ def seeded_draws() -> dict[str, bool]:
 
 
 def unmap_cache(worker: Any) -> None:
-    """Give back the pages of the KV cache, and keep its addresses.
+    """Free the pages of the KV cache, and keep their addresses. `wake_up` with the tag `kv_cache` maps new pages later.
 
-    `wake_up` with the tag `kv_cache` maps new pages later. `worker`: worker of vLLM's engine.
+    `worker`: worker of vLLM's engine.
     """
     from vllm.device_allocator import get_mem_allocator_instance
     from vllm.device_allocator.cumem import unmap_and_release
@@ -86,9 +90,9 @@ def unmap_cache(worker: Any) -> None:
 
 
 def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
-    """Call the worker's `sleep` with only the allocations that are still awake.
+    """Put to sleep all memory of the worker that is still awake.
 
-    An older vLLM would unmap the sleeping allocations again.
+    The worker's own `sleep` in an older vLLM would free memory that is asleep a second time.
 
     `worker`: worker of vLLM's engine. `level`: 1 copies the weights to the host, 2 drops them.
     """
@@ -106,10 +110,10 @@ def sleep_but_for_what_sleeps(worker: Any, level: Literal[1, 2]) -> None:
 
 
 def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
-    """Load all weights by vLLM's `reload_weights`, with the engine's config set, because layers read the config
-    meanwhile.
+    """Load all weights with vLLM's `reload_weights`.
 
-    `items`: names and tensors of the weights.
+    vLLM's config is set meanwhile, because layers read it. `worker`: worker of vLLM's engine. `items`: names and
+    tensors.
     """
     from vllm.config import set_current_vllm_config
 
@@ -118,7 +122,8 @@ def reload(worker: Any, items: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def reset_lora(runner: Any) -> None:
-    """Drop the data that were computed for LoRA adapters with the previous weights, if this vLLM has a function for it.
+    """Drop what vLLM has computed for LoRA adapters with the old weights. Do nothing if this vLLM has no function for
+    it.
 
     `runner`: model runner of a worker of vLLM's engine.
     """

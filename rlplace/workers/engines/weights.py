@@ -48,7 +48,8 @@ _COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store this buffer, which ev
 
 
 class KeptWeights:
-    """Keeps the last version that had all weights, to complete later versions, which have only the changed weights.
+    """Completes versions that have only the changed weights, with the weights of the last complete version, which it
+    keeps.
 
     All ranks of a node share the memory of the kept version.
 
@@ -66,10 +67,11 @@ class KeptWeights:
     def completed(
         self, received: ReceivedWeights
     ) -> Iterator[tuple[Weights, FactorsOf]]:
-        """Yield all weights of the received version, and the LoRA factors to add to them, for a `with` block.
+        """Return a context manager that yields all weights of the received version, and the LoRA factors to add to
+        them.
 
-        At the end of the block the received version is released, or kept for later versions. Raises WeightSyncError if
-        the version is incomplete and none is kept.
+        At the end of its `with` block, the received version is released, or kept to complete later versions. Raises
+        WeightSyncError if the version is incomplete and no complete version is kept.
         """
         with contextlib.ExitStack() as releasing:
             releasing.enter_context(received)
@@ -106,9 +108,9 @@ class KeptWeights:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedWeights:
-    """Names and shapes of the weights in a model's checkpoint, known without reading a weight.
+    """Names and shapes of the weights in a model's checkpoint, known without reading the weights.
 
-    `tied`: whether the output head is the embedding, which most checkpoints then store once.
+    `tied`: whether the output head has the same weights as the embedding; most checkpoints then store them once.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -118,7 +120,8 @@ class ExpectedWeights:
     def of_folder(cls, folder: Path) -> ExpectedWeights:
         """Return the names and shapes of the weights in a model's folder.
 
-        Raises FileNotFoundError without safetensors or config.json, OSError for a file that cannot be read.
+        Raises FileNotFoundError if there are no safetensors files or no config.json, OSError for a file that cannot be
+        read.
         """
         for file in folder.glob("*.safetensors"):
             try:
@@ -144,7 +147,7 @@ class ExpectedWeights:
 
     @property
     def elements(self) -> int:
-        """Number of elements of all weights; a tied weight counts once."""
+        """Number of elements of all weights. A tied weight counts once."""
         return sum(
             math.prod(shape)
             for name, shape in self.shapes.items()
@@ -152,9 +155,10 @@ class ExpectedWeights:
         )
 
     def complete(self, weights: Mapping[str, Each]) -> Mapping[str, Each]:
-        """Return the weights; if the output head is tied to the embedding, the embedding also has the name of the head.
+        """Return `weights` with the output head: if it is tied to the embedding and missing, the embedding gets its
+        name too.
 
-        An engine that packs its head needs the head by name.
+        An engine that packs its output head needs it under its own name.
         """
         if self.tied and HEAD not in weights and EMBEDDING in weights:
             return {**weights, HEAD: weights[EMBEDDING]}
@@ -164,7 +168,11 @@ class ExpectedWeights:
 def merged(
     weights: Weights, factors: FactorsOf, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and tensor of each weight; LoRA factors are added to their weights, on `device`."""
+    """Yield the name and tensor of each weight. If there are LoRA factors for a weight, they are added to it, on
+    `device`.
+
+    `factors`: name of a weight -> its LoRA factors.
+    """
     for name, weight in weights.items():
         yield (
             name,
@@ -184,7 +192,10 @@ _ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBucket:
-    """Whole weights in memory of the process `pid`, which keeps this memory until the next bucket is requested."""
+    """Whole weights in memory of the process `pid`, which keeps this memory until the next bucket is requested.
+
+    `file`: descriptor of the memory in this process. `size_bytes`: size of the memory in use.
+    """
 
     pid: int
     file: int
@@ -193,10 +204,9 @@ class SharedBucket:
     weights: tuple[tuple[str, str, tuple[int, ...], int], ...]
 
     def open(self) -> list[tuple[str, Tensor]]:
-        """Return the names and tensors of the bucket's weights, in memory that is mapped into this process.
+        """Map the bucket's memory into this process, and return the names and tensors of its weights.
 
-        The memory stays mapped as long as one of the tensors exists. Writes to the tensors are not seen by other
-        processes.
+        The memory stays mapped as long as one of the tensors exists. Other processes do not see writes to the tensors.
         """
         file = os.open(f"/proc/{self.pid}/fd/{self.file}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -212,9 +222,9 @@ class SharedBucket:
 def in_buckets(
     items: Iterable[tuple[str, Tensor]], size_bytes: int = CUT_BUCKET_BYTES
 ) -> Iterator[SharedBucket]:
-    """Yield all weights in order, in buckets. The memory of a bucket is not in /dev/shm.
+    """Yield all weights in order, in buckets of shared memory, which are not files in /dev/shm.
 
-    `items`: names and tensors. `size_bytes`: most bytes of a bucket; a larger weight has a bucket of its own.
+    `items`: names and tensors. `size_bytes`: the most bytes of a bucket; a larger weight has a bucket of its own.
     """
     with contextlib.ExitStack() as opened:
         pages = None
@@ -252,9 +262,9 @@ def in_buckets(
 
 
 def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Tensor:
-    """Return a tensor over `pages`, from byte `first` on, which keeps `pages` mapped.
+    """Return a tensor whose data are the bytes of `pages` from byte `first` on. The tensor keeps `pages` mapped.
 
-    `dtype`: its name in torch.
+    `dtype`: name of the dtype in torch.
     """
     kind: torch.dtype = getattr(torch, dtype)
     if not math.prod(shape):
@@ -265,14 +275,14 @@ def _at(pages: mmap.mmap, dtype: str, shape: tuple[int, ...], first: int) -> Ten
 
 
 class Shaped(Protocol):
-    """An object with a shape: a tensor or a description of a tensor."""
+    """An object with a shape, such as a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 class UnfitWeights(ValueError):
-    """Raised if names or shapes of weights are not those of the model.
+    """Error of weights whose names or shapes are not those of the model.
 
     `misfits`: one text for each weight that does not fit.
     """
@@ -292,10 +302,11 @@ def check_fit(
     owner: str,
     version: int,
 ) -> None:
-    """Raise UnfitWeights if the weights do not fit the model; the error names all that are missing, unknown or
-    misshapen.
+    """Raise UnfitWeights if names or shapes of the weights are not those of the model.
 
-    `given`: weights by name. `expected`: shapes of the model's weights by name. `owner`: rank that loads the weights,
+    The error lists all weights that are missing, unknown or of a wrong shape.
+
+    `given`: name -> weight. `expected`: name -> shape of the model's weight. `owner`: rank that loads the weights, and
     `version`: their version; both for the error.
     """
     problems = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
@@ -327,7 +338,7 @@ _TOLERANCE = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.5, "fp8": 1.0}
 
 
 def probe_tokens(job: WorkerArguments) -> list[int]:
-    """Return the probe's tokens: drawn uniformly from the vocabulary, and equal in every process."""
+    """Return the tokens of the probe, by which a weight sync is verified: random tokens, equal in every process."""
     config = json.loads((job.model / "config.json").read_text(encoding="utf-8"))
     vocabulary: int = text_keys(config)["vocab_size"]
     length = min(_TOKENS, job.config.algorithm.longest - 1)
@@ -336,10 +347,10 @@ def probe_tokens(job: WorkerArguments) -> list[int]:
 
 
 def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shard:
-    """Return the probe's log-probabilities as a tensor that is sent with the weights.
+    """Return the actor's log-probabilities of the probe tokens, as a tensor that is sent together with the weights.
 
-    `scores`: log-probabilities of all but the first token, equal on all ranks; None: this version is not probed.
-    `length`: number of tokens. `ranks`: number of ranks that send.
+    `scores`: log-probabilities of all tokens but the first, equal on all ranks; None: this version is not verified, and
+    the tensor has NaN. `length`: number of probe tokens. `ranks`: number of ranks that send.
     """
     data = (
         torch.full((length - 1,), torch.nan)
@@ -356,10 +367,10 @@ def probe_shard(scores: Sequence[float] | None, length: int, ranks: int) -> Shar
 
 
 class SyncProbe:
-    """Compares, on a rollout rank, the engine's log-probabilities of the probe with the log-probabilities that the
-    actor has sent.
+    """Verifies weight syncs on a rollout rank: engine and actor must give the probe tokens about the same
+    log-probabilities.
 
-    It keeps the actor's log-probabilities of the last loaded version until they are compared.
+    It keeps the actor's log-probabilities, which come with the weights, until they are compared.
     """
 
     def __init__(self, engine: TextEngine, job: WorkerArguments, owner: str) -> None:
@@ -372,7 +383,9 @@ class SyncProbe:
         self._largest: float | None = None
 
     def take(self, tensors: dict[str, Tensor]) -> None:
-        """Remove the actor's log-probabilities from the received `tensors`, and keep them for `compare`."""
+        """Remove the actor's log-probabilities of the probe from the received `tensors`, and keep them for
+        `compare`.
+        """
         expected = tensors.pop(NAME, None)
         self._expected = (
             None
@@ -381,12 +394,12 @@ class SyncProbe:
         )
 
     def compare(self) -> Metrics:
-        """Compare the log-probabilities of engine and actor, once for each probed version; return the largest
-        difference.
+        """Compare the engine's log-probabilities of the probe with the actor's, and return the largest difference as a
+        metric.
 
-        While the engine is not at residency FULL, compare nothing. The result is the largest difference of the last
-        comparison, as a metric; empty before the first comparison. Raises WeightSyncError if the difference is larger
-        than rounding explains.
+        Each version is compared once, and only at residency FULL. If there is nothing to compare, return the difference
+        of the last comparison; before the first comparison, return no metric. Raises WeightSyncError if the difference
+        is larger than rounding explains.
         """
         if self._expected is not None and self._engine.residency is Residency.FULL:
             expected = self._expected
